@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options, ini values and environment variables, read once into one frozen dataclass.
+
+An option wins over an ini value, and that over the environment. Every bad value is a :class:`pytest.UsageError` of one
+sentence that names the value, where it came from and the accepted form.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nixl import units
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, parse_endpoints, redact
+
+MEMORIES = ("DRAM", "VRAM")
+OPS = ("WRITE", "READ")
+ETCD_SERVERS = ("auto", "external", "container", "embedded")
+DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
+
+#: Set by launchers to the number of ranks that were asked for.
+LAUNCHER_SIZES = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class MemoryPair:
+    """The memory types of a link's two ends, ``DRAM`` or ``VRAM``."""
+
+    initiator: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.initiator}:{self.target}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this run was asked to do. Sizes are bytes, times are seconds."""
+
+    backend: tuple[str, ...]
+    etcd: str
+    etcd_server: str
+    etcd_image: str
+    etcd_cacert: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str = field(repr=False)
+    op: tuple[str, ...]
+    memory: tuple[MemoryPair, ...]
+    blocks: tuple[int, ...]
+    batch: tuple[int, ...]
+    depth: tuple[int, ...]
+    iterations: int | None
+    warmup: int
+    duration: float
+    timeout: float
+    profile: str
+    gate: bool
+    #: Field name to where its value came from: ``option``, ``ini``, ``environment NAME`` or ``default``.
+    sources: Mapping[str, str] = field(default_factory=dict)
+    #: One sentence for every variable that is set and has no effect.
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def etcd_is_deployments(self) -> bool:
+        """Whether the etcd address is the deployment's own (from the environment), and so a suite's to judge."""
+        return self.sources.get("etcd", "").startswith("environment")
+
+    def lines(self) -> Iterator[str]:
+        """Yield one line for each setting with its value and where that came from."""
+        for item in OPTIONS:
+            value = item.show(getattr(self, item.field))
+            yield f"{item.flag}={value} ({self.sources[item.field]})"
+        yield from self.ignored
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: its flag, its ini name, the variables it falls back to, and how its text is read."""
+
+    field: str
+    parse: Callable[[str], Any]
+    form: str
+    default: str
+    help: str
+    metavar: str = "VALUE"
+    environment: tuple[str, ...] = ()
+    secret: bool = False
+    switch: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--nixl-{self.field.replace('_', '-')}"
+
+    @property
+    def ini(self) -> str:
+        return f"nixl_{self.field}"
+
+    @property
+    def dest(self) -> str:
+        return f"nixl_{self.field}"
+
+    def show(self, value: Any) -> str:
+        """Print a value as it would be typed; what may hold a secret is redacted."""
+        if self.secret:
+            return "***" if value else "none"
+        if self.field == "blocks":
+            return units.format_blocks(value)
+        if isinstance(value, tuple):
+            return ",".join(str(part) for part in value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, float):
+            return f"{value:g}s"
+        return redact(str(value)) if value not in ("", None) else "none"
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    from pytest_nixl.backends import BACKENDS
+
+    names = tuple(part.strip().upper() for part in text.split(","))
+    for name in names:
+        if name not in BACKENDS:
+            raise ValueError(f"{name!r} is no backend that this version can drive")
+    return _unique(names)
+
+
+def _ops(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip().upper() for part in text.split(","))
+    for name in names:
+        if name not in OPS:
+            raise ValueError(f"{name!r} is no operation")
+    return _unique(names)
+
+
+def _memories(text: str) -> tuple[MemoryPair, ...]:
+    pairs = []
+    for part in text.split(","):
+        initiator, colon, target = part.strip().upper().partition(":")
+        if not colon or initiator not in MEMORIES or target not in MEMORIES:
+            raise ValueError(f"{part.strip()!r} is no pair of memory types")
+        pairs.append(MemoryPair(initiator, target))
+    return _unique(tuple(pairs))
+
+
+def _target_memory(text: str) -> tuple[MemoryPair, ...]:
+    """NIXL_TARGET_SEG_TYPE names the target's memory only; the initiator's is then DRAM."""
+    return _memories(f"DRAM:{text}")
+
+
+def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value} is named twice")
+    return values
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return _unique(tuple(_count(part) for part in text.split(",")))
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(f"{text.strip()!r} is not a whole number above zero")
+    return int(text)
+
+
+def _iterations(text: str) -> int | None:
+    return None if text == "auto" else _count(text)
+
+
+def _warmup(text: str) -> int:
+    return 0 if text.strip() == "0" else _count(text)
+
+
+def _seconds(text: str) -> float:
+    return units.parse_time(text, default_unit="s")
+
+
+def _timeout(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds <= 0:
+        raise ValueError(f"{text!r} is not above zero")
+    return seconds
+
+
+def _etcd(text: str) -> str:
+    if text:
+        parse_endpoints(text)
+    return text
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is none of them")
+        return text
+
+    return parse
+
+
+def _file(text: str) -> str:
+    if text and not Path(text).is_file():
+        raise ValueError(f"there is no file {text!r}")
+    return text
+
+
+def _image(text: str) -> str:
+    if not text or text != text.strip() or any(c.isspace() for c in text):
+        raise ValueError(f"{text!r} is no image reference")
+    return text
+
+
+def _profile(text: str) -> str:
+    from pytest_nixl.gate.profiles import load_profile
+
+    load_profile(text)
+    return text
+
+
+def _yes_no(text: str) -> bool:
+    if text.lower() not in ("yes", "no", "true", "false", "1", "0", ""):
+        raise ValueError(f"{text!r} is neither yes nor no")
+    return text.lower() in ("yes", "true", "1")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("backend", _backends, "UCX (any case), or several names separated by commas", "UCX",
+           "NIXL backends to validate", "NAME[,NAME]", ("NIXL_BACKEND",)),
+    Option("etcd", _etcd, ENDPOINTS_FORM, "", "an etcd that is there already", "URL[,URL]",
+           ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")),
+    Option("etcd_server", _choice(*ETCD_SERVERS), " | ".join(ETCD_SERVERS), "auto",
+           "which etcd to use; auto: external if one is given, a container if an engine answers and the image is "
+           "there, else embedded", "KIND"),
+    Option("etcd_image", _image, "REPOSITORY[:TAG]", DEFAULT_ETCD_IMAGE, "image for an etcd container", "REF"),
+    Option("etcd_cacert", _file, "an existing PEM file", "", "CA certificate of the etcd", "FILE",
+           ("ETCDCTL_CACERT",)),
+    Option("etcd_cert", _file, "an existing PEM file", "", "client certificate for the etcd", "FILE",
+           ("ETCDCTL_CERT",)),
+    Option("etcd_key", _file, "an existing PEM file", "", "key of the client certificate", "FILE", ("ETCDCTL_KEY",)),
+    Option("etcd_user", str, "NAME:PASSWORD", "", "user and password for the etcd; better given by the environment",
+           "NAME:PASSWORD", ("ETCDCTL_USER",), secret=True),
+    Option("op", _ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure", "OP[,OP]"),
+    Option("memory", _memories, "INITIATOR:TARGET[,INITIATOR:TARGET] with DRAM or VRAM", "DRAM:DRAM",
+           "memory types to measure", "INITIATOR:TARGET[,…]"),
+    Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
+    Option("batch", _counts, "a whole number above zero, or a list of them", "1", "blocks in one transfer", "N[,N]"),
+    Option("depth", _counts, "a whole number above zero, or a list of them", "1", "transfers in flight", "N[,N]"),
+    Option("iterations", _iterations, "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)", "auto",
+           "transfers to time for each row, at least", "N"),
+    Option("warmup", _warmup, "a whole number", "10", "transfers before the clock starts", "N"),
+    Option("duration", _seconds, units.TIME_FORM, "0.1s", "time to measure each row for, at least", "TIME"),
+    Option("timeout", _timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
+    Option("profile", _profile, "the name of a profile that comes with the plugin, or a TOML file", "loopback",
+           "what to expect of this kind of machine", "NAME|FILE"),
+    Option("gate", _yes_no, "yes or no", "no", "fail on everything that is not proven to be good", switch=True),
+)  # fmt: skip
+
+#: How the text of a variable is read where that differs from the option's own.
+_ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
+    # What the deployment says is a suite's to judge, so it is taken as it is.
+    "NIXL_ETCD_ENDPOINTS": str,
+    "ETCD_ENDPOINTS": str,
+}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option and its ini value."""
+    group = parser.getgroup("nixl", "NIXL validation")
+    for item in OPTIONS:
+        if item.switch:
+            group.addoption(item.flag, dest=item.dest, action="store_const", const="yes", default=None, help=item.help)
+        else:
+            text = f"{item.help}; {item.form} (default: {item.default or 'none'})"
+            group.addoption(item.flag, dest=item.dest, metavar=item.metavar, default=None, help=text)
+        parser.addini(item.ini, help=f"the same as {item.flag}", default=None)
+
+
+def given_options(config: pytest.Config) -> dict[str, str]:
+    """Return the options that were typed, by flag."""
+    return {item.flag: value for item in OPTIONS if (value := config.getoption(item.dest, None)) is not None}
+
+
+def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every setting. :raises pytest.UsageError: at the first bad value."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for item in OPTIONS:
+        values[item.field], sources[item.field] = _read(item, config, environ)
+    ignored = [*_target_segment(values, sources, environ), *_ignored(sources, environ)]
+    settings = Settings(**values, sources=sources, ignored=tuple(ignored))
+    _check_together(settings)
+    return settings
+
+
+def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tuple[Any, str]:
+    option, ini = config.getoption(item.dest, None), config.getini(item.ini)
+    if option is not None:
+        return _parse(item, item.parse, option, item.flag), "option"
+    if ini:
+        return _parse(item, item.parse, str(ini), f"ini value {item.ini}"), "ini"
+    for name in item.environment:
+        if environ.get(name):
+            parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
+            return _parse(item, parse, environ[name], f"environment variable {name}"), f"environment {name}"
+    return item.parse(item.default), "default"
+
+
+def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        message = str(error)
+        if "expected" not in message:
+            message = f"{message}: expected {item.form}"
+        raise pytest.UsageError(f"{source}: {message}") from None
+
+
+def _target_segment(values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    """The seeds' NIXL_TARGET_SEG_TYPE: the target's memory, where ``--nixl-memory`` says nothing."""
+    name = "NIXL_TARGET_SEG_TYPE"
+    text = environ.get(name)
+    if not text:
+        return
+    if sources["memory"] != "default":
+        yield f"{name}={text} is set and ignored: --nixl-memory is given ({sources['memory']})"
+    elif text.upper() not in MEMORIES:
+        yield f"{name}={text} is set and ignored: it is neither DRAM nor VRAM"
+    else:
+        values["memory"], sources["memory"] = _target_memory(text), f"environment {name}"
+
+
+def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    for item in OPTIONS:
+        used = sources[item.field].removeprefix("environment ")
+        for name in item.environment:
+            if environ.get(name) and name != used:
+                value = "***" if item.secret else redact(environ[name])
+                why = f"{item.flag} comes from {sources[item.field]}"
+                yield f"{name}={value} is set and ignored: {why}"
+    worker = environ.get("NIXL_WORKER_TYPE")
+    if worker and worker.lower() != "nixl":
+        yield f"NIXL_WORKER_TYPE={worker} is set and ignored: transfers are always made by NIXL"
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.etcd_server == "external" and not settings.etcd:
+        raise pytest.UsageError(
+            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS"
+        )
+    if settings.etcd_server in ("container", "embedded") and settings.sources["etcd"] == "option":
+        raise pytest.UsageError(
+            f"--nixl-etcd names an etcd that is there already, and --nixl-etcd-server={settings.etcd_server} "
+            "asks for one of our own: give one of the two"
+        )
+    if bool(settings.etcd_cert) != bool(settings.etcd_key):
+        raise pytest.UsageError(
+            "--nixl-etcd-cert and --nixl-etcd-key belong together: a client certificate is of no use without its key"
+        )
+    if settings.etcd_user and ":" not in settings.etcd_user:
+        raise pytest.UsageError("--nixl-etcd-user has no password: expected NAME:PASSWORD")
+
+
+def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return the variable by which a launcher asked for more than one rank, and how many; None where none did."""
+    for name in LAUNCHER_SIZES:
+        if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
+            return name, int(environ[name])
+    return None
+
+
+assert {item.field for item in OPTIONS} == {f.name for f in fields(Settings)} - {"sources", "ignored"}
