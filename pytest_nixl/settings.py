@@ -109,6 +109,8 @@ class Option:
         """Print a value as it would be typed; what may hold a secret is redacted."""
         if self.secret:
             return "***" if value else "none"
+        if value is None:
+            return self.default
         if self.field == "blocks":
             return units.format_blocks(value)
         if isinstance(value, tuple):
@@ -117,7 +119,7 @@ class Option:
             return "yes" if value else "no"
         if isinstance(value, float):
             return f"{value:g}s"
-        return redact(str(value)) if value not in ("", None) else "none"
+        return redact(str(value)) if value != "" else "none"
 
 
 def _backends(text: str) -> tuple[str, ...]:

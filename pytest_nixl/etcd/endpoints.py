@@ -9,8 +9,17 @@ from urllib.parse import unquote
 
 ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, with no path and no trailing slash"
 
-_SHAPE = re.compile(r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?(?:(?P<user>[^@/]*)@)?(?P<rest>[^@]*)")
-_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>\d+)")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
+_SHAPE = re.compile(rf"(?P<scheme>{_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
+_HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,18})")
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+
+# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
+_NOT_NEXT = rf"(?![,;\s]+{_SCHEME})"
+_IN_URL = rf"(?P<scheme>{_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
+# The same where no scheme tells that it is a URL; the digest of a container image is none.
+_BARE = rf"(?P<before>^|[,;\s])(?!{_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+_SECRET = re.compile(f"{_IN_URL}|{_BARE}")
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,8 @@ class Endpoint:
 
 
 def redact(text: str) -> str:
-    """Hide the user and password of every URL in ``text``."""
-    return re.sub(r"(^|[,;\s]|://)[^@/,;\s]+@", r"\1***@", text)
+    """Hide the user and password of every URL in ``text``; where it is not clear what they are, more than these."""
+    return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -38,33 +47,90 @@ def parse_endpoint(text: str) -> Endpoint:
 
     :raises ValueError: with one sentence that names the fault and the accepted form; credentials are not repeated.
     """
-
-    def refuse(fault: str) -> ValueError:
-        return ValueError(f"etcd endpoint {redact(text)!r} {fault}: expected {ENDPOINTS_FORM}")
-
-    if text != text.strip() or re.search(r"\s", text):
-        raise refuse("has a space in it")
-    shape = _SHAPE.fullmatch(text)
-    if not text or shape is None:
-        raise refuse("is empty" if not text else "is no URL")
-    scheme = (shape["scheme"] or "http").lower()
-    if scheme not in ("http", "https"):
-        raise refuse(f"has the unknown scheme {scheme!r}")
-    rest = shape["rest"]
-    if "/" in rest:
-        bare = rest.split("/", 1)[0]
-        fault = "ends with a slash" if rest == bare + "/" else f"has the path {rest[len(bare) :]!r}"
-        raise refuse(fault)
-    match = _HOST_PORT.fullmatch(rest)
-    if match is None:
-        raise refuse("names no port" if rest and ":" not in rest else "is not HOST:PORT")
-    port = int(match["port"])
-    if not 1 <= port <= 65535:
-        raise refuse(f"has the port {port}, which is not between 1 and 65535")
-    user, _, password = (shape["user"] or "").partition(":")
-    return Endpoint(scheme, match["host"].strip("[]"), port, unquote(user), unquote(password))
+    try:
+        return _parse(text)
+    except _FaultError as fault:
+        raise ValueError(f"etcd endpoint {_shown(text)!r} {fault}: expected {ENDPOINTS_FORM}") from None
 
 
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
     """Read a comma-separated list of endpoints. :raises ValueError: as :func:`parse_endpoint`."""
-    return tuple(parse_endpoint(part) for part in text.split(","))
+    parts = text.split(",")
+    if len(parts) == 1 or "@" not in text:
+        return tuple(parse_endpoint(part) for part in parts)
+    endpoints = []
+    for number, part in enumerate(parts, 1):
+        try:
+            endpoints.append(_parse(part))
+        except _FaultError:
+            # The comma may stand in a password, and the part be a piece of one: nothing of it is shown.
+            raise ValueError(
+                f"etcd endpoint {number} of {len(parts)} cannot be read (it is not shown, as the list has a user or "
+                f"password in it, where a comma is written %2C): expected {ENDPOINTS_FORM}"
+            ) from None
+    return tuple(endpoints)
+
+
+class _FaultError(Exception):
+    """What is wrong with an endpoint, without its user and password."""
+
+
+def _shown(text: str) -> str:
+    """The endpoint without all that stands before its last @."""
+    shape = _SHAPE.fullmatch(text)
+    if shape is None or shape["user"] is None:
+        return text
+    return f"{shape['scheme'] or ''}***@{shape['rest']}"
+
+
+def _parse(text: str) -> Endpoint:
+    if not text:
+        raise _FaultError("is empty")
+    if re.search(r"\s", text):
+        raise _FaultError("has a space in it")
+    shape = _SHAPE.fullmatch(text)
+    assert shape is not None  # Every text has this shape: all its groups may be empty.
+    scheme = (shape["scheme"] or "http://").removesuffix("://").lower()
+    if scheme not in ("http", "https"):
+        raise _FaultError(f"has the unknown scheme {scheme!r}")
+    user, password = _credentials(shape["user"])
+    return Endpoint(scheme, *_host_port(shape["rest"]), user, password)
+
+
+def _credentials(text: str | None) -> tuple[str, str]:
+    if text is None:
+        return "", ""
+    if re.search(r"[/@?#]", text):
+        raise _FaultError("has a user or password with one of / @ ? # in it, which are written %2F %40 %3F %23")
+    user, _, password = text.partition(":")
+    if not user:
+        raise _FaultError("names no user before its @")
+    return unquote(user), unquote(password)
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    """Read what follows the credentials, so that all of it may be shown."""
+    bare, slash, _ = text.partition("/")
+    if slash:
+        raise _FaultError("ends with a slash" if text == f"{bare}/" else f"has the path {text[len(bare) :]!r}")
+    match = _HOST_PORT.fullmatch(text)
+    if match is None:
+        if text.count(":") > 1 and "[" not in text:
+            raise _FaultError("has an IPv6 address without brackets (http://[::1]:2379)")
+        raise _FaultError("names no port" if re.fullmatch(r"\[.*\]|[^:]+", text) else "is not HOST:PORT")
+    host, port = match["host"], int(match["port"])
+    if not (_is_ipv6(host[1:-1]) if host.startswith("[") else _NAME.fullmatch(host)):
+        raise _FaultError(f"has the host {host!r}, which is neither a name nor an address")
+    if not 1 <= port <= 65535:
+        raise _FaultError(f"has the port {port}, which is not between 1 and 65535")
+    return host.strip("[]"), port
+
+
+def _is_ipv6(text: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

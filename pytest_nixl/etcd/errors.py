@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why an etcd did not do what it was asked, in words.
+
+Each cause was provoked on a real etcd 3.5.1; newer servers word some alerts differently, and both wordings are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.endpoints import Endpoint
+
+#: Seconds to find out what a port speaks, once a request to it has failed.
+PROBE_TIMEOUT = 1.0
+
+_CN = "CommonName of client sending a request against gateway"
+_CERTIFICATE_ALERTS = ("BAD_CERTIFICATE", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "UNSUPPORTED_CERTIFICATE",
+                       "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "CERTIFICATE_REVOKED")  # fmt: skip
+_UNREADABLE_FILES = ("PEM lib", "NO_CERTIFICATE_OR_CRL_FOUND", "KEY_VALUES_MISMATCH", "NO_START_LINE")
+
+
+class EtcdError(NixlPluginError):
+    """An etcd could not be reached, or refused.
+
+    :param cause: one short word for programs: ``refused``, ``unresolved``, ``timeout``, ``untrusted``, …
+    :param endpoint: the member that failed, or all of them, without credentials.
+    """
+
+    def __init__(
+        self, reason: str, remedy: str = "", detail: str = "", *, cause: str = "other", endpoint: str = ""
+    ) -> None:
+        super().__init__(reason, remedy, detail)
+        self.cause = cause
+        self.endpoint = endpoint
+
+
+def related(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and everything it wraps: its context, cause, urllib3's ``reason`` and wrapped arguments."""
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        item = todo.pop(0)
+        if not isinstance(item, BaseException) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        todo += [getattr(item, "reason", None), item.__cause__, item.__context__, *item.args]
+
+
+def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: float, has_certificate: bool) -> EtcdError:
+    """Say why no answer came from ``endpoint``. May open one more connection, to see what the port speaks."""
+    chain = list(related(error))
+    text = " ".join(f"{type(item).__name__} {item}" for item in chain)
+
+    def because(cause: str, what: str, remedy: str) -> EtcdError:
+        return EtcdError(f"etcd at {endpoint}: {what}", remedy, cause=cause, endpoint=str(endpoint))
+
+    if any(isinstance(item, socket.gaierror) for item in chain) or "NameResolutionError" in text:
+        return because(
+            "unresolved", f"the name {endpoint.host!r} does not resolve", "correct the host name, or give an IP address"
+        )
+    if any(isinstance(item, ConnectionRefusedError) for item in chain) or "Connection refused" in text:
+        return because(
+            "refused", "connection refused, nothing listens there", "start that etcd, or correct host and port"
+        )
+    if any(name in text for name in ("ConnectTimeout", "ReadTimeout", "TimeoutError")):
+        where = "no connection" if "ConnectTimeout" in text else "no answer"
+        return because(
+            "timeout",
+            f"timeout, {where} within {timeout:g} s",
+            "check that the address is right, that no firewall drops packets, and that the etcd has a leader",
+        )
+    if "invalid path" in text:
+        return because(
+            "bad-file", "a certificate file that was given does not exist", "correct --nixl-etcd-cacert, -cert or -key"
+        )
+    if any(isinstance(item, ssl.SSLError) for item in chain):
+        return _explain_tls(endpoint, chain, text, because, has_certificate)
+    if any(isinstance(item, OSError) and item.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) for item in chain):
+        return because("unreachable", "no route to that host", "check the address and this machine's routes")
+    if endpoint.scheme == "http" and speaks_tls(endpoint):
+        return _speaks_tls_error(endpoint)
+    if "BadStatusLine" in text:
+        return not_etcd(endpoint, "it does not speak HTTP")
+    if endpoint.scheme == "https" and speaks_http(endpoint):
+        return _plaintext_error(endpoint)
+    return because(
+        "closed", "it closed the connection without an answer", "see that server's log: it may have been stopped"
+    )
+
+
+def _explain_tls(
+    endpoint: Endpoint,
+    chain: list[BaseException],
+    text: str,
+    because: Callable[[str, str, str], EtcdError],
+    has_certificate: bool,
+) -> EtcdError:
+    verification = next((item for item in chain if isinstance(item, ssl.SSLCertVerificationError)), None)
+    if verification is not None:
+        why = verification.verify_message or "it cannot be verified"
+        if "mismatch" in why or "doesn't match" in why:
+            return because(
+                "untrusted",
+                f"its certificate is for another name ({why.rstrip('.')})",
+                "use a name that is in the certificate, or a certificate that has this name",
+            )
+        return because(
+            "untrusted",
+            f"its certificate is not trusted ({why})",
+            "give the certificate of the authority that signed it: --nixl-etcd-cacert FILE",
+        )
+    if any(name in text for name in _UNREADABLE_FILES):
+        return because(
+            "bad-file",
+            "a certificate file that was given cannot be used: it is not PEM, or certificate and key do not match",
+            "correct --nixl-etcd-cacert, --nixl-etcd-cert and --nixl-etcd-key",
+        )
+    if any(name in text.replace(" ", "_").upper() for name in _CERTIFICATE_ALERTS):
+        if has_certificate:
+            return because(
+                "certificate-refused",
+                "it refuses our client certificate",
+                "give one that the etcd's --trusted-ca-file signed, not expired, for client authentication",
+            )
+        return because(
+            "certificate-required",
+            "it asks for a client certificate",
+            "give --nixl-etcd-cert FILE and --nixl-etcd-key FILE",
+        )
+    if speaks_http(endpoint):
+        return _plaintext_error(endpoint)
+    what = str(next(item for item in chain if isinstance(item, ssl.SSLError)).reason or "").lower().replace("_", " ")
+    return because(
+        "tls", f"the TLS handshake failed ({what or 'connection ended'})", "check that this port is the etcd's TLS port"
+    )
+
+
+def _plaintext_error(endpoint: Endpoint) -> EtcdError:
+    return EtcdError(
+        f"etcd at {endpoint}: https was asked for, but the server speaks plaintext",
+        f"write http://{endpoint.host}:{endpoint.port}, or turn TLS on in that server",
+        cause="plaintext",
+        endpoint=str(endpoint),
+    )
+
+
+def _speaks_tls_error(endpoint: Endpoint) -> EtcdError:
+    return EtcdError(
+        f"etcd at {endpoint}: http was asked for, but the server speaks TLS",
+        f"write https://{endpoint.host}:{endpoint.port}, and give its CA by --nixl-etcd-cacert FILE",
+        cause="tls-server",
+        endpoint=str(endpoint),
+    )
+
+
+def not_etcd(endpoint: Endpoint, how: str) -> EtcdError:
+    """Say that something else than an etcd answers at ``endpoint``."""
+    return EtcdError(
+        f"etcd at {endpoint}: what answers there is not an etcd: {how}",
+        "correct host and port: an etcd listens for clients on 2379 by default",
+        cause="not-etcd",
+        endpoint=str(endpoint),
+    )
+
+
+def no_gateway(endpoint: Endpoint, version: str) -> EtcdError:
+    """Say that the etcd has its HTTP gateway turned off."""
+    return EtcdError(
+        f"etcd at {endpoint}: etcd {version} runs with --enable-grpc-gateway=false, so /v3 answers 404",
+        "start that etcd without --enable-grpc-gateway=false (it is on by default); NIXL itself does not need it, "
+        "pytest-nixl does",
+        cause="gateway-off",
+        endpoint=str(endpoint),
+    )
+
+
+#: Part of etcd's own message, our cause, what it means, what to do.
+_ANSWERS: tuple[tuple[str, str, str, str], ...] = (
+    (_CN, "certificate-name",
+     "with authentication on, its HTTP gateway refuses a client certificate that has a CN, whoever it names",
+     "give a client certificate without a CN, and --nixl-etcd-user NAME:PASSWORD"),
+    ("user name is empty", "auth-needed", "it asks for a user and password, and none was given",
+     "give --nixl-etcd-user NAME:PASSWORD, or set ETCDCTL_USER"),
+    ("invalid user ID or password", "password", "it does not accept this user and password",
+     "correct --nixl-etcd-user or ETCDCTL_USER"),
+    ("permission denied", "denied", "permission denied: this user may not do that with this key",
+     "grant the user's role readwrite on the prefix /pytest-nixl/ and on NIXL's own"),
+    ("invalid auth token", "token", "it does not accept the token that it gave us itself",
+     "check that the clocks and the --auth-token option of its members agree"),
+    ("database space exceeded", "no-space", "its database is full (quota exceeded), it accepts no more writes",
+     "compact and defragment it, then `etcdctl alarm disarm`; or raise --quota-backend-bytes"),
+    ("received message larger than max", "too-large", "the value is larger than it accepts",
+     "keep a value under 1.5 MB, or raise --max-request-bytes"),
+    ("request is too large", "too-large", "the value is larger than it accepts",
+     "keep a value under 1.5 MB, or raise --max-request-bytes"),
+    ("requested lease not found", "no-lease", "the lease is not there: it has expired or was revoked",
+     "refresh a lease before its time is over"),
+    ("no leader", "no-leader", "it has no leader", "start the missing members: more than half of them must be up"),
+    ("request timed out", "no-leader", "it could not agree with its other members in time",
+     "start the missing members: more than half of them must be up, on disks that are fast enough"),
+    ("context deadline exceeded", "timeout", "it did not finish the request in time",
+     "start the missing members: more than half of them must be up"),
+)  # fmt: skip
+
+
+def explain_answer(endpoint: Endpoint, text: str, *, reason: str = "") -> EtcdError | None:
+    """Say what an answer that is no success means; None where it is not from an etcd's gateway.
+
+    :param text: the body of the answer.
+    :param reason: the HTTP reason phrase.
+    """
+    message = _message(text)
+    where = str(endpoint)
+    if "HTTP request to an HTTPS server" in text:
+        return _speaks_tls_error(endpoint)
+    for part, cause, what, remedy in _ANSWERS:
+        if part in (message or text):
+            return EtcdError(f"etcd at {endpoint}: {what}", remedy, f"etcd says: {message}" if message else "",
+                             cause=cause, endpoint=where)  # fmt: skip
+    if message is None:
+        return None
+    if "tls:" in message and "certificate" in message:
+        return EtcdError(
+            f"etcd at {endpoint}: its HTTP gateway cannot connect to its own etcd, because it uses the server's "
+            "certificate to do so and --client-cert-auth refuses that one (no clientAuth in its extended key usage)",
+            "issue the server's certificate for both serverAuth and clientAuth; no client can mend this",
+            f"etcd says: {message}",
+            cause="gateway-certificate",
+            endpoint=where,
+        )
+    return EtcdError(f"etcd at {endpoint}: {message}", "see that server's log", cause="other", endpoint=where)
+
+
+def _message(text: str) -> str | None:
+    """Return the message of a gateway's error, None where ``text`` is none."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(body, dict) or "code" not in body:
+        return None
+    return str(body.get("message") or body.get("error") or "")
+
+
+def speaks_tls(endpoint: Endpoint) -> bool:
+    """Whether the port answers a TLS handshake (an alert is an answer too)."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=PROBE_TIMEOUT) as plain:
+            with context.wrap_socket(plain):
+                return True
+    except ssl.SSLError as error:
+        return "ALERT" in str(error)
+    except OSError:
+        return False
+
+
+def speaks_http(endpoint: Endpoint) -> bool:
+    """Whether the port answers a plaintext HTTP request with a success."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=PROBE_TIMEOUT) as plain:
+            plain.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint.host}\r\n\r\n".encode())
+            status = plain.recv(64).split(b"\r\n")[0]
+    except OSError:
+        return False
+    # An etcd or a proxy that speaks TLS answers plaintext, if at all, with 400.
+    return status.startswith(b"HTTP/") and b" 400" not in status

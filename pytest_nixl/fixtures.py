@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for users' tests and our suites: settings, agents, links. Those for etcd are in ``pytest_nixl.etcd.fixtures``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_nixl.errors import NotApplicableError
+from pytest_nixl.run import LinkParam, Run
+from pytest_nixl.settings import MemoryPair, Settings
+
+if TYPE_CHECKING:
+    from pytest_nixl.agent import NixlAgent
+    from pytest_nixl.link import Link, Pairs
+
+
+@pytest.fixture(scope="session")
+def nixl_settings(pytestconfig: pytest.Config) -> Iterator[Settings]:
+    """The settings of this run. While it is in use, SIGTERM ends pytest the way Ctrl-C does: with fixtures torn down."""
+    previous = signal.getsignal(signal.SIGTERM)
+    if previous == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    yield Run.of(pytestconfig).settings
+    if previous == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
+    # A second one, while fixtures are torn down, ends the process at once.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    pytest.exit("ended by SIGTERM", returncode=128 + number)
+
+
+@pytest.fixture(scope="session")
+def nixl_pairs(nixl_settings: Settings) -> Iterator[Pairs]:
+    """The connected pairs of workers that links of this session share."""
+    from pytest_nixl.keeper import keeper
+    from pytest_nixl.link import Pairs
+
+    pairs = Pairs(keeper(), nixl_settings)
+    yield pairs
+    pairs.close()
+
+
+@pytest.fixture
+def nixl_link(request: pytest.FixtureRequest, nixl_pairs: Pairs) -> Link:
+    """A connected pair of agents in two workers, for each backend, operation and pair of memory types of the settings.
+
+    ``measure(block)`` gives verified samples, ``move(block)`` moves and compares bytes once.
+    """
+    param: LinkParam = request.param
+    require_memory(param.memory)
+    return nixl_pairs.link(param.backend, param.op, param.memory)
+
+
+def require_memory(memory: MemoryPair) -> None:
+    """:raises NotApplicableError: where this machine or this version has no such memory."""
+    if "VRAM" not in (memory.initiator, memory.target):
+        return
+    if not Path("/dev/nvidiactl").exists():
+        raise NotApplicableError(f"{memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)")
+    raise NotApplicableError(f"{memory} needs GPU buffers, which this version of pytest-nixl does not make yet")
+
+
+@pytest.fixture
+def nixl_agent(nixl_settings: Settings) -> Iterator[NixlAgent]:
+    """An agent with the first backend of the settings, in a worker of its own; ``.another()`` starts more.
+
+    All of them end with the test.
+    """
+    from pytest_nixl.agent import Agents
+    from pytest_nixl.keeper import keeper
+
+    with Agents(keeper(), nixl_settings) as agents:
+        yield agents.start()
+
+
+def require_image(settings: Settings) -> None:
+    """:raises pytest.UsageError: where an etcd container is asked for and its image is neither there nor to be had."""
+    if settings.etcd_server == "container":
+        from pytest_nixl.etcd.container import ensure_image
+        from pytest_nixl.etcd.errors import EtcdError
+
+        try:
+            ensure_image(settings.etcd_image)
+        except EtcdError as error:
+            raise pytest.UsageError(f"--nixl-etcd-server=container: {error.reason}") from None
+
+
+def parametrize_links(metafunc: pytest.Metafunc, settings: Settings) -> None:
+    """Give a test that uses ``nixl_link`` one parameter for each link of the settings."""
+    params = [
+        LinkParam(backend, op, memory)
+        for backend in settings.backend
+        for memory in settings.memory
+        for op in settings.op
+    ]
+    metafunc.parametrize("nixl_link", params, ids=str, indirect=True)
+
+
+def parametrize_values(
+    metafunc: pytest.Metafunc, name: str, values: tuple[int, ...], show: Callable[[int], str]
+) -> None:
+    """Give a test that uses ``name`` one parameter for each value."""
+    if name in metafunc.fixturenames:
+        metafunc.parametrize(name, values, ids=show)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With ``--nixl-gate``, nothing goes green by accident: what is refused at the start, and what is missed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from pytest_nixl.gate.profiles import Profile
+from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.record.results import Result
+from pytest_nixl.settings import launcher_ranks
+
+
+def refuse_accidents(config: pytest.Config) -> None:
+    """Refuse a gate that could not see anything. :raises pytest.UsageError: naming the option at fault."""
+    for fault in _accidents(config):
+        raise pytest.UsageError(f"--nixl-gate is refused with {fault}")
+
+
+def _accidents(config: pytest.Config) -> Iterator[str]:
+    if config.getoption("collectonly", False):
+        yield "--collect-only: nothing would be measured; leave one of them out"
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
+        yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of them out"
+    if not config.pluginmanager.has_plugin("benchmark"):
+        yield "-p no:benchmark: no row would be recorded; let pytest-benchmark load"
+    if config.getoption("benchmark_disable", False):
+        yield "--benchmark-disable: no row would be recorded; leave one of them out"
+    if config.getoption("benchmark_skip", False):
+        yield "--benchmark-skip: no row would be measured; leave one of them out"
+    launcher = launcher_ranks()
+    if launcher is not None:
+        name, count = launcher
+        yield (
+            f"{name}={count} in the environment: {count} ranks were asked for, and this version validates one host "
+            "with one rank; start it once, outside the launcher, or unset the variable"
+        )
+
+
+def missed(
+    profile: Profile, expected_rows: Mapping[str, str], results: Sequence[Result]
+) -> list[Result]:
+    """Return a MISSING result for every required check and every row that was asked for and is not among ``results``.
+
+    :param expected_rows: key of each row that was collected, deselected ones included, with its node id.
+    """
+    found: list[Result] = []
+    measured = {result.row for result in results if result.figures is not None}
+    for check in profile.required:
+        made = [result for result in results if result.check == check]
+        skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
+        if not made:
+            reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
+            found.append(Result(check, "", Verdict.MISSING, reason, "run the whole of the suites, with no -k, -m or --deselect"))
+        elif len(skipped) == len(made):
+            reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {skipped[0].reason}"
+            found.append(Result(check, skipped[0].nodeid, Verdict.MISSING, reason, "make it apply, or change the profile"))
+    judged = {result.row for result in results if result.row}
+    for row, nodeid in expected_rows.items():
+        if row not in judged:
+            reason = f"the row {row} was asked for and not measured: its test was deselected or never ran"
+            found.append(Result("bandwidth", nodeid, Verdict.MISSING, reason, "run it, with no -k, -m, -x or --deselect", row=row))
+    if not measured:
+        reason = "no row was measured: there is nothing to accept"
+        found.append(Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well"))
+    return found
+
+
+def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:
+    """Return the results that fail the run."""
+    return [
+        result
+        for result in results
+        if outcome(result.verdict, gate=gate, required=result.check in profile.required) is Outcome.FAIL
+    ]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one launch's samples of a row are worth by what its profile expects of it."""
+
+from __future__ import annotations
+
+import math
+
+from pytest_nixl import units
+from pytest_nixl.gate.profiles import Expectation
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.record.samples import RowKey, Samples
+
+#: Of this share of a launch's windows the floor wants to have the same answer as of their median.
+AGREEING_WINDOWS = 0.75
+
+_SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
+_RDMA = {"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_mlx5", "dc_x", "ud", "ud_verbs", "ud_mlx5", "verbs"}
+_EFA = {"efa", "srd"}
+
+
+def judge(samples: Samples, expectation: Expectation | None) -> Judgement:
+    """Judge what one launch measured of a row.
+
+    The first of these that holds: CORRUPT, whatever else; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
+    speed; ERROR where nothing was timed; IMPLAUSIBLE over the ceiling; FAIL below the floor or over a latency bound;
+    INCONCLUSIVE about the floor; PASS. A latency over its bound fails a row whose floor is in doubt, so that the doubt
+    hides nothing. An expectation without a floor is PASS by its transports or its latency bounds and says so; with a
+    ceiling alone it is NO-EXPECTATION: that nothing is impossibly fast proves nothing.
+    """
+    row = describe(samples.key)
+    if samples.corruption is not None:
+        return _corrupt(row, samples)
+    if expectation is None:
+        return Judgement(
+            Verdict.NO_EXPECTATION,
+            f"{row}: the profile expects nothing of this row",
+            "Add an [[expect]] that applies to it to the profile, or choose another with --nixl-profile.",
+        )
+    judgement = _transport(row, samples, expectation) or _untimed(row, samples, expectation)
+    if judgement is not None:
+        return judgement
+    speed = _speed(row, samples, expectation)
+    if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
+        return speed
+    return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
+
+
+def describe(key: RowKey) -> str:
+    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch and depth where they are not 1."""
+    text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
+    more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
+    return f"{text} ({', '.join(more)})" if more else text
+
+
+def _corrupt(row: str, samples: Samples) -> Judgement:
+    return Judgement(
+        Verdict.CORRUPT,
+        f"{row}: {samples.corruption}",
+        "Trust no transfer on this path: keep the workers' logs, run this row again alone and then over another "
+        "transport, such as UCX_TLS=tcp with UCX, and report the transport that corrupts.",
+    )
+
+
+def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    accepted = expectation.transports
+    if accepted is None:
+        return None
+    if not samples.transports:
+        return Judgement(
+            Verdict.UNKNOWN,
+            f"{row}: nothing tells which transport carried the bytes, and the profile accepts {_any(accepted)} only",
+            "Look in the worker's log for the transports that the backend reports (UCX: nothing may unset "
+            "UCX_PROTO_INFO=y or send its log elsewhere with UCX_LOG_FILE).",
+        )
+    wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
+    if not wrong:
+        return None
+    return Judgement(
+        Verdict.WRONG_TRANSPORT,
+        f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only",
+        _transport_remedy(samples.key.backend, set(accepted)),
+    )
+
+
+def _transport_remedy(backend: str, accepted: set[str]) -> str:
+    steps = []
+    if backend == "UCX":
+        steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
+    elif backend == "LIBFABRIC":
+        steps.append("check FI_PROVIDER in the environment of every rank")
+    else:
+        steps.append("check the backend's own settings in the environment of every rank")
+    if accepted & _SHARED_MEMORY:
+        steps.append(
+            "for cma let the processes read each other's memory (in a container --cap-add SYS_PTRACE and one PID "
+            "namespace; else kernel.yama.ptrace_scope=0)"
+        )
+        steps.append("for posix and sysv give them one IPC namespace and a /dev/shm that is large enough")
+    if accepted & _RDMA:
+        steps.append(
+            "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
+            "ibv_devinfo shows an active port"
+        )
+    if accepted & _EFA:
+        steps.append(
+            "for EFA see that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and that "
+            "the security group lets all traffic to and from itself"
+        )
+    text = "; ".join(steps)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _untimed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    needs_latency = expectation.p50 is not None or expectation.p99 is not None
+    if not samples.windows or not all(0 < seconds < math.inf for seconds in samples.windows):
+        fault = "no window of transfers was timed"
+    elif needs_latency and not samples.latencies:
+        fault = "no single transfer was timed, and the profile bounds its latency"
+    else:
+        return None
+    return Judgement(
+        Verdict.ERROR,
+        f"{row}: {fault}",
+        "Run this row again alone with a longer --nixl-duration and read the workers' logs; if it stays so, report it "
+        "as a fault of pytest-nixl.",
+    )
+
+
+def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    """Judge by ceiling and floor; None: both hold."""
+    value, floor, ceiling = samples.bandwidth, expectation.floor, expectation.ceiling
+    if ceiling is not None and value > ceiling:
+        return Judgement(
+            Verdict.IMPLAUSIBLE,
+            f"{row}: {rate(value)} is over the ceiling of {rate(ceiling)}, which no such machine can exceed",
+            "Do not use this figure: the clock stopped before the bytes were delivered, or the profile's ceiling is "
+            "not of this machine; compare the ceiling's source with the hardware, then run the row again with a "
+            "longer --nixl-duration.",
+        )
+    if floor is None:
+        return None
+    windows = len(samples.rates)
+    above = sum(window >= floor for window in samples.rates)
+    passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
+    if passed and above >= agreeing:
+        return None
+    figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
+    if not passed and windows - above >= agreeing:
+        return Judgement(
+            Verdict.FAIL,
+            f"{figures}, and {windows - above} of {windows} windows are below it",
+            "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
+            "again alone, and if it stays slow compare the transports and devices with those of a healthy machine.",
+        )
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{figures}, but only {above if passed else windows - above} of {windows} windows are "
+        f"{'at or above' if passed else 'below'} it, and three quarters are needed",
+        "Measure longer, with a --nixl-duration ten times as long, and stop what else runs on the machine.",
+    )
+
+
+def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    faults = []
+    for name, bound in (("p50", expectation.p50), ("p99", expectation.p99)):
+        if bound is None:
+            continue
+        value = samples.p50 if name == "p50" else samples.p99
+        if value > bound:
+            faults.append(
+                f"the {name} latency of {units.microseconds(value)} us is {percentage(value, bound)} of its bound of "
+                f"{units.microseconds(bound)} us"
+            )
+    if not faults:
+        return None
+    return Judgement(
+        Verdict.FAIL,
+        f"{row}: {' and '.join(faults)}",
+        "See that the machine is idle and that there is a core for each polling process (nproc, cpu.max), then run the "
+        "row again alone; a high p99 under a low p50 is most often another process on the same cores.",
+    )
+
+
+def _passed(row: str, samples: Samples, expectation: Expectation) -> Judgement:
+    value = samples.bandwidth
+    over = f" over {' and '.join(samples.transports)}" if samples.transports else ""
+    if expectation.floor is not None:
+        share = f"{percentage(value, expectation.floor)} of the floor of {rate(expectation.floor)}"
+        return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over} is {share}")
+    judged = [name for name in ("transports", "p50", "p99") if getattr(expectation, name) is not None]
+    if not judged:
+        return Judgement(
+            Verdict.NO_EXPECTATION,
+            f"{row}: {rate(value)}{over} is not over the ceiling, and the profile expects nothing else of this row",
+            "Add a floor, a latency bound or the accepted transports to the [[expect]] that applies to it.",
+        )
+    return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over}; no floor, judged by {' and '.join(judged)}")
+
+
+def _any(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def rate(value: float) -> str:
+    """Print bytes per second: ``12.5 GB/s (100 Gb/s)``."""
+    return f"{units.gigabytes(value)} GB/s ({units.gigabits(value)} Gb/s)"
+
+
+def percentage(value: float, reference: float) -> str:
+    """Print ``value`` as a percentage of ``reference``, never rounded to 100 % from either side."""
+    percent = 100 * value / reference
+    if value != reference and abs(percent - 100) < 0.5:
+        return "just under 100 %" if value < reference else "just over 100 %"
+    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.2g} %"

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A link: a connected pair of agents, each in a worker of its own, that move verified bytes and are timed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nixl.agent import Buffer, NixlAgent
+from pytest_nixl.backends import BACKENDS, Backend
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.record.samples import Corruption, RowKey, Samples
+from pytest_nixl.settings import MemoryPair, Settings
+from pytest_nixl.units import MIB
+from pytest_nixl.worker.process import Pending, Worker, results
+from pytest_nixl.worker.wire import Ref
+
+
+@dataclass(frozen=True)
+class _End:
+    """One end of a pair: its agent, and the registered buffer that transfers read or write."""
+
+    agent: NixlAgent
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class _Transfers:
+    """Prepared transfers, one for each slot in flight: without a notification, and the same with one."""
+
+    plain: list[Ref]
+    tagged: list[Ref]
+
+
+class Pair:
+    """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it."""
+
+    def __init__(self, keeper: Keeper, settings: Settings, backend: Backend, memory: MemoryPair, capacity: int) -> None:
+        self.backend = backend
+        self.memory = memory
+        self.capacity = capacity
+        # Metadata goes by the workers' own channel: an etcd that is down must not hold up these agents.
+        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
+        wanted = backend.environment(os.environ)
+        environment |= {name: value for name, value in wanted.items() if name not in os.environ}
+        workers: list[Worker] = []
+        try:
+            # Both start before either is waited for.
+            for rank, role in enumerate(("initiator", "target")):
+                workers.append(
+                    Worker(keeper, rank=rank, role=role, environment=environment, timeout=settings.timeout)
+                )
+            self.initiator, self.target = (
+                self._end(worker, kind) for worker, kind in zip(workers, (memory.initiator, memory.target), strict=True)
+            )
+            self._connect()
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+
+    def _end(self, worker: Worker, memory: str) -> _End:
+        agent = NixlAgent.within(worker, backends=[self.backend.NAME], progress_thread=False)
+        buffer = agent.allocate(self.capacity, memory)
+        agent.register(buffer)
+        return _End(agent, buffer)
+
+    def _connect(self) -> None:
+        """Exchange metadata over the workers' own channel: it needs no etcd and opens no port."""
+        here, there = self.initiator.agent, self.target.agent
+        here.add_remote_agent(there.get_agent_metadata())
+        there.add_remote_agent(here.get_agent_metadata())
+        serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
+        connecting = here.worker.request(
+            "connect", agent=here.ref, target=there.name, patience=here.worker.timeout
+        )
+        results([connecting], serving=serving)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether both workers still run."""
+        return self.initiator.agent.worker.alive and self.target.agent.worker.alive
+
+    def close(self) -> None:
+        """End both workers."""
+        self.initiator.agent.close()
+        self.target.agent.close()
+
+    def kill(self) -> None:
+        """End both workers at once."""
+        self.initiator.agent.worker.kill()
+        self.target.agent.worker.kill()
+
+
+class Link:
+    """One operation between the two ends of a pair.
+
+    ``initiator`` and ``target`` are their agents; ``source`` and ``destination`` the buffers that bytes leave and reach.
+    """
+
+    def __init__(self, pair: Pair, op: str, settings: Settings) -> None:
+        self._pair = pair
+        self._settings = settings
+        self.backend = pair.backend.NAME
+        self.op = op
+        self.memory = pair.memory
+        self.initiator = pair.initiator.agent
+        self.target = pair.target.agent
+        ends = (pair.initiator.buffer, pair.target.buffer)
+        self.source, self.destination = ends if op == "WRITE" else (ends[1], ends[0])
+
+    def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
+        """Return the key of the row that :meth:`measure` would give with the same arguments."""
+        ranks = (self.initiator.worker.rank, self.target.worker.rank)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks)
+
+    def move(self, block: int, *, batch: int = 1, depth: int = 1) -> Corruption | None:
+        """Move ``depth`` transfers of ``batch`` blocks once, with a fresh pattern, and compare every byte."""
+        with self._transfers(block, batch, depth) as transfers:
+            return self._verify("after a transfer", transfers, block * batch * depth)
+
+    def measure(self, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+        """Measure one row.
+
+        Fresh patterns are moved and every byte compared where it arrived, before the timed windows and after them; what
+        the timed transfers carried is compared as well.
+
+        :param block: bytes of one block.
+        :param batch: blocks in one transfer.
+        :param depth: transfers in flight.
+        :raises WorkerError: when a worker dies, hangs or NIXL reports an error; both workers are then ended.
+        """
+        size = block * batch * depth
+        key = self.key(block, batch=batch, depth=depth)
+        with self._transfers(block, batch, depth) as transfers:
+            corruption = self._verify("before the timed transfers", transfers, size)
+            seed = self._fill(size, poison=False)
+            found = self._timed(transfers, block)
+            corruption = corruption or self._compare("after the timed transfers", seed, size)
+            corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
+        return Samples(
+            key=key,
+            windows=tuple(found["windows"]),
+            transfers=tuple(found["transfers"]),
+            latencies=tuple(found["latencies"]),
+            transports=self._pair.backend.transports(self.initiator.worker.output(), self.op, block),
+            corruption=corruption,
+        )
+
+    @contextlib.contextmanager
+    def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
+        """Prepare one transfer for each slot in flight; after a failure the pair is of no use and is ended."""
+        size = block * batch
+        if size * depth > self._pair.capacity:
+            raise NixlPluginError(
+                f"{depth} transfers of {size} bytes do not fit the {self._pair.capacity} bytes of this link's buffers",
+                "include the size in --nixl-blocks, and the counts in --nixl-batch and --nixl-depth",
+            )
+        try:
+            slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
+            plain, tagged = ([self._prepare(*sides) for sides in slots] for _ in range(2))
+            yield _Transfers(plain, tagged)
+            for handle in [*plain, *tagged]:
+                self.initiator.release_xfer_handle(handle)
+            self.initiator.worker.call("forget", objects=[*plain, *tagged, *itertools.chain(*slots)])
+        except BaseException:
+            self._pair.kill()
+            raise
+
+    def _sides(self, offset: int, block: int, batch: int) -> tuple[Ref, Ref]:
+        """Return the descriptors of one transfer in the initiator's and in the target's buffer."""
+        buffers = (self._pair.initiator.buffer, self._pair.target.buffer)
+        local, remote = (
+            self.initiator.get_xfer_descs(
+                [buffer.descriptor(offset + number * block, block) for number in range(batch)], buffer.memory
+            )
+            for buffer in buffers
+        )
+        return local, remote
+
+    def _prepare(self, local: Ref, remote: Ref) -> Ref:
+        return self.initiator.initialize_xfer(self.op, local, remote, self.target.name, backends=[self.backend])
+
+    def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
+        seed = self._fill(size, poison=True)
+        self._run("move", transfers, self._settings.timeout)
+        return self._compare(phase, seed, size)
+
+    def _fill(self, size: int, *, poison: bool) -> int:
+        """Write a fresh pattern to the source and, to make every byte of it wrong there, its complement to the other."""
+        seed = random.getrandbits(63)
+        filling = [self.source.fill(seed, size=size)]
+        if poison:
+            filling.append(self.destination.fill(seed, size=size, inverted=True))
+        results(filling)
+        return seed
+
+    def _compare(self, phase: str, seed: int, size: int) -> Corruption | None:
+        found = self.destination.compare(seed, size=size)
+        return None if found is None else Corruption(phase=phase, **found)
+
+    def _timed(self, transfers: _Transfers, block: int) -> dict[str, Any]:
+        settings = self._settings
+        iterations = settings.iterations or (1000 if block <= MIB else 100)
+        found: dict[str, Any] = self._run(
+            "measure",
+            transfers,
+            settings.timeout + settings.duration,
+            iterations=iterations,
+            warmup=settings.warmup,
+            duration=settings.duration,
+        )
+        return found
+
+    def _run(self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float) -> Any:
+        """Let the target serve while the initiator runs ``command``; return the initiator's answer."""
+        # Workers give up a little before we do, so that their own words for it are heard.
+        patience = seconds + 5
+        serving: Pending = self.target.worker.request(
+            "serve", seconds=patience, agent=self.target.ref, patience=seconds
+        )
+        running = self.initiator.worker.request(
+            command,
+            seconds=patience,
+            agent=self.initiator.ref,
+            target=self.target.name,
+            plain=transfers.plain,
+            tagged=transfers.tagged,
+            patience=seconds,
+            acknowledged=self.op == "WRITE",
+            tag_each=not self._pair.backend.DONE_IS_DELIVERED,
+            **arguments,
+        )
+        return results([running], serving=serving)[0]
+
+
+class Pairs:
+    """The pairs of a session, made when first needed and used again while they are healthy."""
+
+    def __init__(self, keeper: Keeper, settings: Settings) -> None:
+        self._keeper = keeper
+        self._settings = settings
+        self._pairs: dict[tuple[str, MemoryPair], Pair] = {}
+
+    def link(self, backend: str, op: str, memory: MemoryPair) -> Link:
+        """Return a link, with new workers where those of an earlier test have ended."""
+        key = (backend, memory)
+        pair = self._pairs.get(key)
+        if pair is None or not pair.healthy:
+            if pair is not None:
+                pair.kill()
+            pair = self._pairs[key] = Pair(
+                self._keeper, self._settings, BACKENDS[backend], memory, self._capacity()
+            )
+        return Link(pair, op, self._settings)
+
+    def close(self) -> None:
+        """End all workers."""
+        for pair in self._pairs.values():
+            pair.close()
+        self._pairs.clear()
+
+    def _capacity(self) -> int:
+        settings = self._settings
+        return max(settings.blocks) * max(settings.batch) * max(settings.depth)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of pytest that we implement, thin: what each does is said elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+
+import pytest
+
+from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_server, nixl_private_etcd
+from pytest_nixl.fixtures import nixl_agent, nixl_link, nixl_pairs, nixl_settings, parametrize_links, require_image
+from pytest_nixl.gate.conclude import check_of
+from pytest_nixl.gate.guard import failed, missed, refuse_accidents
+from pytest_nixl.gate.profiles import load_profile
+from pytest_nixl.record.benchmark import CLOCK, ReplayClock
+from pytest_nixl.record.results import Result
+from pytest_nixl.report.terminal import header, nothing_collected, status_word, write_report
+from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
+from pytest_nixl.settings import add_options
+
+#: Fixtures, which pytest finds here by their names.
+__all__ = [
+    "etcd3_client",
+    "nixl_agent",
+    "nixl_etcd",
+    "nixl_etcd_server",
+    "nixl_link",
+    "nixl_pairs",
+    "nixl_private_etcd",
+    "nixl_settings",
+]
+
+NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
+
+
+class _Results:
+    """Takes what each test came to, in this process or in a worker of pytest-xdist."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        plain = getattr(report, "nixl_result", None)
+        if plain is not None:
+            self._run.add(Result.from_plain(plain))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
+    run = Run.of(config)
+    if run.asked_for and run.settings.gate and not run.parallel:
+        refuse_accidents(config)
+    config.pluginmanager.register(_Results(run), "nixl-results")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    run = Run.of(config)
+    if not run.asked_for:
+        return []
+    run.announced = True
+    return list(header(run.settings))
+
+
+@pytest.hookimpl(tryfirst=True)  # links vary slowest: one operation's sizes follow each other
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run = Run.of(metafunc.config)
+    if "nixl_link" in metafunc.fixturenames and run.usable:
+        parametrize_links(metafunc, run.settings)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    run = Run.of(config)
+    for item in filter(uses_ours, items):
+        _ = run.settings  # a bad value that nobody typed, in the environment say, ends the run here
+        row = row_of(item)
+        if row is not None:
+            run.expected_rows[str(row)] = item.nodeid
+            item.stash[CLOCK] = ReplayClock()
+            item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
+            if run.parallel:
+                item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
+    if used and not session.config.option.collectonly:
+        require_image(Run.of(session.config).settings)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    run = Run.of(config)
+    return list(header(run.settings)) if not run.announced and any(map(uses_ours, items)) else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not uses_ours(item):
+        return report
+    settings = Run.of(item.config).settings
+    if call.excinfo is not None:
+        required = check_of(item) in load_profile(settings.profile).required
+        shorten(report, item, call.excinfo.value, gate=settings.gate, required=required)
+    result = result_of(item, call, report)
+    if result is not None:
+        report.nixl_result = result.plain()
+        report.user_properties.extend(result.properties())
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return status_word(report)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    run = Run.of(session.config)
+    if not run.usable or run.parallel or not run.settings.gate or exitstatus not in (0, 1, 5):
+        return
+    profile = load_profile(run.settings.profile)
+    run.results += missed(profile, run.expected_rows, run.results)
+    if failed(run.results, profile, gate=True):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    run = Run.of(config)
+    if run.results:
+        write_report(terminalreporter, run)
+    elif run.asked_for and run.usable and not terminalreporter.stats.get("passed"):
+        nothing_collected(terminalreporter, config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    module = sys.modules.get("pytest_nixl.keeper")
+    if module is not None:
+        module.close_keeper()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each check of a run came to, in a form that travels from an xdist worker to its controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_nixl.gate.profiles import Expectation
+from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.record.samples import Samples
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured for a row. Bandwidths are bytes per second, latencies seconds; ``floor`` 0: there is none."""
+
+    bandwidth: float
+    p50: float
+    p99: float
+    transfers: int
+    floor: float
+    ceiling: float
+    transports: tuple[str, ...]
+
+    @classmethod
+    def of(cls, samples: Samples, expectation: Expectation | None) -> Figures:
+        """Return the figures of a row beside what was expected of it."""
+        return cls(
+            bandwidth=samples.bandwidth,
+            p50=samples.p50,
+            p99=samples.p99,
+            transfers=sum(samples.transfers),
+            floor=(expectation and expectation.floor) or 0.0,
+            ceiling=(expectation and expectation.ceiling) or 0.0,
+            transports=samples.transports,
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check's verdict; ``row`` is the key of the row if it measured one, and ``figures`` what it found."""
+
+    check: str
+    nodeid: str
+    verdict: Verdict
+    reason: str = ""
+    remedy: str = ""
+    row: str = ""
+    figures: Figures | None = None
+    repeat: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Result:
+        """Restore what :meth:`plain` returned."""
+        figures = data["figures"]
+        if figures is not None:
+            figures = Figures(**{**figures, "transports": tuple(figures["transports"])})
+        return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures})
+
+    def properties(self) -> list[tuple[str, object]]:
+        """Yield what JUnit XML shows of it."""
+        shown: list[tuple[str, object]] = [("nixl_check", self.check), ("nixl_verdict", self.verdict.value)]
+        if self.reason:
+            shown.append(("nixl_reason", self.reason))
+        if self.row:
+            shown.append(("nixl_row", self.row))
+        if self.figures is not None:
+            shown.append(("nixl_gigabytes_per_second", round(self.figures.bandwidth / 1e9, 6)))
+            shown.append(("nixl_p50_microseconds", round(self.figures.p50 * 1e6, 3)))
+            shown.append(("nixl_p99_microseconds", round(self.figures.p99 * 1e6, 3)))
+            shown.append(("nixl_transports", ",".join(self.figures.transports)))
+        return shown
+
+

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of rows, and what to do about those that are not PASS: lines of text, coloured by whoever prints them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_nixl import units
+from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.record.results import Result
+
+_COLUMNS = ("backend", "op", "memory", "block", "batch", "depth", "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
+_TEXT = {"backend", "op", "memory", "transport"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, and whether it is good, doubtful or bad; None: neither."""
+
+    text: str
+    outcome: Outcome | None = None
+
+
+def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
+    """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums."""
+    rows = [result for result in results if result.row]
+    if rows:
+        yield from _table(rows, gate)
+    for result in results:
+        if result.verdict is not Verdict.PASS:
+            yield from _explained(result, gate)
+    yield _summary(results, gate)
+
+
+def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
+    cells = [_cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in [_COLUMNS, *cells]) for i in range(len(_COLUMNS))]
+    yield Line(_join(_COLUMNS, widths) + "  verdict")
+    for row, line in zip(rows, cells, strict=True):
+        yield Line(f"{_join(line, widths)}  {row.verdict}", _outcome(row, gate))
+
+
+def _cells(row: Result) -> tuple[str, ...]:
+    backend, op, memory, block, batch, depth, _ = row.row.split("/")
+    key = (backend, op, memory, block, batch.removeprefix("batch"), depth.removeprefix("depth"))
+    figures = row.figures
+    if figures is None:
+        return (*key, "-", "-", "-", "-", "-", "-")
+    return (
+        *key,
+        units.gigabytes(figures.bandwidth),
+        units.gigabits(figures.bandwidth),
+        units.microseconds(figures.p50),
+        units.microseconds(figures.p99),
+        units.gigabytes(figures.floor) if figures.floor else "-",
+        "+".join(figures.transports) or "unknown",
+    )
+
+
+def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(
+        cell.ljust(width) if name in _TEXT else cell.rjust(width)
+        for cell, width, name in zip(cells, widths, _COLUMNS, strict=True)
+    )
+
+
+def _explained(result: Result, gate: bool) -> Iterator[Line]:
+    name = result.row or result.check
+    yield Line(f"{result.verdict} {name}: {result.reason}", _outcome(result, gate))
+    if result.remedy:
+        yield Line(f"    remedy: {result.remedy}")
+    if result.repeat and _outcome(result, gate) is Outcome.FAIL:
+        yield Line(f"    repeat: {result.repeat}")
+
+
+def _summary(results: Sequence[Result], gate: bool) -> Line:
+    counts = Counter(result.verdict for result in results)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    measured = sum(result.figures is not None for result in results)
+    rows = f"{measured} row{'' if measured == 1 else 's'} measured"
+    outcomes = [_outcome(result, gate) for result in results]
+    worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
+    verdict = {Outcome.FAIL: "FAIL", Outcome.WARN: "PASS, with warnings", Outcome.PASS: "PASS"}[worst]
+    return Line(f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows})", worst)
+
+
+def _outcome(result: Result, gate: bool) -> Outcome:
+    return outcome(result.verdict, gate=gate)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pytest's terminal shows of us: the header, a word for each test, the table at the end."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from pytest_nixl import units
+from pytest_nixl.gate.verdicts import Outcome
+from pytest_nixl.record.results import Result
+from pytest_nixl.report.table import lines
+from pytest_nixl.run import Run
+from pytest_nixl.settings import Settings, given_options
+
+_COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
+
+
+def header(settings: Settings) -> Iterator[str]:
+    """Yield each setting with where it came from."""
+    yield f"pytest-nixl {_own_version()}:"
+    for line in settings.lines():
+        yield f"  {line}"
+
+
+def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Return what ``-v`` shows for a measured row: its verdict and bandwidth."""
+    plain = getattr(report, "nixl_result", None)
+    if report.when != "call" or plain is None or not plain["figures"]:
+        return None
+    result = Result.from_plain(plain)
+    assert result.figures is not None
+    letter = {"passed": ".", "failed": "F", "skipped": "s"}[report.outcome]
+    return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
+
+
+def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
+    """Write the table and the verdict."""
+    terminal.section("NIXL")
+    for line in lines(run.results, gate=run.settings.gate):
+        colour = _COLOURS[line.outcome] if line.outcome is not None else None
+        terminal.write_line(line.text, **({colour: True} if colour else {}))
+
+
+def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what to type where ``--nixl-*`` options met no test of ours."""
+    given = (flag if flag == "--nixl-gate" else f"{flag}={value}" for flag, value in given_options(config).items())
+    command = shlex.join(["pytest", "--pyargs", "pytest_nixl.suites", *given])
+    terminal.section("NIXL")
+    terminal.write_line("no NIXL check ran: these options are for the validation suites, which come with the plugin;")
+    terminal.write_line(f"type: {command}")
+
+
+def _own_version() -> str:
+    try:
+        return version("pytest-nixl")
+    except PackageNotFoundError:
+        return "from a clone"

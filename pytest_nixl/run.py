@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one pytest process knows of its run: the settings, the rows that were asked for, the results so far."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+
+import pytest
+
+from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.gate.conclude import JUDGEMENT, check_of
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.record.results import Figures, Result
+from pytest_nixl.record.samples import RowKey
+from pytest_nixl.settings import OPTIONS, MemoryPair, Settings, given_options, read_settings
+
+RUN = pytest.StashKey["Run"]()
+#: On an item: the figures of the row that its test measured.
+FIGURES = pytest.StashKey[Figures]()
+
+#: Fixtures that need settings: a test that uses one is ours to configure.
+OUR_FIXTURES = frozenset(
+    ("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client")
+)
+
+
+@dataclass(frozen=True)
+class LinkParam:
+    """What one parameter of ``nixl_link`` asks for."""
+
+    backend: str
+    op: str
+    memory: MemoryPair
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.op}-{self.memory}"
+
+
+@dataclass
+class Run:
+    """The state of this run."""
+
+    config: pytest.Config
+    _settings: Settings | pytest.UsageError
+    #: Key of each row that was collected, deselected or not, with its node id.
+    expected_rows: dict[str, str] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    announced: bool = False
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Run:
+        """Return the state of ``config``'s run, read at first use."""
+        if RUN not in config.stash:
+            settings: Settings | pytest.UsageError
+            try:
+                settings = read_settings(config)
+            except pytest.UsageError as error:
+                settings = error
+            config.stash[RUN] = cls(config, settings)
+        return config.stash[RUN]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings. :raises pytest.UsageError: where one of them is bad."""
+        if isinstance(self._settings, pytest.UsageError):
+            raise self._settings
+        return self._settings
+
+    @property
+    def usable(self) -> bool:
+        """Whether the settings are good."""
+        return isinstance(self._settings, Settings)
+
+    def add(self, result: Result) -> None:
+        """Take a result; one from a test's teardown replaces that of its call."""
+        self.results = [one for one in self.results if one.nodeid != result.nodeid]
+        self.results.append(result)
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether an option or an ini value of ours is given: bad values then end the run at once."""
+        return bool(given_options(self.config)) or any(self.config.getini(item.ini) for item in OPTIONS)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether this is a worker of pytest-xdist."""
+        return hasattr(self.config, "workerinput")
+
+
+def uses_ours(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture of ours or makes a check of ours."""
+    return bool(OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))) or check_of(item) is not None
+
+
+def row_of(item: pytest.Item) -> RowKey | None:
+    """Return the key of the row that a test of the bandwidth suite measures, from its parameters."""
+    if "record" not in getattr(item, "fixturenames", ()):
+        return None
+    callspec = getattr(item, "callspec", None)
+    link = callspec.params.get("nixl_link") if callspec is not None else None
+    if not isinstance(link, LinkParam):
+        return None
+    counts = {name: callspec.params.get(name, 1) for name in ("batch", "depth")}
+    return RowKey(link.backend, link.op, link.memory, callspec.params["block"], **counts)
+
+
+def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
+    """Return what a test came to, at the end of its call or at the failure or skip before or after it."""
+    check = check_of(item)
+    if check is None or (report.when != "call" and report.passed):
+        return None
+    judgement = _judgement(item, call, report)
+    row = row_of(item)
+    return Result(
+        check=check,
+        nodeid=item.nodeid,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        remedy=judgement.remedy,
+        row=str(row) if row else "",
+        figures=item.stash.get(FIGURES, None),
+        repeat=repeat_line(item, row),
+    )
+
+
+def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Judgement:
+    error = call.excinfo.value if call.excinfo is not None else None
+    concluded = item.stash.get(JUDGEMENT, None)
+    if concluded is not None and (error is None or isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))):
+        return concluded
+    if report.skipped:
+        return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
+    if report.passed:
+        return Judgement(Verdict.PASS, "")
+    if isinstance(error, NixlPluginError):
+        return Judgement(Verdict.ERROR, error.reason, error.remedy)
+    kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
+    return Judgement(kind, _first_line(error))
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _first_line(error: BaseException | None) -> str:
+    text = str(error).strip().splitlines()
+    name = "" if isinstance(error, (AssertionError, pytest.fail.Exception)) else f"{type(error).__name__}: "
+    return f"{name}{text[0] if text else type(error).__name__}"
+
+
+def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool) -> None:
+    """Show one of our own errors by its words instead of a traceback; skip where the question does not arise."""
+    if isinstance(error, NotApplicableError) and not (gate and required):
+        report.outcome = "skipped"
+        path, line, _ = item.location
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {error.reason}")
+    elif isinstance(error, NixlPluginError):
+        report.longrepr = str(error)
+
+
+def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
+    """Return the command that runs this test, or this row, once more."""
+    given = {flag: value for flag, value in given_options(item.config).items() if flag != "--nixl-gate"}
+    if row is None:
+        where = [item.nodeid]
+    else:
+        where = _suite(item)
+        given |= {
+            "--nixl-backend": row.backend,
+            "--nixl-op": row.op,
+            "--nixl-memory": str(row.memory),
+            "--nixl-blocks": str(row.block),
+            "--nixl-batch": str(row.batch),
+            "--nixl-depth": str(row.depth),
+        }
+    for option in OPTIONS:
+        if option.secret:
+            given.pop(option.flag, None)
+        elif option.field == "etcd" and option.flag in given:
+            given[option.flag] = option.show(given[option.flag])
+    return shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
+
+
+def _suite(item: pytest.Item) -> list[str]:
+    """How to name the suite of an item on the command line: its module where that is importable, else its file."""
+    if item.config.getoption("pyargs"):
+        module = getattr(item, "module", None)
+        if module is not None and module.__name__.startswith("pytest_nixl."):
+            return ["--pyargs", module.__name__]
+    try:
+        return [str(item.path.relative_to(item.config.invocation_params.dir))]
+    except ValueError:
+        return [str(item.path)]

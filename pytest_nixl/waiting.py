@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for something that nobody announces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pytest_nixl.errors import NixlPluginError
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy: str = "") -> T:
+    """Return the first true value of ``condition``, asked every 10 ms.
+
+    :param what: completes the sentence "waited N s for …".
+    :raises NixlPluginError: when ``seconds`` have passed.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise NixlPluginError(f"waited {seconds:g} s for {what}", remedy)
+        time.sleep(0.01)
+    return value

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The closed set of things that a worker does when asked."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.worker import memory, transfer
+from pytest_nixl.worker.wire import Ref
+
+#: The public methods of NIXL's agent that may be called by name.
+AGENT_METHODS = frozenset(
+    """
+    get_plugin_list get_plugin_mem_types get_plugin_params get_backend_mem_types get_backend_params create_backend
+    register_memory deregister_memory query_memory make_connection prep_xfer_dlist estimate_xfer_cost make_prepped_xfer
+    initialize_xfer transfer check_xfer_state get_xfer_telemetry query_xfer_backend release_xfer_handle
+    release_dlist_handle get_new_notifs update_notifs check_remote_xfer_done send_notif get_agent_metadata
+    get_partial_agent_metadata add_remote_agent remove_remote_agent send_local_metadata send_partial_agent_metadata
+    fetch_remote_metadata invalidate_local_metadata check_remote_metadata get_xfer_descs get_reg_descs
+    get_serialized_descs deserialize_descs
+    """.split()
+)
+
+#: What the packages that carry NIXL are called.
+_NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
+
+
+class RefusedError(Exception):
+    """The command is none of ours, or its arguments make no sense."""
+
+
+class Commands:
+    """The commands, as methods, over the objects that this worker holds.
+
+    :param cancelled: whether pytest has asked for the running command to end.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled = cancelled
+        self._objects: dict[int, Any] = {}
+        self._next = 1
+
+    def handle(self, command: str, arguments: dict[str, Any]) -> Any:
+        """Run one command by name. :raises RefusedError: if there is none of that name."""
+        method = getattr(self, f"do_{command}", None)
+        if method is None:
+            raise RefusedError(f"there is no command {command!r}")
+        return method(**arguments)
+
+    def do_hello(self, path: list[str]) -> dict[str, Any]:
+        """Load NIXL; ``path`` is pytest's own ``sys.path``, for functions that tests name."""
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        import nixl._api
+
+        return {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node(), **_nixl_version(nixl)}
+
+    def do_create_agent(
+        self,
+        name: str,
+        backends: list[str],
+        progress_thread: bool,
+        listen_thread: bool,
+        listen_port: int,
+        telemetry: bool,
+    ) -> dict[str, Any]:
+        """Create an agent with no backend, then each backend, so that a failure names it."""
+        from nixl._api import nixl_agent, nixl_agent_config
+
+        config = nixl_agent_config(
+            enable_prog_thread=progress_thread,
+            enable_listen_thread=listen_thread,
+            listen_port=listen_port,
+            capture_telemetry=telemetry,
+            backends=[],
+        )
+        agent = nixl_agent(name, config)
+        for backend in backends:
+            if backend not in agent.get_plugin_list():
+                raise RefusedError(f"NIXL has no plugin {backend}: it has {', '.join(agent.get_plugin_list())}")
+            agent.create_backend(backend)
+        return {"agent": self._keep(agent, "agent")}
+
+    def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""
+        if method not in AGENT_METHODS:
+            raise RefusedError(f"{method!r} is no public method of NIXL's agent")
+        resolved = [self._resolve(value) for value in arguments]
+        named = {key: self._resolve(value) for key, value in keywords.items()}
+        return self._reply(getattr(self._get(agent), method)(*resolved, **named))
+
+    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
+        """Call ``module:function`` with the raw agent and ``arguments``; it returns JSON values or bytes."""
+        module, colon, name = function.partition(":")
+        if not colon:
+            raise RefusedError(f"{function!r} is not module:function")
+        return getattr(importlib.import_module(module), name)(self._get(agent), **arguments)
+
+    def do_allocate(self, size: int, memory_type: str) -> dict[str, Any]:
+        """Make a buffer."""
+        buffer = memory.allocate(size, memory_type)
+        return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
+
+    def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
+        """Fill a buffer with the pattern of ``seed`` or its complement."""
+        self._get(buffer).fill(seed, offset, size, inverted=inverted)
+
+    def do_compare(self, buffer: Ref, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Compare a buffer with the pattern of ``seed``."""
+        found: dict[str, int] | None = self._get(buffer).compare(seed, offset, size)
+        return found
+
+    def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
+        """Return bytes of a buffer."""
+        data: bytes = self._get(buffer).read(offset, size)
+        return data
+
+    def do_write(self, buffer: Ref, offset: int, data: bytes) -> None:
+        """Write bytes to a buffer."""
+        self._get(buffer).write(offset, data)
+
+    def do_connect(self, agent: Ref, target: str, patience: float) -> None:
+        """Connect to a target that serves."""
+        self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
+
+    def do_move(self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: bool) -> None:
+        """Make each prepared transfer once, and wait until it is delivered."""
+        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator.window(len(plain), transfer.array("q", bytes(8 * len(plain))))
+
+    def do_measure(
+        self,
+        agent: Ref,
+        target: str,
+        plain: list[Ref],
+        tagged: list[Ref],
+        patience: float,
+        iterations: int,
+        warmup: int,
+        duration: float,
+        **how: bool,
+    ) -> dict[str, Any]:
+        """Time windows of the prepared transfers."""
+        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        return transfer.measure(initiator, iterations=iterations, warmup=warmup, duration=duration)
+
+    def do_serve(self, agent: Ref, patience: float) -> int:
+        """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
+        return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
+
+    def do_forget(self, objects: list[Ref]) -> None:
+        """Drop references, which releases what NIXL holds for them."""
+        for ref in objects:
+            self._objects.pop(ref.number, None)
+
+    def _initiator(
+        self,
+        agent: Ref,
+        target: str,
+        plain: list[Ref],
+        tagged: list[Ref],
+        patience: float,
+        *,
+        acknowledged: bool,
+        tag_each: bool,
+    ) -> transfer.Initiator:
+        return transfer.Initiator(
+            self._get(agent),
+            target,
+            [self._get(handle) for handle in plain],
+            [self._get(handle) for handle in tagged],
+            acknowledged=acknowledged,
+            tag_each=tag_each,
+            deadline=time.monotonic() + patience,
+        )
+
+    def _keep(self, value: Any, kind: str) -> Ref:
+        ref = Ref(self._next, kind)
+        self._objects[ref.number] = value
+        self._next += 1
+        return ref
+
+    def _get(self, ref: Ref) -> Any:
+        if ref.number not in self._objects:
+            raise RefusedError(f"this {ref.kind} is no longer there")
+        return self._objects[ref.number]
+
+    def _resolve(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self._get(value)
+        if isinstance(value, list):
+            # NIXL wants descriptors as tuples; JSON has only lists.
+            return [tuple(part) if isinstance(part, list) else self._resolve(part) for part in value]
+        return value
+
+    def _reply(self, value: Any) -> Any:
+        if value is None or isinstance(value, (str, int, float, bool, bytes)):
+            return value
+        if isinstance(value, dict):
+            return {str(key): self._reply(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._reply(part) for part in value]
+        return self._keep(value, type(value).__name__)
+
+
+def _nixl_version(nixl: Any) -> dict[str, str]:
+    versions = {}
+    for name in _NIXL_PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    module = sys.modules["nixl._api"]
+    package = next(iter(versions.items()), ("nixl", "of no package"))
+    return {"nixl": package[1], "nixl_package": package[0], "nixl_module": str(module.__file__)}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory that NIXL moves, the patterns it is filled with, and their comparison byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_CHUNK = 4 << 20
+_HUGE_PAGE = 2 << 20
+
+
+def _pattern(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
+    """Yield the pattern of ``seed`` as (offset, bytes) in chunks: the raw stream of SFC64, alike in every NumPy."""
+    stream = np.random.SFC64(seed)
+    for offset in range(0, size, _CHUNK):
+        length = min(_CHUNK, size - offset)
+        words: npt.NDArray[np.uint64] = stream.random_raw(-(-length // 8))
+        yield offset, words.view(np.uint8)[:length]
+
+
+class DramBuffer:
+    """``size`` bytes of host memory: private, in huge pages where the kernel gives them, and touched."""
+
+    memory = "DRAM"
+    device = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        # Whole huge pages from a boundary on: else the speed of a small block would depend on the size of the buffer.
+        length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+        pages = mmap.mmap(-1, length + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        everything: Bytes = np.frombuffer(pages, dtype=np.uint8)
+        start = -everything.ctypes.data % _HUGE_PAGE
+        self._bytes = everything[start : start + size]
+        self._bytes.fill(0)
+        self.address: int = self._bytes.ctypes.data
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
+        for start, chunk in _pattern(seed, size):
+            part = self._part(offset + start, len(chunk))
+            np.bitwise_not(chunk, out=part) if inverted else np.copyto(part, chunk)
+
+    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
+        wrong, first = 0, None
+        for start, chunk in _pattern(seed, size):
+            found = self._part(offset + start, len(chunk))
+            if np.array_equal(found, chunk):
+                continue
+            places = np.flatnonzero(found != chunk)
+            wrong += len(places)
+            if first is None:
+                place = int(places[0])
+                first = {"offset": start + place, "expected": int(chunk[place]), "found": int(found[place])}
+        return None if first is None else {"wrong_bytes": wrong, "total_bytes": size, **first}
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes at ``offset``."""
+        return self._part(offset, size).tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write ``data`` at ``offset``."""
+        np.copyto(self._part(offset, len(data)), np.frombuffer(data, dtype=np.uint8))
+
+    def _part(self, offset: int, size: int) -> Bytes:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise IndexError(f"bytes {offset} to {offset + size} are not inside a buffer of {self.size} bytes")
+        return self._bytes[offset : offset + size]
+
+
+def allocate(size: int, memory: str) -> Any:
+    """Return a buffer of ``size`` bytes. :raises ValueError: for a memory type that this version cannot make."""
+    if memory != "DRAM":
+        raise ValueError(f"{memory} buffers are not made by this version: only DRAM")
+    return DramBuffer(size)

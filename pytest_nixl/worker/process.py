@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pytest's side of a worker: start it, ask it, wait for it with a deadline, and say how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.worker.wire import decode, encode
+
+_TAIL_LINES = 12
+#: How long the partner of a worker that died may take to report its own view of it.
+_PARTNER_GRACE = 2.0
+#: faulthandler's heading of each stack that it writes, and how long it may take to write them.
+_STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
+
+
+class WorkerError(NixlPluginError):
+    """A worker died, hung, or could not do what it was asked."""
+
+
+class WorkerDiedError(WorkerError):
+    """The process ended by itself or was ended by someone else."""
+
+
+class NixlError(WorkerError):
+    """NIXL itself reported an error. ``type_name`` is NIXL's class, such as ``nixlNotFoundError``."""
+
+    def __init__(self, reason: str, remedy: str, detail: str, type_name: str) -> None:
+        super().__init__(reason, remedy, detail)
+        self.type_name = type_name
+
+
+class Pending:
+    """A request that was sent and is not answered yet."""
+
+    def __init__(self, worker: Worker, number: int, step: str, deadline: float) -> None:
+        self.worker = worker
+        self.number = number
+        self.step = step
+        self.deadline = deadline
+
+    def result(self) -> Any:
+        """Wait for the answer. :raises WorkerError: when the worker dies, hangs or refuses."""
+        return self.worker._answer(self)
+
+
+class Worker:
+    """One child process that owns NIXL.
+
+    :param rank: the rank that it works for; named in every failure.
+    :param role: what it is to the link: ``initiator``, ``target`` or ``agent``.
+    :param environment: what differs from pytest's own variables; None unsets one.
+    :param timeout: seconds that any step may take.
+    """
+
+    def __init__(
+        self, keeper: Keeper, *, rank: int, role: str, environment: Mapping[str, str | None], timeout: float
+    ) -> None:
+        self.rank = rank
+        self.role = role
+        self.timeout = timeout
+        self._keeper = keeper
+        self._buffer = b""
+        self._requests = 0
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        with theirs:
+            script = Path(__file__).with_name("__main__.py")
+            self.log = _log_path(keeper.directory, rank, role)
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
+                    start_new_session=True,
+                )
+        keeper.watch_process(self._process.pid)
+        self._pending: Pending | None = self.request("hello", path=sys.path)
+        self._versions: dict[str, Any] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def name(self) -> str:
+        """How failures name this worker."""
+        return f"rank {self.rank} ({self.role} worker, pid {self.pid})"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """What the worker runs: python, nixl, nixl_package, host. Waits for its start on first use."""
+        if self._versions is None:
+            assert self._pending is not None
+            self._versions = self._answer(self._pending)
+        return self._versions
+
+    def request(self, command: str, *, seconds: float | None = None, **arguments: Any) -> Pending:
+        """Send a command without waiting; ``seconds`` is its own deadline where the usual one is too short."""
+        if command != "hello":
+            _ = self.versions
+        self._requests += 1
+        pending = Pending(self, self._requests, command, time.monotonic() + (seconds or self.timeout))
+        try:
+            self._send(command, pending.number, arguments)
+        except OSError:
+            raise self._died(command) from None
+        return pending
+
+    def call(self, command: str, *, seconds: float | None = None, **arguments: Any) -> Any:
+        """Send a command and wait for its answer. :raises WorkerError: when it dies, hangs or refuses."""
+        return self.request(command, seconds=seconds, **arguments).result()
+
+    def output(self) -> str:
+        """All that the worker has written to stdout and stderr."""
+        return self.log.read_text(errors="replace")
+
+    def tail(self) -> str:
+        """The last lines of that, without UCX's tables."""
+        lines = [line for line in self.output().splitlines() if line.strip() and not line.rstrip().endswith(("|", "+"))]
+        return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.alive:
+            self._process.kill()
+        self._process.wait()
+        self._channel.close()
+        self._keeper.unwatch_process(self.pid)
+
+    def close(self) -> None:
+        """Let the process end by itself, and end it where it does not within two seconds."""
+        if self.alive:
+            try:
+                self._send("exit")
+                self._process.wait(timeout=2)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        self.kill()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on for an answer."""
+        return self._channel.fileno()
+
+    def cancel(self) -> None:
+        """Ask a worker that serves to stop serving; there is no answer to this."""
+        try:
+            self._send("cancel")
+        except OSError:
+            return
+
+    def _send(self, command: str, number: int = 0, arguments: Mapping[str, Any] | None = None) -> None:
+        self._channel.sendall(encode({"command": command, "number": number, "arguments": dict(arguments or {})}))
+
+    def _answer(self, pending: Pending) -> Any:
+        while True:
+            message = decode(self._line(pending))
+            if message["number"] != pending.number:
+                continue  # the late answer to a request that was given up
+            if "error" in message:
+                raise self._failed(pending.step, message["error"])
+            return message["result"]
+
+    def _line(self, pending: Pending) -> bytes:
+        while b"\n" not in self._buffer:
+            left = pending.deadline - time.monotonic()
+            if left <= 0 or not select.select([self._channel], [], [], left)[0]:
+                raise self._hung(pending)
+            chunk = self._receive()
+            if not chunk:
+                raise self._died(pending.step)
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _receive(self) -> bytes:
+        try:
+            return self._channel.recv(1 << 20)
+        except ConnectionResetError:
+            return b""
+
+    def _died(self, step: str) -> WorkerError:
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        reason = f"{self.name} {_how_it_ended(code)} during {step!r}"
+        remedy = "read its last lines below; a crash in NIXL, UCX or a driver shows there, and `dmesg` shows the OOM killer"
+        tail = self.tail()
+        self.kill()
+        return WorkerDiedError(reason, remedy, _quoted(tail))
+
+    def _hung(self, pending: Pending) -> WorkerError:
+        self._process.send_signal(signal.SIGUSR1)
+        patience = time.monotonic() + _STACKS_SECONDS
+        while _STACKS_MARK not in self.output() and time.monotonic() < patience and self.alive:
+            time.sleep(0.01)
+        tail = self.tail()
+        self.kill()
+        reason = f"{self.name} did not answer {pending.step!r} before its deadline, and was ended"
+        remedy = "its threads' stacks are below; give --nixl-timeout more time if the machine is merely busy"
+        return WorkerError(reason, remedy, _quoted(tail))
+
+    def _failed(self, step: str, error: Mapping[str, str]) -> WorkerError:
+        kind, type_name, message = error["kind"], error["type"], error["message"]
+        detail = _quoted(self.tail())
+        if kind == "nixl":
+            reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step!r}"
+            return NixlError(reason, "the cause is in NIXL's own lines below", detail, type_name)
+        if kind == "import":
+            reason = f"NIXL cannot be loaded in {self.name}: {message}"
+            remedy = (
+                "install NIXL where this Python finds it: pip install --no-deps nixl nixl-cu12 (or nixl-cu13), or use "
+                "the image's own build"
+            )
+            return WorkerError(reason, remedy, detail)
+        if kind == "timeout":
+            remedy = "see whether the other rank still runs; give --nixl-timeout more time if the machine is merely busy"
+            return WorkerError(f"{self.name} gave up {step!r}: {message}", remedy, detail)
+        if kind == "refused":
+            return WorkerError(f"{self.name} refused {step!r}: {message}", "", detail)
+        return WorkerError(f"{type_name} in {self.name} during {step!r}: {message}", "", error["traceback"])
+
+
+def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
+    """Wait for the answers of several workers at once, and return them in order.
+
+    :param serving: a request that goes on until it is cancelled, which is done when the others are answered.
+    :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error is
+        that of the worker that died, if one did: it is the cause, the others' are consequences.
+    """
+    errors: list[WorkerError] = []
+    answers: dict[Pending, Any] = {}
+    waiting = {item.worker: item for item in ([*pending, serving] if serving else pending)}
+    while waiting:
+        if serving is not None and list(waiting.values()) == [serving]:
+            serving.worker.cancel()
+        for item in _ready(list(waiting.values())):
+            del waiting[item.worker]
+            try:
+                answers[item] = item.result()
+            except WorkerError as error:
+                errors.append(error)
+                for other in waiting.values():
+                    other.deadline = min(other.deadline, time.monotonic() + _PARTNER_GRACE)
+                    other.worker.cancel()
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, WorkerDiedError))
+    return [answers[item] for item in pending]
+
+
+def _ready(waiting: Sequence[Pending]) -> list[Pending]:
+    """Return those that have something to read, or the one whose deadline passed first."""
+    first = min(waiting, key=lambda item: item.deadline)
+    channels = [item.worker for item in waiting]
+    ready = select.select(channels, [], [], max(0.0, first.deadline - time.monotonic()))[0]
+    return [item for item in waiting if item.worker in ready] or [first]
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
+
+
+def _quoted(tail: str) -> str:
+    return f"its last lines:\n{tail}" if tail else "it wrote nothing to stderr"
+
+
+def _log_path(directory: Path, rank: int, role: str) -> Path:
+    number = 0
+    while (path := directory / f"rank{rank}-{role}-{number}.log").exists():
+        number += 1
+    return path

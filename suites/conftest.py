@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the suites' tests are written in: the sizes to measure, what to expect, how to record and conclude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_nixl.fixtures import parametrize_values
+from pytest_nixl.gate.conclude import conclude
+from pytest_nixl.gate.judge import judge
+from pytest_nixl.gate.profiles import Profile, load_profile
+from pytest_nixl.gate.verdicts import Judgement
+from pytest_nixl.link import Link
+from pytest_nixl.record.benchmark import CLOCK, record_samples
+from pytest_nixl.record.results import Figures
+from pytest_nixl.record.samples import Samples
+from pytest_nixl.run import FIGURES, Run
+from pytest_nixl.settings import Settings
+from pytest_nixl.units import format_size
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run = Run.of(metafunc.config)
+    if run.usable:
+        parametrize_values(metafunc, "block", run.settings.blocks, format_size)
+        parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
+        parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")
+
+
+@pytest.fixture(scope="session")
+def profile(nixl_settings: Settings) -> Profile:
+    """What to expect of this machine."""
+    return load_profile(nixl_settings.profile)
+
+
+@pytest.fixture
+def verdict(request: pytest.FixtureRequest, nixl_settings: Settings, profile: Profile) -> Callable[[Judgement], None]:
+    """End the test as the verdict table says: pass, warn, skip or fail."""
+
+    def decide(judgement: Judgement) -> None:
+        conclude(request.node, judgement, profile, gate=nixl_settings.gate)
+
+    return decide
+
+
+@pytest.fixture
+def expect(profile: Profile) -> Callable[[Samples], Judgement]:
+    """Judge samples by what the profile expects of their row."""
+    return lambda samples: judge(samples, profile.expectation(samples.key))
+
+
+@pytest.fixture
+def record(
+    request: pytest.FixtureRequest, nixl_link: Link, profile: Profile
+) -> Callable[[Samples], None]:
+    """Write a row to the table and, through pytest-benchmark, to its files."""
+    benchmark: Any = None
+    if request.config.pluginmanager.has_plugin("benchmark"):
+        benchmark = request.getfixturevalue("benchmark")
+
+    def write(samples: Samples) -> None:
+        request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key))
+        if benchmark is not None:
+            versions = {
+                f"{end.worker.role}_{name}": end.worker.versions[name]
+                for end in (nixl_link.initiator, nixl_link.target)
+                for name in ("nixl", "nixl_package", "python", "host")
+            }
+            record_samples(benchmark, request.node.stash[CLOCK], samples, versions)
+
+    return write
