@@ -64,8 +64,8 @@ class Buffer:
 class NixlAgent:
     """An agent in a worker of its own.
 
-    Every method named as one of ``nixl_agent`` takes the same arguments and returns the same, with opaque references for
-    descriptor lists and handles. Errors of NIXL are :class:`~pytest_nixl.worker.process.NixlError`; a worker that dies
+    Every method named as one of ``nixl_agent`` takes the same arguments and returns the same, with opaque references
+    for descriptor lists and handles. Errors of NIXL are :class:`~pytest_nixl.worker.process.NixlError`; a worker that dies
     or hangs is a :class:`~pytest_nixl.worker.process.WorkerError`. Neither harms the pytest process.
     """
 
@@ -120,7 +120,7 @@ class NixlAgent:
         return self._siblings.start(name, **options)
 
     def run(self, function: str, **arguments: Any) -> Any:
-        """Call ``module:function(agent, **arguments)`` beside the raw agent; it takes and returns JSON values or bytes."""
+        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out."""
         return self.worker.call("run", agent=self.ref, function=function, arguments=arguments)
 
     def allocate(self, size: int, memory: str = "DRAM") -> Buffer:
@@ -134,9 +134,7 @@ class NixlAgent:
         return self.register_memory(descriptor, buffer.memory)
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        return self.worker.call(
-            "call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords
-        )
+        return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)
 
     # What follows has the names, the order of arguments and the results of nixl_agent.
 
@@ -178,9 +176,7 @@ class NixlAgent:
         self, reg_list: Sequence[Descriptor] | Ref, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
         """Ask a backend about memory or files."""
-        return cast(
-            "list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list), backend, mem_type)
-        )
+        return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list), backend, mem_type))
 
     def get_xfer_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
         """Make a descriptor list for transfers."""

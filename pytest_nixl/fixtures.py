@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures for users' tests and our suites: settings, agents, links. Those for etcd are in ``pytest_nixl.etcd.fixtures``."""
+"""Fixtures for users' tests and our suites: settings, agents, links. Those for etcd are in ``etcd.fixtures``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nixl_settings(pytestconfig: pytest.Config) -> Iterator[Settings]:
-    """The settings of this run. While it is in use, SIGTERM ends pytest the way Ctrl-C does: with fixtures torn down."""
+    """The settings of this run. While it is in use, SIGTERM ends pytest as Ctrl-C does: with fixtures torn down."""
     previous = signal.getsignal(signal.SIGTERM)
     if previous == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit_on_sigterm)

@@ -53,9 +53,7 @@ class Pair:
         try:
             # Both start before either is waited for.
             for rank, role in enumerate(("initiator", "target")):
-                workers.append(
-                    Worker(keeper, rank=rank, role=role, environment=environment, timeout=settings.timeout)
-                )
+                workers.append(Worker(keeper, rank=rank, role=role, environment=environment, timeout=settings.timeout))
             self.initiator, self.target = (
                 self._end(worker, kind) for worker, kind in zip(workers, (memory.initiator, memory.target), strict=True)
             )
@@ -77,9 +75,7 @@ class Pair:
         here.add_remote_agent(there.get_agent_metadata())
         there.add_remote_agent(here.get_agent_metadata())
         serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
-        connecting = here.worker.request(
-            "connect", agent=here.ref, target=there.name, patience=here.worker.timeout
-        )
+        connecting = here.worker.request("connect", agent=here.ref, target=there.name, patience=here.worker.timeout)
         results([connecting], serving=serving)
 
     @property
@@ -101,7 +97,8 @@ class Pair:
 class Link:
     """One operation between the two ends of a pair.
 
-    ``initiator`` and ``target`` are their agents; ``source`` and ``destination`` the buffers that bytes leave and reach.
+    ``initiator`` and ``target`` are their agents; ``source`` and ``destination`` the buffers that bytes leave and
+    reach.
     """
 
     def __init__(self, pair: Pair, op: str, settings: Settings) -> None:
@@ -193,7 +190,7 @@ class Link:
         return self._compare(phase, seed, size)
 
     def _fill(self, size: int, *, poison: bool) -> int:
-        """Write a fresh pattern to the source and, to make every byte of it wrong there, its complement to the other."""
+        """Write a fresh pattern to the source and, so that every byte is wrong there, its complement to the other."""
         seed = random.getrandbits(63)
         filling = [self.source.fill(seed, size=size)]
         if poison:
@@ -255,9 +252,7 @@ class Pairs:
         if pair is None or not pair.healthy:
             if pair is not None:
                 pair.kill()
-            pair = self._pairs[key] = Pair(
-                self._keeper, self._settings, BACKENDS[backend], memory, self._capacity()
-            )
+            pair = self._pairs[key] = Pair(self._keeper, self._settings, BACKENDS[backend], memory, self._capacity())
         return Link(pair, op, self._settings)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ def pytest_runtest_makereport(
         shorten(report, item, call.excinfo.value, gate=settings.gate, required=required)
     result = result_of(item, call, report)
     if result is not None:
-        report.nixl_result = result.plain()
+        vars(report)["nixl_result"] = result.plain()
         report.user_properties.extend(result.properties())
     return report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,7 @@ RUN = pytest.StashKey["Run"]()
 FIGURES = pytest.StashKey[Figures]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
-OUR_FIXTURES = frozenset(
-    ("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client")
-)
+OUR_FIXTURES = frozenset(("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client"))
 
 
 @dataclass(frozen=True)
@@ -98,11 +97,13 @@ def row_of(item: pytest.Item) -> RowKey | None:
     if "record" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
-    link = callspec.params.get("nixl_link") if callspec is not None else None
+    params: dict[str, Any] = callspec.params if callspec is not None else {}
+    link = params.get("nixl_link")
     if not isinstance(link, LinkParam):
         return None
-    counts = {name: callspec.params.get(name, 1) for name in ("batch", "depth")}
-    return RowKey(link.backend, link.op, link.memory, callspec.params["block"], **counts)
+    return RowKey(
+        link.backend, link.op, link.memory, params["block"], batch=params.get("batch", 1), depth=params.get("depth", 1)
+    )
 
 
 def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:

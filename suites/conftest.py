@@ -53,9 +53,7 @@ def expect(profile: Profile) -> Callable[[Samples], Judgement]:
 
 
 @pytest.fixture
-def record(
-    request: pytest.FixtureRequest, nixl_link: Link, profile: Profile
-) -> Callable[[Samples], None]:
+def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) -> Callable[[Samples], None]:
     """Write a row to the table and, through pytest-benchmark, to its files."""
     benchmark: Any = None
     if request.config.pluginmanager.has_plugin("benchmark"):

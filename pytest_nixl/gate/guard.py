@@ -39,9 +39,7 @@ def _accidents(config: pytest.Config) -> Iterator[str]:
         )
 
 
-def missed(
-    profile: Profile, expected_rows: Mapping[str, str], results: Sequence[Result]
-) -> list[Result]:
+def missed(profile: Profile, expected_rows: Mapping[str, str], results: Sequence[Result]) -> list[Result]:
     """Return a MISSING result for every required check and every row that was asked for and is not among ``results``.
 
     :param expected_rows: key of each row that was collected, deselected ones included, with its node id.
@@ -53,15 +51,19 @@ def missed(
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
         if not made:
             reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
-            found.append(Result(check, "", Verdict.MISSING, reason, "run the whole of the suites, with no -k, -m or --deselect"))
+            remedy = "run the whole of the suites, with no -k, -m or --deselect"
+            found.append(Result(check, "", Verdict.MISSING, reason, remedy))
         elif len(skipped) == len(made):
-            reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {skipped[0].reason}"
-            found.append(Result(check, skipped[0].nodeid, Verdict.MISSING, reason, "make it apply, or change the profile"))
+            why = skipped[0].reason
+            reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {why}"
+            remedy = "make it apply, or change the profile"
+            found.append(Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy))
     judged = {result.row for result in results if result.row}
     for row, nodeid in expected_rows.items():
         if row not in judged:
             reason = f"the row {row} was asked for and not measured: its test was deselected or never ran"
-            found.append(Result("bandwidth", nodeid, Verdict.MISSING, reason, "run it, with no -k, -m, -x or --deselect", row=row))
+            remedy = "run it, with no -k, -m, -x or --deselect"
+            found.append(Result("bandwidth", nodeid, Verdict.MISSING, reason, remedy, row=row))
     if not measured:
         reason = "no row was measured: there is nothing to accept"
         found.append(Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well"))

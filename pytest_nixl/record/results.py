@@ -76,5 +76,3 @@ class Result:
             shown.append(("nixl_p99_microseconds", round(self.figures.p99 * 1e6, 3)))
             shown.append(("nixl_transports", ",".join(self.figures.transports)))
         return shown
-
-

@@ -11,7 +11,8 @@ from pytest_nixl import units
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 
-_COLUMNS = ("backend", "op", "memory", "block", "batch", "depth", "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
+_KEY = ("backend", "op", "memory", "block", "batch", "depth")
+_COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
 _TEXT = {"backend", "op", "memory", "transport"}
 
 

@@ -17,15 +17,45 @@ from pytest_nixl.worker.wire import Ref
 
 #: The public methods of NIXL's agent that may be called by name.
 AGENT_METHODS = frozenset(
-    """
-    get_plugin_list get_plugin_mem_types get_plugin_params get_backend_mem_types get_backend_params create_backend
-    register_memory deregister_memory query_memory make_connection prep_xfer_dlist estimate_xfer_cost make_prepped_xfer
-    initialize_xfer transfer check_xfer_state get_xfer_telemetry query_xfer_backend release_xfer_handle
-    release_dlist_handle get_new_notifs update_notifs check_remote_xfer_done send_notif get_agent_metadata
-    get_partial_agent_metadata add_remote_agent remove_remote_agent send_local_metadata send_partial_agent_metadata
-    fetch_remote_metadata invalidate_local_metadata check_remote_metadata get_xfer_descs get_reg_descs
-    get_serialized_descs deserialize_descs
-    """.split()
+    {
+        "add_remote_agent",
+        "check_remote_metadata",
+        "check_remote_xfer_done",
+        "check_xfer_state",
+        "create_backend",
+        "deregister_memory",
+        "deserialize_descs",
+        "estimate_xfer_cost",
+        "fetch_remote_metadata",
+        "get_agent_metadata",
+        "get_backend_mem_types",
+        "get_backend_params",
+        "get_new_notifs",
+        "get_partial_agent_metadata",
+        "get_plugin_list",
+        "get_plugin_mem_types",
+        "get_plugin_params",
+        "get_reg_descs",
+        "get_serialized_descs",
+        "get_xfer_descs",
+        "get_xfer_telemetry",
+        "initialize_xfer",
+        "invalidate_local_metadata",
+        "make_connection",
+        "make_prepped_xfer",
+        "prep_xfer_dlist",
+        "query_memory",
+        "query_xfer_backend",
+        "register_memory",
+        "release_dlist_handle",
+        "release_xfer_handle",
+        "remove_remote_agent",
+        "send_local_metadata",
+        "send_notif",
+        "send_partial_agent_metadata",
+        "transfer",
+        "update_notifs",
+    }
 )
 
 #: What the packages that carry NIXL are called.
@@ -129,10 +159,12 @@ class Commands:
         """Connect to a target that serves."""
         self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
 
-    def do_move(self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: bool) -> None:
+    def do_move(
+        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: bool
+    ) -> None:
         """Make each prepared transfer once, and wait until it is delivered."""
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
-        initiator.window(len(plain), transfer.array("q", bytes(8 * len(plain))))
+        initiator.window(len(plain), transfer.stamps_for(len(plain)))
 
     def do_measure(
         self,

@@ -206,7 +206,7 @@ class Worker:
             self._process.kill()
             code = self._process.wait()
         reason = f"{self.name} {_how_it_ended(code)} during {step!r}"
-        remedy = "read its last lines below; a crash in NIXL, UCX or a driver shows there, and `dmesg` shows the OOM killer"
+        remedy = "read its last lines below: a crash in NIXL, UCX or a driver shows there; `dmesg` shows the OOM killer"
         tail = self.tail()
         self.kill()
         return WorkerDiedError(reason, remedy, _quoted(tail))
@@ -236,7 +236,7 @@ class Worker:
             )
             return WorkerError(reason, remedy, detail)
         if kind == "timeout":
-            remedy = "see whether the other rank still runs; give --nixl-timeout more time if the machine is merely busy"
+            remedy = "see whether the other rank still runs; give --nixl-timeout more time if the machine is busy"
             return WorkerError(f"{self.name} gave up {step!r}: {message}", remedy, detail)
         if kind == "refused":
             return WorkerError(f"{self.name} refused {step!r}: {message}", "", detail)
@@ -247,8 +247,8 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
     """Wait for the answers of several workers at once, and return them in order.
 
     :param serving: a request that goes on until it is cancelled, which is done when the others are answered.
-    :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error is
-        that of the worker that died, if one did: it is the cause, the others' are consequences.
+    :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error
+        is that of the worker that died, if one did: it is the cause, the others' are consequences.
     """
     errors: list[WorkerError] = []
     answers: dict[Pending, Any] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transfer loop: the initiator's timed windows, and the target's proof that the bytes arrived.
 
-A window is ``n`` transfers, ``depth`` of them in flight. A WRITE's window ends when the target's acknowledgement is here:
-the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that NIXL
+A window is ``n`` transfers, ``depth`` of them in flight. A WRITE's window ends when the target's acknowledgement is
+here: the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that NIXL
 delivers after the data, and the target answers when it has them all. A READ's window ends with its last DONE, as the
 bytes are then at the initiator.
 
@@ -35,6 +35,11 @@ _NAPS_BETWEEN_LOOKS = 32
 
 class StepTimeoutError(Exception):
     """A wait inside the worker went past its deadline."""
+
+
+def stamps_for(transfers: int) -> array[int]:
+    """Return room for the latencies of a window in nanoseconds."""
+    return array("q", bytes(8 * transfers))
 
 
 def _token(window: int, needed: int) -> bytes:
@@ -175,12 +180,12 @@ def measure(initiator: Initiator, *, iterations: int, warmup: int, duration: flo
     :param duration: seconds to measure at least.
     """
     pilot = max(warmup, 5)
-    stamps = array("q", bytes(8 * pilot))
+    stamps = stamps_for(pilot)
     if warmup:
         initiator.window(warmup, stamps)
     estimate = max(initiator.window(pilot, stamps) / pilot, 1e-7)
     per_window = max(-(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
-    stamps = array("q", bytes(8 * per_window))
+    stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
     while len(windows) < WINDOWS or sum(windows) < duration:
