@@ -111,6 +111,8 @@ def pytest_runtest_makereport(
         shorten(report, item, call.excinfo.value, gate=settings.gate, required=required)
     result = result_of(item, call, report)
     if result is not None:
+        if report.failed and isinstance(report.longrepr, str):
+            report.longrepr += f"\nrepeat: {result.repeat}"
         vars(report)["nixl_result"] = result.plain()
         report.user_properties.extend(result.properties())
     return report

@@ -134,6 +134,8 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
     if report.passed:
         return Judgement(Verdict.PASS, "")
+    if isinstance(error, NotApplicableError):
+        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
     if isinstance(error, NixlPluginError):
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR

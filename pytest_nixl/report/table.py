@@ -29,9 +29,12 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     rows = [result for result in results if result.row]
     if rows:
         yield from _table(rows, gate)
+    alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict is not Verdict.PASS:
-            yield from _explained(result, gate)
+            alike.setdefault((result.verdict, result.remedy), []).append(result)
+    for group in alike.values():
+        yield from _explained(group, gate)
     yield _summary(results, gate)
 
 
@@ -67,13 +70,17 @@ def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
-def _explained(result: Result, gate: bool) -> Iterator[Line]:
-    name = result.row or result.check
-    yield Line(f"{result.verdict} {name}: {result.reason}", _outcome(result, gate))
-    if result.remedy:
-        yield Line(f"    remedy: {result.remedy}")
-    if result.repeat and _outcome(result, gate) is Outcome.FAIL:
-        yield Line(f"    repeat: {result.repeat}")
+def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
+    """Explain results of one verdict and one remedy: each reason, the remedy once, and how to repeat the first."""
+    for result in group:
+        # The reason that a row was judged by names the row itself.
+        name = "" if result.figures is not None else f" {result.row or result.check}"
+        yield Line(f"{result.verdict}{name}: {result.reason}", _outcome(result, gate))
+    first = group[0]
+    if first.remedy:
+        yield Line(f"    remedy: {first.remedy}")
+    if first.repeat and _outcome(first, gate) is Outcome.FAIL:
+        yield Line(f"    repeat: {first.repeat}")
 
 
 def _summary(results: Sequence[Result], gate: bool) -> Line:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_IOLBF = 1
 
 
 def _prepare_process(parent: int) -> None:
@@ -26,6 +27,8 @@ def _prepare_process(parent: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Naps between polls are tens of microseconds; the kernel would add fifty of its own.
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    # C libraries write by lines too: what UCX reports is read while the worker runs, and must outlive a crash.
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     if os.getppid() != parent:
         os._exit(1)
     # On request, say where every thread is: the parent asks before it ends a worker that hangs.

@@ -55,7 +55,8 @@ class DramBuffer:
         """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
         wrong, first = 0, None
         for start, chunk in _pattern(seed, size):
-            found = self._part(offset + start, len(chunk))
+            # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
+            found = self._part(offset + start, len(chunk)).copy()
             if np.array_equal(found, chunk):
                 continue
             places = np.flatnonzero(found != chunk)

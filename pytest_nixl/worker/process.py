@@ -33,6 +33,10 @@ class WorkerDiedError(WorkerError):
     """The process ended by itself or was ended by someone else."""
 
 
+class WorkerHungError(WorkerError):
+    """The process did not answer in time, and was ended by us."""
+
+
 class NixlError(WorkerError):
     """NIXL itself reported an error. ``type_name`` is NIXL's class, such as ``nixlNotFoundError``."""
 
@@ -212,15 +216,16 @@ class Worker:
         return WorkerDiedError(reason, remedy, _quoted(tail))
 
     def _hung(self, pending: Pending) -> WorkerError:
+        state = _process_state(self.pid)
         self._process.send_signal(signal.SIGUSR1)
         patience = time.monotonic() + _STACKS_SECONDS
         while _STACKS_MARK not in self.output() and time.monotonic() < patience and self.alive:
             time.sleep(0.01)
         tail = self.tail()
         self.kill()
-        reason = f"{self.name} did not answer {pending.step!r} before its deadline, and was ended"
+        reason = f"{self.name}, which was {state}, did not answer {pending.step!r} before its deadline, and was ended"
         remedy = "its threads' stacks are below; give --nixl-timeout more time if the machine is merely busy"
-        return WorkerError(reason, remedy, _quoted(tail))
+        return WorkerHungError(reason, remedy, _quoted(tail))
 
     def _failed(self, step: str, error: Mapping[str, str]) -> WorkerError:
         kind, type_name, message = error["kind"], error["type"], error["message"]
@@ -248,7 +253,7 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
 
     :param serving: a request that goes on until it is cancelled, which is done when the others are answered.
     :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error
-        is that of the worker that died, if one did: it is the cause, the others' are consequences.
+        is that of the worker that died or hung, if one did: it is the cause, the others' are consequences.
     """
     errors: list[WorkerError] = []
     answers: dict[Pending, Any] = {}
@@ -266,8 +271,13 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
                     other.deadline = min(other.deadline, time.monotonic() + _PARTNER_GRACE)
                     other.worker.cancel()
     if errors:
-        raise min(errors, key=lambda error: not isinstance(error, WorkerDiedError))
+        raise min(errors, key=_how_far_from_the_cause)
     return [answers[item] for item in pending]
+
+
+def _how_far_from_the_cause(error: WorkerError) -> int:
+    """What died or hung made the others fail: it is named first."""
+    return 0 if isinstance(error, WorkerDiedError) else 1 if isinstance(error, WorkerHungError) else 2
 
 
 def _ready(waiting: Sequence[Pending]) -> list[Pending]:
@@ -282,6 +292,25 @@ def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was ended by {signal.Signals(-code).name}"
+
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in a system call that cannot be interrupted (a driver or a file system)",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
+
+
+def _process_state(pid: int) -> str:
+    """Return what the kernel says that a process is doing."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+    return _STATES.get(letter, f"in state {letter}")
 
 
 def _quoted(tail: str) -> str:

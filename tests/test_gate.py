@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With --nixl-gate nothing goes green by accident: one test for each way in which it might."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import BANDWIDTH, bandwidth, profile, run
+
+GATE = "--nixl-gate"
+
+
+def test_a_healthy_machine_passes_the_gate() -> None:
+    done = run("suites", GATE, "--nixl-blocks=64KiB,1MiB")
+    assert "NIXL gate: PASS (10 PASS; 4 rows measured)" in done.output
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--collect-only",), "--collect-only"),
+        (("-n", "2"), "pytest-xdist"),
+        (("--dist=loadfile", "--tx=popen"), "pytest-xdist"),
+        (("-p", "no:benchmark"), "-p no:benchmark"),
+        (("--benchmark-disable",), "--benchmark-disable"),
+        (("--benchmark-skip",), "--benchmark-skip"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_would_measure_or_record_nothing_is_refused(arguments: tuple[str, ...], named: str) -> None:
+    done = run(BANDWIDTH, GATE, *arguments, quiet="no:benchmark" not in arguments)
+    assert f"ERROR: --nixl-gate is refused with {named}" in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"])
+def test_one_rank_where_a_launcher_asked_for_two_is_refused(name: str) -> None:
+    done = bandwidth(GATE, env={name: "2"})
+    assert f"ERROR: --nixl-gate is refused with {name}=2 in the environment: 2 ranks were asked for" in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_no_row_measured_fails() -> None:
+    done = run("suites/infrastructure", GATE)
+    assert "MISSING bandwidth: no row was measured: there is nothing to accept" in done.output
+    assert "NIXL gate: FAIL" in done.output
+    assert done.code == 1
+
+
+def test_nothing_collected_fails(tmp_path: Path) -> None:
+    done = run(str(tmp_path), GATE)
+    assert "no row was measured" in done.output
+    assert done.code == 1
+
+
+def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:
+    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
+    done = bandwidth(GATE, "-k", "WRITE", f"--nixl-profile={any_speed}")
+    assert done.verdicts == {"WRITE 64KiB": "PASS", "READ 64KiB": "MISSING"}
+    assert done.code == 1
+
+
+def test_a_required_check_that_is_deselected_is_missing(tmp_path: Path) -> None:
+    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'bandwidth']")
+    done = run("suites/bandwidth", "suites/infrastructure", GATE, "--nixl-blocks=64KiB", "-k", "not etcd",
+               f"--nixl-profile={required}")  # fmt: skip
+    assert "MISSING etcd-answers: the check 'etcd-answers' is required by the profile 'test' and did not run" in done.output
+    assert done.code == 1
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.nixl_check("fabric-answers")
+def test_fabric():
+    pytest.skip("no fabric here")
+"""
+
+
+@pytest.mark.parametrize(("gate", "code"), [((), 0), ((GATE,), 1)], ids=["plain", "gate"])
+def test_a_required_check_that_is_skipped_is_missing(tmp_path: Path, gate: tuple[str, ...], code: int) -> None:
+    (tmp_path / "test_fabric.py").write_text(SKIPPED)
+    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['fabric-answers']")
+    done = run(BANDWIDTH, str(tmp_path), "--nixl-blocks=64KiB", f"--nixl-profile={required}", *gate)
+    missing = "MISSING fabric-answers: the check 'fabric-answers' is required by the profile 'test' and was skipped: no fabric"
+    assert (missing in done.output) is bool(gate)
+    assert "NOT-APPLICABLE fabric-answers: no fabric here" in done.output
+    assert done.code == code
+
+
+@pytest.mark.parametrize(("gate", "code"), [((), 0), ((GATE,), 1)], ids=["plain", "gate"])
+def test_memory_that_is_not_there_is_not_applicable_and_fails_the_gate(gate: tuple[str, ...], code: int) -> None:
+    done = bandwidth("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", *gate)
+    assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE"}
+    assert "VRAM:VRAM needs" in done.output
+    assert done.code == code
+
+
+def test_tests_that_are_planned_and_not_run_fail() -> None:
+    done = bandwidth(GATE, "--setup-plan")
+    assert "no row was measured" in done.output
+    assert done.code == 1
+
+
+def test_a_gate_set_in_the_ini_file_is_a_gate() -> None:
+    done = run("suites/infrastructure", "-o", "nixl_gate=yes")
+    assert "NIXL gate: FAIL" in done.output
+    assert done.code == 1
