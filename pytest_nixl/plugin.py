@@ -83,6 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             run.expected_rows[str(row)] = item.nodeid
             item.stash[CLOCK] = ReplayClock()
             item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
+            fixtures: list[str] = getattr(item, "fixturenames", [])
+            if config.pluginmanager.has_plugin("benchmark") and "benchmark" not in fixtures:
+                # By name, so that pytest-benchmark's own options know the test for a benchmark.
+                fixtures.append("benchmark")
             if run.parallel:
                 item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
 
@@ -114,7 +118,7 @@ def pytest_runtest_makereport(
         if report.failed and isinstance(report.longrepr, str):
             report.longrepr += f"\nrepeat: {result.repeat}"
         vars(report)["nixl_result"] = result.plain()
-        report.user_properties.extend(result.properties())
+        item.user_properties.extend(result.properties())
     return report
 
 

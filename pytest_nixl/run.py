@@ -154,12 +154,12 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool) -> None:
-    """Show one of our own errors by its words instead of a traceback; skip where the question does not arise."""
+    """Show our own errors and verdicts by their words instead of a traceback; skip where the question does not arise."""
     if isinstance(error, NotApplicableError) and not (gate and required):
         report.outcome = "skipped"
         path, line, _ = item.location
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {error.reason}")
-    elif isinstance(error, NixlPluginError):
+    elif isinstance(error, NixlPluginError) or (isinstance(error, pytest.fail.Exception) and JUDGEMENT in item.stash):
         report.longrepr = str(error)
 
 

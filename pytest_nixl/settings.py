@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,19 +124,19 @@ class Option:
 def _backends(text: str) -> tuple[str, ...]:
     from pytest_nixl.backends import BACKENDS
 
-    names = tuple(part.strip().upper() for part in text.split(","))
+    names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        if name not in BACKENDS:
+        if name.upper() not in BACKENDS:
             raise ValueError(f"{name!r} is no backend that this version can drive")
-    return _unique(names)
+    return _unique(tuple(name.upper() for name in names))
 
 
 def _ops(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip().upper() for part in text.split(","))
+    names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        if name not in OPS:
+        if name.upper() not in OPS:
             raise ValueError(f"{name!r} is no operation")
-    return _unique(names)
+    return _unique(tuple(name.upper() for name in names))
 
 
 def _memories(text: str) -> tuple[MemoryPair, ...]:
@@ -177,7 +176,9 @@ def _iterations(text: str) -> int | None:
 
 
 def _warmup(text: str) -> int:
-    return 0 if text.strip() == "0" else _count(text)
+    if not text.strip().isdecimal():
+        raise ValueError(f"{text.strip()!r} is no whole number")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -192,8 +193,14 @@ def _timeout(text: str) -> float:
 
 
 def _etcd(text: str) -> str:
-    if text:
-        parse_endpoints(text)
+    parse_endpoints(text)
+    return text
+
+
+def _user(text: str) -> str:
+    name, _, password = text.partition(":")
+    if not name or not password:
+        raise ValueError("the name or the password is missing (what was given is not shown)")
     return text
 
 
@@ -207,7 +214,7 @@ def _choice(*choices: str) -> Callable[[str], str]:
 
 
 def _file(text: str) -> str:
-    if text and not Path(text).is_file():
+    if not os.path.isfile(text):  # Path.is_file raises where a name is too long or a directory is closed to us
         raise ValueError(f"there is no file {text!r}")
     return text
 
@@ -245,7 +252,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("etcd_cert", _file, "an existing PEM file", "", "client certificate for the etcd", "FILE",
            ("ETCDCTL_CERT",)),
     Option("etcd_key", _file, "an existing PEM file", "", "key of the client certificate", "FILE", ("ETCDCTL_KEY",)),
-    Option("etcd_user", str, "NAME:PASSWORD", "", "user and password for the etcd; better given by the environment",
+    Option("etcd_user", _user, "NAME:PASSWORD", "", "user and password for the etcd; better given by the environment",
            "NAME:PASSWORD", ("ETCDCTL_USER",), secret=True),
     Option("op", _ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure", "OP[,OP]"),
     Option("memory", _memories, "INITIATOR:TARGET[,INITIATOR:TARGET] with DRAM or VRAM", "DRAM:DRAM",
@@ -284,8 +291,9 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def given_options(config: pytest.Config) -> dict[str, str]:
-    """Return the options that were typed, by flag."""
-    return {item.flag: value for item in OPTIONS if (value := config.getoption(item.dest, None)) is not None}
+    """Return the options that were typed, by flag, as they may be shown: passwords are hidden."""
+    typed = {item: config.getoption(item.dest, None) for item in OPTIONS}
+    return {item.flag: "***" if item.secret else redact(text) for item, text in typed.items() if text is not None}
 
 
 def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -310,7 +318,8 @@ def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tu
         if environ.get(name):
             parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
             return _parse(item, parse, environ[name], f"environment variable {name}"), f"environment {name}"
-    return item.parse(item.default), "default"
+    # Nothing is the default of some; whoever types nothing meant something.
+    return item.parse(item.default) if item.default else "", "default"
 
 
 def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) -> Any:
@@ -318,7 +327,7 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
         return parse(text)
     except ValueError as error:
         message = str(error)
-        if "expected" not in message:
+        if ": expected " not in message:
             message = f"{message}: expected {item.form}"
         raise pytest.UsageError(f"{source}: {message}") from None
 
@@ -361,11 +370,12 @@ def _check_together(settings: Settings) -> None:
             "asks for one of our own: give one of the two"
         )
     if bool(settings.etcd_cert) != bool(settings.etcd_key):
+        given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
+        source = settings.sources[f"etcd_{given}"]
         raise pytest.UsageError(
-            "--nixl-etcd-cert and --nixl-etcd-key belong together: a client certificate is of no use without its key"
+            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) is of no use alone: "
+            f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} beside it"
         )
-    if settings.etcd_user and ":" not in settings.etcd_user:
-        raise pytest.UsageError("--nixl-etcd-user has no password: expected NAME:PASSWORD")
 
 
 def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:

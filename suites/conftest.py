@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -54,14 +55,22 @@ def expect(profile: Profile) -> Callable[[Samples], Judgement]:
 @pytest.fixture
 def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) -> Callable[[Samples], None]:
     """Write a row to the table and, through pytest-benchmark, to its files."""
+    benchmark: Any = None
+    if request.config.pluginmanager.has_plugin("benchmark"):
+        benchmark = request.getfixturevalue("benchmark")
+        # Until there is something to record: pytest-benchmark warns of a test that fails before it measures.
+        benchmark.has_error = True
+
     def write(samples: Samples) -> None:
         request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key))
-        if request.config.pluginmanager.has_plugin("benchmark"):
-            versions = {
-                f"{end.worker.role}_{name}": end.worker.versions[name]
-                for end in (nixl_link.initiator, nixl_link.target)
-                for name in ("nixl", "nixl_package", "python", "host")
-            }
-            record_samples(request.getfixturevalue("benchmark"), request.node.stash[CLOCK], samples, versions)
+        if benchmark is None:
+            return
+        benchmark.has_error = False
+        versions = {
+            f"{end.worker.role}_{name}": end.worker.versions[name]
+            for end in (nixl_link.initiator, nixl_link.target)
+            for name in ("nixl", "nixl_package", "python", "host")
+        }
+        record_samples(benchmark, request.node.stash[CLOCK], samples, versions)
 
     return write
