@@ -42,7 +42,8 @@ class Settings:
     """What this run was asked to do. Sizes are bytes, times are seconds."""
 
     backend: tuple[str, ...]
-    etcd: str
+    #: May hold a password, as :func:`repr` of it would show.
+    etcd: str = field(repr=False)
     etcd_server: str
     etcd_image: str
     etcd_cacert: str
@@ -292,8 +293,8 @@ def add_options(parser: pytest.Parser) -> None:
 
 def given_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that were typed, by flag, as they may be shown: passwords are hidden."""
-    typed = {item: config.getoption(item.dest, None) for item in OPTIONS}
-    return {item.flag: "***" if item.secret else redact(text) for item, text in typed.items() if text is not None}
+    typed = {item: text for item in OPTIONS if (text := config.getoption(item.dest, None)) is not None}
+    return {item.flag: item.show(text) if item.secret or item.field == "etcd" else text for item, text in typed.items()}
 
 
 def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:

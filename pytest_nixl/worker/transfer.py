@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,10 +122,10 @@ class Initiator:
         transfer, check, clock = self._agent.transfer, self._agent.check_xfer_state, time.perf_counter_ns
         posted = done = polls = 0
         begun: dict[int, tuple[int, Any]] = {}
-        free = list(range(len(self._plain)))
+        free = deque(range(len(self._plain)))  # in turn, so that every slot carries its share
         while done < transfers:
             while free and posted < transfers:
-                slot = free.pop()
+                slot = free.popleft()
                 handle, tag = (self._plain[slot], b"") if posted < first_tagged else (self._tagged[slot], token)
                 begun[slot] = clock(), handle
                 state = transfer(handle, tag)

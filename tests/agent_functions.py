@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that tests run beside the raw agent, in a worker: what no healthy NIXL does, and what some do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+def describe(agent: Any, *, word: str) -> dict[str, Any]:
+    """Prove that the raw agent is here, and the test's process is not."""
+    return {"name": agent.name, "word": word, "pid": os.getpid(), "type": type(agent).__name__}
+
+
+def give_bytes(agent: Any) -> bytes:
+    """Return bytes, which JSON cannot express."""
+    return b"\x00\xff"
+
+
+def give_object(agent: Any) -> object:
+    """Return what cannot be sent."""
+    return object()
+
+
+def raise_error(agent: Any) -> None:
+    """Fail as a user's own function might."""
+    raise ValueError("the user's own fault")
+
+
+def abort(agent: Any) -> None:
+    """End as a failed assertion in a C++ library does."""
+    os.abort()
+
+
+def crash(agent: Any) -> None:
+    """End by an access to address zero."""
+    ctypes.string_at(0)
+
+
+def leave(agent: Any, *, code: int) -> None:
+    """End as a library does that calls exit()."""
+    os._exit(code)
+
+
+def hang(agent: Any) -> None:
+    """Never return."""
+    while True:
+        time.sleep(60)
+
+
+def ucx_fatal(agent: Any) -> None:
+    """Let the real UCX of this process abort, by its own function for fatal errors."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    library = next(line.split()[-1] for line in maps if "/libucs-" in line or "/libucs.so" in line)
+    fatal = ctypes.CDLL(library).ucs_fatal_error_message
+    fatal(b"test.c", 1, b"test", b"a fatal error made by a test")
+
+
+def public_methods(agent: Any) -> list[str]:
+    """Return the names of the agent's public methods."""
+    return [name for name in dir(type(agent)) if not name.startswith("_") and callable(getattr(agent, name))]

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several test files use: workers and links of our own, outside any run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.agent import Agents
+from pytest_nixl.keeper import keeper
+from pytest_nixl.link import Pairs
+from pytest_nixl.settings import Settings, read_settings
+
+
+def repeats() -> range:
+    """How often a test that is marked ``soak`` is made: once in CI, a hundred times in ``tox -e soak``."""
+    return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
+
+
+@pytest.fixture
+def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
+    """Make settings from the defaults and what differs from them."""
+    defaults = read_settings(pytestconfig, environ={})
+    return lambda **changes: replace(defaults, **{"timeout": 30.0, "blocks": (65536,), **changes})
+
+
+@pytest.fixture
+def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Pairs]]:
+    """Make pairs of workers with settings of their own; all end with the test."""
+    made: list[Pairs] = []
+
+    def make(**changes: Any) -> Pairs:
+        made.append(Pairs(keeper(), make_settings(**changes)))
+        return made[-1]
+
+    yield make
+    for pairs in made:
+        pairs.close()
+
+
+@pytest.fixture
+def agents(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
+    """Agents whose steps may take twenty seconds."""
+    with Agents(keeper(), make_settings(timeout=20.0)) as started:
+        yield started

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wrong value of any setting, wherever it comes from, ends in pytest's usage error, and that is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+from _pytest.mark import ParameterSet
+from inner import run_pytest
+
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
+from pytest_nixl.settings import OPTIONS
+from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
+
+SECRET = "hunter2"
+LONG = "x" * 300
+
+OURS = "def test_it(nixl_settings): pass"
+NOT_OURS = "def test_it(): pass"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Values of one setting, each with what is wrong with it."""
+
+    field: str
+    form: str
+    faults: Mapping[str, str]
+
+    @property
+    def flag(self) -> str:
+        return f"--nixl-{self.field.replace('_', '-')}"
+
+
+def _no_count(*values: str) -> dict[str, str]:
+    return {value: f"{value!r} is not a whole number above zero" for value in values}
+
+
+def _no_file(*values: str) -> dict[str, str]:
+    return {value: f"there is no file {value!r}" for value in values}
+
+
+COUNTS = "a whole number above zero, or a list of them"
+PEM = "an existing PEM file"
+PROFILE = "loopback, or the path of a TOML file"
+
+WRONG = (
+    Wrong(
+        "backend",
+        "UCX (any case), or several names separated by commas",
+        {
+            "banana": "'banana' is no backend that this version can drive",
+            "expected": "'expected' is no backend that this version can drive",
+            "": "'' is no backend that this version can drive",
+            "UCX,": "'' is no backend that this version can drive",
+            "UCX,ucx": "UCX is named twice",
+        },
+    ),
+    Wrong(
+        "etcd",
+        ENDPOINTS_FORM,
+        {
+            "": "etcd endpoint '' is empty",
+            "http://h:1/": "etcd endpoint 'http://h:1/' ends with a slash",
+            "http://h:1/v3": "etcd endpoint 'http://h:1/v3' has the path '/v3'",
+            "http://h": "etcd endpoint 'http://h' names no port",
+            "http://h:0": "etcd endpoint 'http://h:0' has the port 0, which is not between 1 and 65535",
+            "http://h:99999": "etcd endpoint 'http://h:99999' has the port 99999, which is not between 1 and 65535",
+            "ftp://h:1": "etcd endpoint 'ftp://h:1' has the unknown scheme 'ftp'",
+            "http://h:1, http://g:1": "etcd endpoint ' http://g:1' has a space in it",
+            "http://h:1,,http://g:1": "etcd endpoint '' is empty",
+            f"http://u:{SECRET}@h:1/": "etcd endpoint 'http://***@h:1/' ends with a slash",
+            f"http://u:{SECRET}@h": "etcd endpoint 'http://***@h' names no port",
+            f"http://u:{SECRET}/@h:1": (
+                "etcd endpoint 'http://***@h:1' has a user or password with one of / @ ? # in it, "
+                "which are written %2F %40 %3F %23"
+            ),
+            f"http://u:{SECRET},@h:1": (
+                "etcd endpoint 1 of 2 cannot be read (it is not shown, as the list has a user or password in it, "
+                "where a comma is written %2C)"
+            ),
+        },
+    ),
+    Wrong(
+        "etcd_server",
+        "auto | external | container | embedded",
+        {"banana": "'banana' is none of them", "expected": "'expected' is none of them", "": "'' is none of them"},
+    ),
+    Wrong(
+        "etcd_image",
+        "REPOSITORY[:TAG]",
+        {"a b": "'a b' is no image reference", " ": "' ' is no image reference", "": "'' is no image reference"},
+    ),
+    Wrong("etcd_cacert", PEM, _no_file("/nowhere/ca.pem", "/", LONG, "")),
+    Wrong("etcd_cert", PEM, _no_file("/nowhere/cert.pem", LONG, "")),
+    Wrong("etcd_key", PEM, _no_file("/nowhere/key.pem", LONG, "")),
+    Wrong(
+        "etcd_user",
+        "NAME:PASSWORD",
+        dict.fromkeys(
+            (SECRET, f"{SECRET}:", f":{SECRET}", ":", ""),
+            "the name or the password is missing (what was given is not shown)",
+        ),
+    ),
+    Wrong(
+        "op",
+        "WRITE, READ or both separated by a comma",
+        {
+            "COPY": "'COPY' is no operation",
+            "write,copy": "'copy' is no operation",
+            "": "'' is no operation",
+            "READ,read": "READ is named twice",
+        },
+    ),
+    Wrong(
+        "memory",
+        "INITIATOR:TARGET[,INITIATOR:TARGET] with DRAM or VRAM",
+        {
+            "DRAM": "'DRAM' is no pair of memory types",
+            "DRAM:DISK": "'DRAM:DISK' is no pair of memory types",
+            "DRAM:VRAM:DRAM": "'DRAM:VRAM:DRAM' is no pair of memory types",
+            "": "'' is no pair of memory types",
+            "DRAM:DRAM,dram:dram": "DRAM:DRAM is named twice",
+        },
+    ),
+    Wrong(
+        "blocks",
+        SIZE_FORM,
+        {
+            "many": "'many' is no size",
+            "KiB": "'KiB' is no size",
+            "": "'' is no size",
+            "4KiB..": "'' is no size",
+            "-4KiB": "'-4KiB' is no size",
+            "0": "'0' is not a whole number of bytes above zero",
+            "0.5": "'0.5' is not a whole number of bytes above zero",
+            "4KX": "'4KX' has the unknown unit 'KX'",
+        },
+    ),
+    Wrong(
+        "blocks",
+        BLOCKS_FORM,
+        {
+            "8KiB..4KiB": "'8KiB..4KiB' is a reversed range, 8KiB is more than 4KiB",
+            "4KiB..12KiB": "'4KiB..12KiB' does not reach 12KiB by doubling 4KiB",
+            "4KiB..8KiB..16KiB": "'4KiB..8KiB..16KiB' is not one range",
+            "4KiB,4096": "'4KiB,4096' names a size twice",
+        },
+    ),
+    Wrong("batch", COUNTS, {**_no_count("0", "-1", "1.5", "two", ""), "1,": "'' is not a whole number above zero"}),
+    Wrong("batch", COUNTS, {"1,2,1": "1 is named twice"}),
+    Wrong("depth", COUNTS, {**_no_count("0", "-1", "1.5", "two", "³", ""), "2,2": "2 is named twice"}),
+    Wrong(
+        "iterations",
+        "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)",
+        _no_count("0", "-1", "1.5", "two", "1,2", ""),
+    ),
+    Wrong(
+        "warmup",
+        "a whole number",
+        {value: f"{value!r} is no whole number" for value in ("-1", "1.5", "ten", "1,2", "")},
+    ),
+    Wrong(
+        "duration",
+        TIME_FORM,
+        {
+            "s": "'s' is no time",
+            "": "'' is no time",
+            "-1s": "'-1s' is no time",
+            "1fortnight": "'1fortnight' has the wrong unit 'fortnight'",
+        },
+    ),
+    Wrong(
+        "timeout",
+        TIME_FORM,
+        {
+            "soon": "'soon' is no time",
+            "": "'' is no time",
+            "5days": "'5days' has the wrong unit 'days'",
+            "0": "'0' is not above zero",
+            "0ms": "'0ms' is not above zero",
+        },
+    ),
+    Wrong(
+        "profile",
+        PROFILE,
+        {
+            "h200": "there is no profile 'h200'",
+            "nowhere.toml": "there is no profile 'nowhere.toml'",
+            ".": "profile '.' is no file",
+            "": "profile '' is no file",
+            LONG: f"profile {LONG!r} cannot be read (File name too long)",
+        },
+    ),
+)
+
+
+def _each_wrong_value() -> Iterator[ParameterSet]:
+    for wrong in WRONG:
+        for value, fault in wrong.faults.items():
+            name = "too-long" if value == LONG else value or "empty"
+            yield pytest.param(wrong, value, fault, id=f"{wrong.field}-{name}")
+
+
+def sentence(result: pytest.RunResult) -> str:
+    """Return the one sentence with which a run was refused; nothing but that and pytest's own frame is written."""
+    errors = [line for line in result.errlines if line]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("ERROR: ")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    written = "\n".join((*result.outlines, *result.errlines))
+    assert "Traceback" not in written
+    assert "INTERNALERROR" not in written
+    assert SECRET not in written
+    return errors[0].removeprefix("ERROR: ")
+
+
+@pytest.mark.parametrize(("wrong", "value", "fault"), _each_wrong_value())
+def test_a_wrong_option_is_refused_in_one_sentence(
+    pytester: pytest.Pytester, wrong: Wrong, value: str, fault: str
+) -> None:
+    result = run_pytest(pytester, f"{wrong.flag}={value}", in_process=True)
+    assert sentence(result) == f"{wrong.flag}: {fault}: expected {wrong.form}"
+    assert result.outlines == []
+
+
+def test_every_option_is_among_those_cases() -> None:
+    assert {wrong.field for wrong in WRONG} | {"gate"} == {item.field for item in OPTIONS}
+
+
+@pytest.mark.parametrize(
+    "argument", ["--nixl-backend=banana", f"--nixl-etcd=http://u:{SECRET}@h:1/", "--nixl-blocks=8KiB..4KiB"]
+)
+def test_a_process_of_its_own_says_the_same(pytester: pytest.Pytester, argument: str) -> None:
+    here, alone = (run_pytest(pytester, argument, in_process=where) for where in (True, False))
+    assert sentence(here) == sentence(alone)
+    assert here.outlines == alone.outlines == []
+
+
+def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--nixl-gate=maybe", in_process=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*error: argument --nixl-gate: ignored explicit argument 'maybe'"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ("--nixl-etcd-server=external",),
+            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS",
+            id="external-without-address",
+        ),
+        pytest.param(
+            ("--nixl-etcd-server=embedded", "--nixl-etcd=http://h:1"),
+            "--nixl-etcd names an etcd that is there already, and --nixl-etcd-server=embedded asks for one of our own: "
+            "give one of the two",
+            id="embedded-with-address",
+        ),
+        pytest.param(
+            ("--nixl-etcd-server=container", f"--nixl-etcd=http://u:{SECRET}@h:1"),
+            "--nixl-etcd names an etcd that is there already, and --nixl-etcd-server=container asks for one of our "
+            "own: give one of the two",
+            id="container-with-address",
+        ),
+        pytest.param(
+            ("--nixl-etcd-cert=here.pem",),
+            "--nixl-etcd-cert=here.pem (option) is of no use alone: "
+            "expected --nixl-etcd-key FILE or ETCDCTL_KEY beside it",
+            id="cert-without-key",
+        ),
+        pytest.param(
+            ("--nixl-etcd-key=here.pem",),
+            "--nixl-etcd-key=here.pem (option) is of no use alone: "
+            "expected --nixl-etcd-cert FILE or ETCDCTL_CERT beside it",
+            id="key-without-cert",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], expected: str
+) -> None:
+    pytester.path.joinpath("here.pem").touch()
+    result = run_pytest(pytester, *arguments, in_process=True)
+    assert sentence(result) == expected
+    assert result.outlines == []
+
+
+@pytest.mark.parametrize(
+    ("expectation", "fault"),
+    [
+        pytest.param(
+            'floor = "1 MPH"\nsource = "test"',
+            f"profile own.toml, expect #1, floor: '1 MPH' has the wrong unit 'MPH': expected {RATE_FORM}",
+            id="wrong-unit",
+        ),
+        pytest.param(
+            'flor = "1 GB/s"\nsource = "test"',
+            "profile own.toml, expect #1, flor: unknown key (did you mean floor?): expected backend, op, memory, "
+            "blocks, batch, depth, floor, ceiling, p50, p99, transports, source",
+            id="unknown-key",
+        ),
+        pytest.param(
+            'floor = "1 GB/s"',
+            "profile own.toml, expect #1, source: missing: expected a text that says where each figure is from",
+            id="no-source",
+        ),
+    ],
+)
+def test_a_wrong_profile_is_refused_in_one_sentence(pytester: pytest.Pytester, expectation: str, fault: str) -> None:
+    pytester.path.joinpath("own.toml").write_text(f'[profile]\nname = "own"\n[[expect]]\n{expectation}\n')
+    result = run_pytest(pytester, "--nixl-profile=own.toml", in_process=True)
+    assert sentence(result) == f"--nixl-profile: {fault}"
+
+
+def test_a_profile_that_is_not_toml_is_refused_with_its_line(pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own\n')
+    result = run_pytest(pytester, "--nixl-profile=own.toml", in_process=True)
+    said = sentence(result)
+    assert said.startswith("--nixl-profile: profile own.toml is not TOML (")
+    assert "(at line 2, column 12)" in said
+    assert ": expected a [profile] table with a name" in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [pytest.param(wrong, value, id=wrong.field) for wrong in WRONG for value in list(wrong.faults)[:1] if value]
+    + [pytest.param(WRONG[1], f"http://u:{SECRET}@h:1/", id="etcd")],
+)
+def test_a_wrong_ini_value_is_refused_in_one_sentence(pytester: pytest.Pytester, wrong: Wrong, value: str) -> None:
+    pytester.makeini(f"[pytest]\nnixl_{wrong.field} = {value}")
+    result = run_pytest(pytester, in_process=True)
+    assert sentence(result) == f"ini value nixl_{wrong.field}: {wrong.faults[value]}: expected {wrong.form}"
+    assert result.outlines == []
+
+
+def test_a_wrong_switch_in_an_ini_file_is_refused(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nnixl_gate = maybe")
+    expected = "ini value nixl_gate: 'maybe' is neither yes nor no: expected yes or no"
+    assert sentence(run_pytest(pytester, in_process=True)) == expected
+
+
+def test_a_wrong_ini_value_does_not_matter_beside_an_option(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nnixl_blocks = many")
+    assert run_pytest(pytester, "--nixl-blocks=4KiB", in_process=True).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+ENVIRONMENTS = [
+    pytest.param(
+        {"NIXL_BACKEND": "banana"},
+        "environment variable NIXL_BACKEND: 'banana' is no backend that this version can drive: "
+        "expected UCX (any case), or several names separated by commas",
+        id="NIXL_BACKEND",
+    ),
+    pytest.param(
+        {"ETCDCTL_CACERT": "/nowhere"},
+        "environment variable ETCDCTL_CACERT: there is no file '/nowhere': expected an existing PEM file",
+        id="ETCDCTL_CACERT",
+    ),
+    pytest.param(
+        {"ETCDCTL_CERT": "/dev/../etc/hostname"},
+        "--nixl-etcd-cert=/dev/../etc/hostname (environment ETCDCTL_CERT) is of no use alone: "
+        "expected --nixl-etcd-key FILE or ETCDCTL_KEY beside it",
+        id="ETCDCTL_CERT",
+    ),
+    pytest.param(
+        {"ETCDCTL_USER": SECRET},
+        "environment variable ETCDCTL_USER: the name or the password is missing (what was given is not shown): "
+        "expected NAME:PASSWORD",
+        id="ETCDCTL_USER",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "expected"), ENVIRONMENTS)
+def test_a_wrong_variable_ends_a_run_that_has_a_test_of_ours(
+    pytester: pytest.Pytester, env: dict[str, str], expected: str
+) -> None:
+    pytester.makepyfile(OURS)
+    result = run_pytest(pytester, env=env)
+    assert sentence(result) == expected
+    assert result.outlines[-1].strip("= ").startswith("no tests ran in")
+
+
+@pytest.mark.parametrize(("env", "expected"), ENVIRONMENTS)
+def test_a_wrong_variable_does_not_touch_a_run_without_a_test_of_ours(
+    pytester: pytest.Pytester, env: dict[str, str], expected: str
+) -> None:
+    pytester.makepyfile(NOT_OURS)
+    result = run_pytest(pytester, env=env)
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=1)
+    assert result.errlines == []
+    result.stdout.no_fnmatch_line("*nixl*")
+    result.stdout.no_fnmatch_line(f"*{expected}*")
+
+
+USES_ETCD = "def test_it(nixl_etcd): raise AssertionError('it has run')"
+
+
+def test_a_container_where_no_engine_answers_is_refused_before_a_test_runs(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(USES_ETCD)
+    result = run_pytest(
+        pytester,
+        "--nixl-etcd-server=container",
+        "--nixl-etcd-image=localhost/there/is:none",
+        env={"DOCKER_HOST": "unix:///nonexistent.sock"},
+    )
+    expected = "--nixl-etcd-server=container: no container engine answers at unix:///nonexistent.sock: No such file"
+    assert sentence(result) == expected
+    result.stdout.no_fnmatch_line("*it has run*")
+
+
+def test_an_engine_is_not_asked_where_no_test_needs_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OURS)
+    env = {"DOCKER_HOST": "unix:///nonexistent.sock"}
+    run_pytest(pytester, "--nixl-etcd-server=container", env=env).assert_outcomes(passed=1)
+
+
+def test_every_option_is_in_the_help_with_its_form_and_default(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--help", in_process=True)
+    assert result.ret == pytest.ExitCode.OK
+    text = " ".join(" ".join(result.outlines).split())
+    for item in OPTIONS:
+        assert item.flag in text
+        assert f"the same as {item.flag}" in text
+        if not item.switch:
+            assert f"(default: {item.default or 'none'})" in text
