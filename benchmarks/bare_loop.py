@@ -117,7 +117,7 @@ def main() -> None:
         serve(theirs)
     theirs.close()
     rates = drive(ours, sys.argv[1], [int(p[0]) for p in pairs], [int(p[1]) for p in pairs])
-    print(" ".join(f"{rate:.0f}" for rate in rates), flush=True)
+    print("rates:", " ".join(f"{rate:.0f}" for rate in rates), flush=True)
     os._exit(0)
 
 

@@ -91,7 +91,8 @@ def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
         text=True,
         check=True,
     )
-    return [float(word) for word in done.stdout.split()]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("rates:")]
+    return [float(word) for word in line.split()[1:]]
 
 
 def beside_bare_loop(repeats: int) -> None:

@@ -65,8 +65,8 @@ class NixlAgent:
     """An agent in a worker of its own.
 
     Every method named as one of ``nixl_agent`` takes the same arguments and returns the same, with opaque references
-    for descriptor lists and handles. Errors of NIXL are :class:`~pytest_nixl.worker.process.NixlError`; a worker that dies
-    or hangs is a :class:`~pytest_nixl.worker.process.WorkerError`. Neither harms the pytest process.
+    for descriptor lists and handles. Errors of NIXL are :class:`~pytest_nixl.worker.process.NixlError`; a worker that
+    dies or hangs is a :class:`~pytest_nixl.worker.process.WorkerError`. Neither harms the pytest process.
     """
 
     def __init__(self, worker: Worker, ref: Ref, name: str) -> None:

@@ -11,13 +11,10 @@ import pytest
 from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.fixtures import nixl_agent, nixl_link, nixl_pairs, nixl_settings, parametrize_links, require_image
 from pytest_nixl.gate.conclude import check_of
-from pytest_nixl.gate.guard import failed, missed, refuse_accidents
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.record.benchmark import CLOCK, ReplayClock
-from pytest_nixl.record.results import Result
-from pytest_nixl.report.terminal import header, nothing_collected, status_word, write_report
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
 from pytest_nixl.settings import add_options
+
+# What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
 
 #: Fixtures, which pytest finds here by their names.
 __all__ = [
@@ -43,6 +40,8 @@ class _Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         plain = getattr(report, "nixl_result", None)
         if plain is not None:
+            from pytest_nixl.record.results import Result
+
             self._run.add(Result.from_plain(plain))
 
 
@@ -54,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
     run = Run.of(config)
     if run.asked_for and run.settings.gate and not run.parallel:
+        from pytest_nixl.gate.guard import refuse_accidents
+
         refuse_accidents(config)
     config.pluginmanager.register(_Results(run), "nixl-results")
 
@@ -63,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not run.asked_for:
         return []
     run.announced = True
-    return list(header(run.settings))
+    return _header(run)
 
 
 @pytest.hookimpl(tryfirst=True)  # links vary slowest: one operation's sizes follow each other
@@ -80,6 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _ = run.settings  # a bad value that nobody typed, in the environment say, ends the run here
         row = row_of(item)
         if row is not None:
+            from pytest_nixl.record.benchmark import CLOCK, ReplayClock
+
             run.expected_rows[str(row)] = item.nodeid
             item.stash[CLOCK] = ReplayClock()
             item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
@@ -99,7 +102,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     run = Run.of(config)
-    return list(header(run.settings)) if not run.announced and any(map(uses_ours, items)) else []
+    return _header(run) if not run.announced and any(map(uses_ours, items)) else []
+
+
+def _header(run: Run) -> list[str]:
+    from pytest_nixl.report.terminal import header
+
+    return list(header(run.settings))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -109,6 +118,8 @@ def pytest_runtest_makereport(
     report = yield
     if not uses_ours(item):
         return report
+    from pytest_nixl.gate.profiles import load_profile
+
     settings = Run.of(item.config).settings
     if call.excinfo is not None:
         required = check_of(item) in load_profile(settings.profile).required
@@ -123,14 +134,21 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    if not hasattr(report, "nixl_result"):
+        return None
+    from pytest_nixl.report.terminal import status_word
+
     return status_word(report)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = Run.of(session.config)
-    if not run.usable or run.parallel or not run.settings.gate or exitstatus not in (0, 1, 5):
+    if not (run.results or run.asked_for) or run.parallel or exitstatus not in (0, 1, 5) or not run.settings.gate:
         return
+    from pytest_nixl.gate.guard import failed, missed
+    from pytest_nixl.gate.profiles import load_profile
+
     profile = load_profile(run.settings.profile)
     run.results += missed(profile, run.expected_rows, run.results)
     if failed(run.results, profile, gate=True):
@@ -140,9 +158,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     run = Run.of(config)
+    if not (run.results or run.asked_for) or not run.usable:
+        return
+    from pytest_nixl.report.terminal import nothing_collected, write_report
+
     if run.results:
         write_report(terminalreporter, run)
-    elif run.asked_for and run.usable and not terminalreporter.stats.get("passed"):
+    elif not terminalreporter.stats.get("passed"):
         nothing_collected(terminalreporter, config)
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.record.results import Figures, Result
-from pytest_nixl.record.samples import RowKey
 from pytest_nixl.settings import OPTIONS, MemoryPair, Settings, given_options, read_settings
+
+if TYPE_CHECKING:
+    from pytest_nixl.record.results import Figures, Result
+    from pytest_nixl.record.samples import RowKey
 
 RUN = pytest.StashKey["Run"]()
 #: On an item: the figures of the row that its test measured.
-FIGURES = pytest.StashKey[Figures]()
+FIGURES = pytest.StashKey["Figures"]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
 OUR_FIXTURES = frozenset(("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client"))
@@ -41,7 +44,6 @@ class Run:
     """The state of this run."""
 
     config: pytest.Config
-    _settings: Settings | pytest.UsageError
     #: Key of each row that was collected, deselected or not, with its node id.
     expected_rows: dict[str, str] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
@@ -49,27 +51,23 @@ class Run:
 
     @classmethod
     def of(cls, config: pytest.Config) -> Run:
-        """Return the state of ``config``'s run, read at first use."""
+        """Return the state of ``config``'s run."""
         if RUN not in config.stash:
-            settings: Settings | pytest.UsageError
-            try:
-                settings = read_settings(config)
-            except pytest.UsageError as error:
-                settings = error
-            config.stash[RUN] = cls(config, settings)
+            config.stash[RUN] = cls(config)
         return config.stash[RUN]
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
-        """The settings. :raises pytest.UsageError: where one of them is bad."""
-        if isinstance(self._settings, pytest.UsageError):
-            raise self._settings
-        return self._settings
+        """The settings, read when first asked for. :raises pytest.UsageError: where one of them is bad."""
+        return read_settings(self.config)
 
     @property
     def usable(self) -> bool:
         """Whether the settings are good."""
-        return isinstance(self._settings, Settings)
+        try:
+            return bool(self.settings)
+        except pytest.UsageError:
+            return False
 
     def add(self, result: Result) -> None:
         """Take a result; one from a test's teardown replaces that of its call."""
@@ -101,6 +99,8 @@ def row_of(item: pytest.Item) -> RowKey | None:
     link = params.get("nixl_link")
     if not isinstance(link, LinkParam):
         return None
+    from pytest_nixl.record.samples import RowKey
+
     return RowKey(
         link.backend, link.op, link.memory, params["block"], batch=params.get("batch", 1), depth=params.get("depth", 1)
     )
@@ -111,6 +111,8 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     check = check_of(item)
     if check is None or (report.when != "call" and report.passed):
         return None
+    from pytest_nixl.record.results import Result
+
     judgement = _judgement(item, call, report)
     row = row_of(item)
     return Result(
@@ -154,7 +156,7 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool) -> None:
-    """Show our own errors and verdicts by their words instead of a traceback; skip where the question does not arise."""
+    """Show our own errors and verdicts by their words, with no traceback; skip where the question does not arise."""
     if isinstance(error, NotApplicableError) and not (gate and required):
         report.outcome = "skipped"
         path, line, _ = item.location

@@ -118,7 +118,7 @@ class Option:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, float):
-            return f"{value:g}s"
+            return f"{f'{value:.9f}'.rstrip('0').rstrip('.')}s"
         return redact(str(value)) if value != "" else "none"
 
 

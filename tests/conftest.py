@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,11 +13,6 @@ from pytest_nixl.agent import Agents
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
 from pytest_nixl.settings import Settings, read_settings
-
-
-def repeats() -> range:
-    """How often a test that is marked ``soak`` is made: once in CI, a hundred times in ``tox -e soak``."""
-    return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
 
 
 @pytest.fixture

@@ -71,6 +71,11 @@ def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str
     return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
 
 
+def repeats() -> range:
+    """How often a test that is marked ``soak`` is made: once in CI, a hundred times in ``tox -e soak``."""
+    return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
     """Whether ``condition`` comes true in time."""
     deadline = time.monotonic() + seconds

@@ -25,9 +25,7 @@ def link(pairs: Pairs, op: str = "WRITE") -> Link:
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize(("block", "batch", "depth"), [(1, 1, 1), (4096, 8, 1), (65536, 1, 4), (12345, 3, 5)])
-def test_every_byte_arrives_and_is_compared(
-    make_pairs: MakePairs, op: str, block: int, batch: int, depth: int
-) -> None:
+def test_every_byte_arrives_and_is_compared(make_pairs: MakePairs, op: str, block: int, batch: int, depth: int) -> None:
     pairs = make_pairs(blocks=(block,), batch=(batch,), depth=(depth,))
     samples = link(pairs, op).measure(block, batch=batch, depth=depth)
     assert samples.corruption is None
@@ -110,9 +108,7 @@ def test_a_row_that_does_not_fit_says_what_to_give(make_pairs: MakePairs) -> Non
     assert "--nixl-blocks" in caught.value.remedy
 
 
-def test_an_etcd_that_is_down_does_not_hold_up_a_link(
-    make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_etcd_that_is_down_does_not_hold_up_a_link(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
     started = time.monotonic()
     pairs = make_pairs()

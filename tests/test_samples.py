@@ -64,9 +64,7 @@ def test_the_percentiles_are_of_the_latencies() -> None:
     assert (LAUNCH.p50, LAUNCH.p99) == (2e-6, 3e-6)
 
 
-@pytest.mark.parametrize(
-    ("percent", "expected"), [(0, 15), (5, 15), (30, 20), (40, 20), (50, 35), (99, 50), (100, 50)]
-)
+@pytest.mark.parametrize(("percent", "expected"), [(0, 15), (5, 15), (30, 20), (40, 20), (50, 35), (99, 50), (100, 50)])
 def test_a_percentile_by_nearest_rank(percent: float, expected: float) -> None:
     assert percentile([50, 15, 40, 20, 35], percent) == expected
 

@@ -113,7 +113,7 @@ def test_a_backend_that_ucx_refuses_is_named_with_nixls_own_words(agents: Agents
 
 
 def test_a_backend_that_nixl_does_not_have_is_named_with_those_it_has(agents: Agents) -> None:
-    with pytest.raises(WorkerError, match="NIXL has no plugin NOSUCH: it has .*UCX"):
+    with pytest.raises(WorkerError, match=r"NIXL has no plugin NOSUCH: it has .*UCX"):
         agents.start(backends=["NOSUCH"])
 
 

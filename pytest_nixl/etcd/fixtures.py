@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.settings import Settings
-
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient
     from pytest_nixl.etcd.servers import EtcdServer, OwnServer, SessionEtcd
+    from pytest_nixl.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,8 @@ def nixl_etcd_server(nixl_settings: Settings) -> Iterator[SessionEtcd]:
 @pytest.fixture
 def nixl_etcd(nixl_etcd_server: SessionEtcd, request: pytest.FixtureRequest) -> Iterator[EtcdFixture]:
     """An etcd with a client and an unused prefix, which is deleted at the end, also after ``kill -9`` of pytest."""
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+    from pytest_nixl.etcd.errors import EtcdError
     from pytest_nixl.etcd.servers import ExternalServer
     from pytest_nixl.keeper import keeper
 
@@ -111,6 +110,7 @@ def nixl_private_etcd(nixl_settings: Settings) -> Iterator[PrivateEtcd]:
 @pytest.fixture
 def etcd3_client(nixl_etcd: EtcdFixture) -> Iterator[Any]:
     """A client of the package ``etcd3`` on the session's etcd; skips with the reason where that cannot be imported."""
+    from pytest_nixl.etcd.endpoints import parse_endpoints
     from pytest_nixl.etcd.servers import ExternalServer
 
     etcd3 = _import_etcd3()

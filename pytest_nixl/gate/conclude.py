@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.gate.profiles import Profile
 from pytest_nixl.gate.verdicts import Judgement, Outcome, outcome
+
+if TYPE_CHECKING:
+    from pytest_nixl.gate.profiles import Profile
 
 #: On an item: what the test came to, for the table and the gate.
 JUDGEMENT = pytest.StashKey[Judgement]()

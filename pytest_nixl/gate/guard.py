@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.gate.profiles import Profile
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 from pytest_nixl.settings import launcher_ranks
+
+if TYPE_CHECKING:
+    from pytest_nixl.gate.profiles import Profile
 
 
 def refuse_accidents(config: pytest.Config) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.samples import Samples
+
+if TYPE_CHECKING:
+    from pytest_nixl.gate.profiles import Expectation
+    from pytest_nixl.record.samples import Samples
 
 
 @dataclass(frozen=True)

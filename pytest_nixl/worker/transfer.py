@@ -2,9 +2,9 @@
 """The transfer loop: the initiator's timed windows, and the target's proof that the bytes arrived.
 
 A window is ``n`` transfers, ``depth`` of them in flight. A WRITE's window ends when the target's acknowledgement is
-here: the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that NIXL
-delivers after the data, and the target answers when it has them all. A READ's window ends with its last DONE, as the
-bytes are then at the initiator.
+here: the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that
+NIXL delivers after the data, and the target answers when it has them all. A READ's window ends with its last DONE, as
+the bytes are then at the initiator.
 
 A handle that was once posted with a notification sends it again with every later post, also with an empty one: so each
 slot has two handles, one plain and one tagged.

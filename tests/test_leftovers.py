@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing is left behind: processes, keys, directories, shared memory, however a run ends."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from runs import ROOT, command, environment, eventually, repeats, run
+
+from pytest_nixl.etcd.embedded import EmbeddedServer
+from pytest_nixl.keeper import keeper
+
+MARK = "PYTEST_NIXL_TEST_MARK"
+
+#: A test that says when everything is up: a link in mid-transfer, an agent that has published, a private etcd.
+BUSY = """
+import threading
+import pytest
+
+def test_busy(nixl_link, nixl_etcd, nixl_private_etcd, nixl_agent):
+    nixl_etcd.client.put(nixl_etcd.prefix + "ours", b"1")
+    agent = nixl_agent.another("published", listen_thread=True, environment={
+        "NIXL_ETCD_ENDPOINTS": nixl_etcd.endpoint, "NIXL_ETCD_NAMESPACE": nixl_etcd.prefix.rstrip("/")})
+    agent.send_local_metadata()
+    while nixl_etcd.client.count_prefix(nixl_etcd.prefix) < 2:
+        pass
+    threading.Timer(0.3, lambda: print("\\nBUSY", flush=True)).start()
+    nixl_link.measure(65536)
+"""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a run takes place, so that all that it leaves can be found."""
+
+    directory: Path
+    mark: str
+    etcd: EmbeddedServer
+    segments: frozenset[str]
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start the busy test and wait until it says that it is."""
+        (self.directory / "test_busy.py").write_text(BUSY)
+        process = subprocess.Popen(
+            [
+                *command("-s", "--nixl-op=WRITE", "--nixl-duration=60s", f"--nixl-etcd={self.etcd.endpoint}"),
+                "test_busy.py",
+            ],
+            cwd=self.directory,
+            env=environment(TMPDIR=str(self.directory), **{MARK: self.mark}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "BUSY" in line:
+                return process
+        raise AssertionError("".join(said))
+
+    def left(self) -> list[str]:
+        """Name what is left."""
+        found = [f"process {pid}: {line}" for pid, line in _marked(self.mark)]
+        found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
+        with self.etcd.client() as client:
+            found += [f"key {key}" for key in client.get_prefix("/pytest-nixl/")]
+        return found + [f"shared memory {name}" for name in _segments() - self.segments]
+
+
+def _marked(mark: str) -> Iterator[tuple[int, str]]:
+    """Every process whose environment carries the mark."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes():
+                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z":  # dead, and waiting for its parent: this test or the machine's first process
+                    yield int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it has ended meanwhile
+
+
+def _segments() -> frozenset[str]:
+    """POSIX and System V shared memory."""
+    posix = {entry.name for entry in Path("/dev/shm").iterdir()}
+    system_v = {f"sysv {line.split()[1]}" for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+    return frozenset(posix | system_v)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A directory, a mark, and an etcd that belongs to somebody else."""
+    etcd = EmbeddedServer.start(keeper())
+    with etcd.client() as client:
+        client.put("/somebody/else", b"1")
+        yield Scene(tmp_path, secrets.token_hex(8), etcd, _segments())
+        assert client.get("/somebody/else") == b"1"
+    etcd.discard()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("repeat", repeats())
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 2, "KeyboardInterrupt"),
+        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+    ],
+    ids=["ctrl-c", "sigterm", "kill-9"],
+)
+def test_a_run_that_is_ended_leaves_nothing(
+    scene: Scene, number: signal.Signals, code: int, said: str, repeat: int
+) -> None:
+    process = scene.start()
+    assert len(list(_marked(scene.mark))) >= 6, "pytest, its keeper, three workers or more and an etcd"
+    assert [key for key in scene.left() if key.startswith("key")], "what the run has published is in etcd"
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert said in output
+    assert eventually(lambda: not scene.left()), scene.left()
+
+
+def test_a_run_that_ends_by_itself_leaves_nothing(scene: Scene) -> None:
+    done = run(
+        "suites", f"--rootdir={ROOT}", "--nixl-blocks=64KiB", f"--nixl-etcd={scene.etcd.endpoint}",
+        env={"TMPDIR": str(scene.directory), MARK: scene.mark},
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert eventually(lambda: not scene.left(), 1), scene.left()
+
+
+def test_a_test_that_fails_leaves_nothing(scene: Scene) -> None:
+    (scene.directory / "test_fails.py").write_text(
+        "def test_fails(nixl_link, nixl_etcd, nixl_private_etcd, nixl_agent):\n"
+        "    nixl_etcd.client.put(nixl_etcd.prefix + 'ours', b'1')\n"
+        "    nixl_private_etcd.kill()\n"
+        "    nixl_agent.run('os:abort')\n"
+    )
+    done = run(
+        "test_fails.py", "--nixl-op=WRITE", f"--nixl-etcd={scene.etcd.endpoint}", directory=scene.directory,
+        env={"TMPDIR": str(scene.directory), MARK: scene.mark},
+    )  # fmt: skip
+    assert done.code == 1
+    assert eventually(lambda: not scene.left(), 1), scene.left()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("repeat", repeats())
+def test_an_etcd_that_dies_fails_the_test_that_needs_it_and_no_other(tmp_path: Path, repeat: int) -> None:
+    (tmp_path / "test_dying.py").write_text(
+        "import os\n"
+        "def test_before(nixl_etcd):\n"
+        "    nixl_etcd.client.put(nixl_etcd.prefix + 'a', b'1')\n"
+        "def test_dies(nixl_etcd):\n"
+        "    nixl_etcd.server.kill()\n"
+        "    nixl_etcd.client.put(nixl_etcd.prefix + 'a', b'1')\n"
+        "def test_link(nixl_link):\n"
+        "    assert nixl_link.move(4096) is None\n"
+        "def test_after(nixl_etcd):\n"
+        "    nixl_etcd.client.put(nixl_etcd.prefix + 'a', b'1')\n"
+    )
+    done = run(
+        "test_dying.py", "--nixl-etcd-server=embedded", "--nixl-op=WRITE", "-rA", "--nixl-timeout=20s",
+        directory=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert "FAILED test_dying.py::test_dies" in done.output
+    for name in ("test_before", "test_link[UCX-WRITE-DRAM:DRAM]", "test_after"):
+        assert f"PASSED test_dying.py::{name}" in done.output
+    assert "refused the connection" in done.output or "SIGKILL" in done.output, done.output
+    assert "Traceback" not in done.output
