@@ -16,12 +16,10 @@ from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.settings import OPTIONS, MemoryPair, Settings, given_options, read_settings
 
 if TYPE_CHECKING:
-    from pytest_nixl.record.results import Figures, Result
+    from pytest_nixl.record.results import Result
     from pytest_nixl.record.samples import RowKey
 
 RUN = pytest.StashKey["Run"]()
-#: On an item: the figures of the row that its test measured.
-FIGURES = pytest.StashKey["Figures"]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
 OUR_FIXTURES = frozenset(("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client"))
@@ -111,7 +109,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     check = check_of(item)
     if check is None or (report.when != "call" and report.passed):
         return None
-    from pytest_nixl.record.results import Result
+    from pytest_nixl.record.results import FIGURES, Result
 
     judgement = _judgement(item, call, report)
     row = row_of(item)

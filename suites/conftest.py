@@ -15,9 +15,9 @@ from pytest_nixl.gate.profiles import Profile, load_profile
 from pytest_nixl.gate.verdicts import Judgement
 from pytest_nixl.link import Link
 from pytest_nixl.record.benchmark import CLOCK, record_samples
-from pytest_nixl.record.results import Figures
+from pytest_nixl.record.results import FIGURES, Figures
 from pytest_nixl.record.samples import Samples
-from pytest_nixl.run import FIGURES, Run
+from pytest_nixl.run import Run
 from pytest_nixl.settings import Settings
 from pytest_nixl.units import format_size
 

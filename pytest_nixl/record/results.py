@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_nixl.gate.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class Figures:
             ceiling=(expectation and expectation.ceiling) or 0.0,
             transports=samples.transports,
         )
+
+
+#: On an item: the figures of the row that its test measured.
+FIGURES = pytest.StashKey[Figures]()
 
 
 @dataclass(frozen=True)
