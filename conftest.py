@@ -3,15 +3,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, distribution
+import sys
 
-
-def _plugins() -> list[str]:
-    try:
-        distribution("pytest-nixl")
-    except PackageNotFoundError:
-        return ["pytester", "pytest_nixl.plugin"]
-    return ["pytester"]
-
-
-pytest_plugins = _plugins()
+# An installed plugin has been loaded by its entry point when this file is read.
+pytest_plugins = ["pytester"] if "pytest_nixl.plugin" in sys.modules else ["pytester", "pytest_nixl.plugin"]

@@ -56,9 +56,9 @@ def serve(channel: socket.socket) -> None:
         for sender, messages in agent.get_new_notifs().items():
             for message in messages:
                 agent.send_notif(sender, b"answer" + message)
-        time.sleep(0.000002)
+        time.sleep(0.00002)
         naps += 1
-        if naps % 32 == 0:
+        if naps % 8 == 0:
             try:
                 if not channel.recv(1):
                     os._exit(0)

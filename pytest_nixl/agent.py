@@ -387,9 +387,9 @@ class Agents:
         :param options: as :meth:`NixlAgent.within`.
         :raises WorkerError: where the worker or the agent cannot be made.
         """
-        worker = Worker(
-            self._keeper, rank=0, role="agent", environment=environment or {}, timeout=self._settings.timeout
-        )
+        # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
+        changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
+        worker = Worker(self._keeper, rank=0, role="agent", environment=changed, timeout=self._settings.timeout)
         chosen = self._settings.backend[:1] if backends is None else backends
         agent = NixlAgent.within(worker, backends=chosen, name=name, **options)
         agent._siblings = self

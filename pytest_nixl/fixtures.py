@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.errors import NotApplicableError
+from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.run import LinkParam, Run
 from pytest_nixl.settings import MemoryPair, Settings
 
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def nixl_settings(pytestconfig: pytest.Config) -> Iterator[Settings]:
     """The settings of this run. While it is in use, SIGTERM ends pytest as Ctrl-C does: with fixtures torn down."""
+    try:
+        settings = Run.of(pytestconfig).settings
+    except pytest.UsageError as error:
+        raise NixlPluginError(str(error)) from None
     previous = signal.getsignal(signal.SIGTERM)
     if previous == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    yield Run.of(pytestconfig).settings
+    yield settings
     if previous == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -78,6 +78,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     run = Run.of(config)
     for item in filter(uses_ours, items):
+        run.used = True
+        if run.parallel and not run.usable:
+            return  # a worker of pytest-xdist that ended here would take the reason with it: the fixtures say it
         _ = run.settings  # a bad value that nobody typed, in the environment say, ends the run here
         row = row_of(item)
         if row is not None:
@@ -95,14 +98,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    run = Run.of(session.config)
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
-    if used and not session.config.option.collectonly:
-        require_image(Run.of(session.config).settings)
+    if used and not run.parallel and not session.config.option.collectonly:
+        require_image(run.settings)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     run = Run.of(config)
-    return _header(run) if not run.announced and any(map(uses_ours, items)) else []
+    return _header(run) if run.used and not run.announced and not run.parallel else []
 
 
 def _header(run: Run) -> list[str]:
@@ -120,10 +124,11 @@ def pytest_runtest_makereport(
         return report
     from pytest_nixl.gate.profiles import load_profile
 
-    settings = Run.of(item.config).settings
+    run = Run.of(item.config)
     if call.excinfo is not None:
-        required = check_of(item) in load_profile(settings.profile).required
-        shorten(report, item, call.excinfo.value, gate=settings.gate, required=required)
+        gate = run.usable and run.settings.gate
+        required = run.usable and check_of(item) in load_profile(run.settings.profile).required
+        shorten(report, item, call.excinfo.value, gate=gate, required=required)
     result = result_of(item, call, report)
     if result is not None:
         if report.failed and isinstance(report.longrepr, str):
@@ -164,7 +169,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     if run.results:
         write_report(terminalreporter, run)
-    elif not terminalreporter.stats.get("passed"):
+    elif not run.used:
         nothing_collected(terminalreporter, config)
 
 

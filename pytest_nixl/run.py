@@ -46,6 +46,8 @@ class Run:
     expected_rows: dict[str, str] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     announced: bool = False
+    #: Whether a test of ours was collected.
+    used: bool = False
 
     @classmethod
     def of(cls, config: pytest.Config) -> Run:

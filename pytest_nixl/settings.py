@@ -318,9 +318,16 @@ def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tu
     for name in item.environment:
         if environ.get(name):
             parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
-            return _parse(item, parse, environ[name], f"environment variable {name}"), f"environment {name}"
+            text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
+            return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
     # Nothing is the default of some; whoever types nothing meant something.
     return item.parse(item.default) if item.default else "", "default"
+
+
+def _with_password(environ: Mapping[str, str]) -> str:
+    """ETCDCTL_USER, with the password of ETCDCTL_PASSWORD where it has none, as etcdctl takes them."""
+    user, password = environ["ETCDCTL_USER"], environ.get("ETCDCTL_PASSWORD")
+    return f"{user}:{password}" if password and ":" not in user else user
 
 
 def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) -> Any:
@@ -355,6 +362,9 @@ def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
                 value = "***" if item.secret else redact(environ[name])
                 why = f"{item.flag} comes from {sources[item.field]}"
                 yield f"{name}={value} is set and ignored: {why}"
+    namespace = environ.get("NIXL_ETCD_NAMESPACE")
+    if namespace:
+        yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: our keys are under a prefix of each test's own"
     worker = environ.get("NIXL_WORKER_TYPE")
     if worker and worker.lower() != "nixl":
         yield f"NIXL_WORKER_TYPE={worker} is set and ignored: transfers are always made by NIXL"

@@ -345,3 +345,15 @@ def test_no_launcher() -> None:
 
 def test_a_launcher_of_one_rank_does_not_hide_another() -> None:
     assert launcher_ranks({"SLURM_NTASKS": "1", "WORLD_SIZE": "16"}) == ("WORLD_SIZE", 16)
+
+
+def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) -> None:
+    apart = {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": "secret"}
+    assert read_settings(pytestconfig, apart).etcd_user == "root:secret"
+    together = {"ETCDCTL_USER": "root:own", "ETCDCTL_PASSWORD": "other"}
+    assert read_settings(pytestconfig, together).etcd_user == "root:own"
+
+
+def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
+    lines = list(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"}).lines())
+    assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from runs import run
 
 FUNCTIONAL = ("suites/infrastructure", "suites/metadata", "suites/uri_validation")
@@ -22,6 +23,14 @@ def test_bandwidth_says_that_it_was_not_measured_and_why() -> None:
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE", "READ 64KiB": "NOT-APPLICABLE"}
     assert "bandwidth is never measured in parallel: run it without pytest-xdist (-n)" in done.output
     assert done.code == 0
+
+
+def test_a_bad_variable_is_named_by_every_test_that_needs_it() -> None:
+    done = run("suites", "-n", "2", env={"NIXL_BACKEND": "banana"})
+    assert "environment variable NIXL_BACKEND: 'banana' is no backend" in done.output
+    assert "INTERNALERROR" not in done.output
+    assert "Traceback" not in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
 def test_all_workers_share_one_etcd(tmp_path: Path) -> None:

@@ -280,6 +280,9 @@ def _engine() -> Iterator[Any]:
         ) from None
     where = os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}"
     try:
+        if where.startswith("unix://") and not Path(where.removeprefix("unix://")).exists():
+            # Asked before docker does: it would leave its own socket open.
+            raise docker.errors.DockerException("No such file")
         engine = docker.from_env(timeout=ENGINE_SECONDS, use_ssh_client=where.startswith("ssh://"))
         engine.ping()
     except docker.errors.DockerException as error:
