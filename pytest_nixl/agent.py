@@ -107,6 +107,8 @@ class NixlAgent:
         except BaseException:
             worker.kill()
             raise
+        if reply["ucx"]:
+            worker.versions["ucx"] = reply["ucx"]
         return cls(worker, reply["agent"], name)
 
     def close(self) -> None:

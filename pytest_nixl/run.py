@@ -42,8 +42,6 @@ class Run:
     """The state of this run."""
 
     config: pytest.Config
-    #: Key of each row that was collected, deselected or not, with its node id.
-    expected_rows: dict[str, str] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     announced: bool = False
     #: Whether a test of ours was collected.

@@ -72,7 +72,8 @@ def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) ->
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
             for end in (nixl_link.initiator, nixl_link.target)
-            for name in ("nixl", "nixl_package", "python", "host")
+            for name in ("nixl", "nixl_package", "ucx", "python", "host")
+            if name in end.worker.versions
         }
         record_samples(benchmark, request.node.stash[CLOCK], samples, versions)
 

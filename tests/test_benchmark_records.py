@@ -37,6 +37,7 @@ def test_a_row_is_recorded_under_its_key_with_its_figures(tmp_path: Path) -> Non
     assert 0 < extra["p50_us"] <= extra["p99_us"]
     assert extra["transports"] == ["cma/memory"]
     assert {"initiator_nixl", "target_nixl", "initiator_python", "target_host"} <= set(extra)
+    assert extra["initiator_ucx"][:2] == "1."
 
 
 def test_two_runs_compare_by_key(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:
     assert done.code == 1
 
 
+def test_a_row_that_is_not_selected_is_missing(tmp_path: Path) -> None:
+    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
+    name = "suites/bandwidth/test_bandwidth.py::test_bandwidth[UCX-READ-DRAM:DRAM-64KiB-batch1-depth1]"
+    done = run(name, GATE, "--nixl-blocks=64KiB", f"--nixl-profile={any_speed}")
+    assert done.verdicts == {"READ 64KiB": "PASS", "WRITE 64KiB": "MISSING"}
+    assert done.code == 1
+
+
 def test_a_required_check_that_is_deselected_is_missing(tmp_path: Path) -> None:
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'bandwidth']")
     done = run("suites/bandwidth", "suites/infrastructure", GATE, "--nixl-blocks=64KiB", "-k", "not etcd",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+from etcd_helpers import engine_image
 from inner import run_pytest
 
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
@@ -411,6 +412,16 @@ def test_a_container_where_no_engine_answers_is_refused_before_a_test_runs(pytes
     )
     expected = "--nixl-etcd-server=container: no container engine answers at unix:///nonexistent.sock: No such file"
     assert sentence(result) == expected
+    result.stdout.no_fnmatch_line("*it has run*")
+
+
+def test_an_image_that_is_not_there_is_refused_before_a_test_runs(pytester: pytest.Pytester) -> None:
+    engine_image()
+    pytester.makepyfile(USES_ETCD)
+    image = "--nixl-etcd-image=registry.invalid/etcd:v0"
+    result = run_pytest(pytester, "--nixl-etcd-server=container", image)
+    said = sentence(result)
+    assert said.startswith("--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this machine")
     result.stdout.no_fnmatch_line("*it has run*")
 
 

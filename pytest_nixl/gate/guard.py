@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
-from pytest_nixl.settings import launcher_ranks
+from pytest_nixl.record.samples import RowKey
+from pytest_nixl.settings import Settings, launcher_ranks
 
 if TYPE_CHECKING:
     from pytest_nixl.gate.profiles import Profile
@@ -42,35 +44,44 @@ def _accidents(config: pytest.Config) -> Iterator[str]:
         )
 
 
-def missed(profile: Profile, expected_rows: Mapping[str, str], results: Sequence[Result]) -> list[Result]:
-    """Return a MISSING result for every required check and every row that was asked for and is not among ``results``.
+def missed(profile: Profile, settings: Settings, results: Sequence[Result]) -> list[Result]:
+    """Return a MISSING result for every required check and every row of the settings that is not among ``results``."""
+    return [*_missed_checks(profile, results), *_missed_rows(settings, results)]
 
-    :param expected_rows: key of each row that was collected, deselected ones included, with its node id.
-    """
-    found: list[Result] = []
-    measured = {result.row for result in results if result.figures is not None}
+
+def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Result]:
     for check in profile.required:
         made = [result for result in results if result.check == check]
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
         if not made:
             reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
             remedy = "run the whole of the suites, with no -k, -m or --deselect"
-            found.append(Result(check, "", Verdict.MISSING, reason, remedy))
+            yield Result(check, "", Verdict.MISSING, reason, remedy)
         elif len(skipped) == len(made):
             why = skipped[0].reason
             reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {why}"
             remedy = "make it apply, or change the profile"
-            found.append(Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy))
-    judged = {result.row for result in results if result.row}
-    for row, nodeid in expected_rows.items():
-        if row not in judged:
-            reason = f"the row {row} was asked for and not measured: its test was deselected or never ran"
-            remedy = "run it, with no -k, -m, -x or --deselect"
-            found.append(Result("bandwidth", nodeid, Verdict.MISSING, reason, remedy, row=row))
-    if not measured:
+            yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def _missed_rows(settings: Settings, results: Sequence[Result]) -> Iterator[Result]:
+    if not any(result.figures for result in results):
         reason = "no row was measured: there is nothing to accept"
-        found.append(Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well"))
-    return found
+        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well")
+        return
+    judged = {result.row for result in results}
+    for row in asked_rows(settings):
+        if row not in judged:
+            reason = f"the row {row} was asked for and not measured: its test was not selected or never ran"
+            remedy = "run the whole suite, with no -k, -m, -x, --deselect or node id"
+            yield Result("bandwidth", "", Verdict.MISSING, reason, remedy, row=row)
+
+
+def asked_rows(settings: Settings) -> Iterator[str]:
+    """Yield the key of every row that the settings ask for."""
+    asked = product(settings.backend, settings.memory, settings.op, settings.blocks, settings.batch, settings.depth)
+    for backend, memory, op, block, batch, depth in asked:
+        yield str(RowKey(backend, op, memory, block, batch, depth))
 
 
 def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:

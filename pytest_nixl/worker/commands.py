@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -10,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pytest_nixl.worker import memory, transfer
@@ -115,7 +117,7 @@ class Commands:
             if backend not in agent.get_plugin_list():
                 raise RefusedError(f"NIXL has no plugin {backend}: it has {', '.join(agent.get_plugin_list())}")
             agent.create_backend(backend)
-        return {"agent": self._keep(agent, "agent")}
+        return {"agent": self._keep(agent, "agent"), "ucx": _ucx_version()}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""
@@ -251,3 +253,14 @@ def _nixl_version(nixl: Any) -> dict[str, str]:
     module = sys.modules["nixl._api"]
     package = next(iter(versions.items()), ("nixl", "of no package"))
     return {"nixl": package[1], "nixl_package": package[0], "nixl_module": str(module.__file__)}
+
+
+def _ucx_version() -> str:
+    """Return the version of the UCX that this process has loaded, by its own word; empty where it has none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libucp") and ".so" in path:
+            version = ctypes.CDLL(path).ucp_get_version_string
+            version.restype = ctypes.c_char_p
+            return str(version().decode())
+    return ""
