@@ -420,8 +420,8 @@ def test_an_image_that_is_not_there_is_refused_before_a_test_runs(pytester: pyte
     pytester.makepyfile(USES_ETCD)
     image = "--nixl-etcd-image=registry.invalid/etcd:v0"
     result = run_pytest(pytester, "--nixl-etcd-server=container", image)
-    said = sentence(result)
-    assert said.startswith("--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this machine")
+    expected = "--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this machine"
+    assert sentence(result).startswith(expected)
     result.stdout.no_fnmatch_line("*it has run*")
 
 
