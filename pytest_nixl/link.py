@@ -21,6 +21,10 @@ from pytest_nixl.units import MIB
 from pytest_nixl.worker.process import Pending, Worker, results
 from pytest_nixl.worker.wire import Ref
 
+#: Seconds of transfers before a row is timed, and before the first row of a launch: new processes may share a core at
+#: first, which costs a third of the bandwidth of small blocks; and a shaper's burst is over then.
+SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.05, 0.3
+
 
 @dataclass(frozen=True)
 class _End:
@@ -45,6 +49,7 @@ class Pair:
         self.backend = backend
         self.memory = memory
         self.capacity = capacity
+        self._settle = FIRST_SETTLE_SECONDS
         # Metadata goes by the workers' own channel: an etcd that is down must not hold up these agents.
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
         wanted = backend.environment(os.environ)
@@ -77,6 +82,11 @@ class Pair:
         serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
         connecting = here.worker.request("connect", agent=here.ref, target=there.name, patience=here.worker.timeout)
         results([connecting], serving=serving)
+
+    def settle(self) -> float:
+        """Seconds to transfer before a row is timed: more for the first, while the scheduler places the processes."""
+        settle, self._settle = self._settle, SETTLE_SECONDS
+        return settle
 
     @property
     def healthy(self) -> bool:
@@ -211,6 +221,7 @@ class Link:
             settings.timeout + settings.duration,
             iterations=iterations,
             warmup=settings.warmup,
+            settle=self._pair.settle(),
             duration=settings.duration,
         )
         return found

@@ -177,12 +177,13 @@ class Commands:
         patience: float,
         iterations: int,
         warmup: int,
+        settle: float,
         duration: float,
         **how: bool,
     ) -> dict[str, Any]:
         """Time windows of the prepared transfers."""
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
-        return transfer.measure(initiator, iterations=iterations, warmup=warmup, duration=duration)
+        return transfer.measure(initiator, iterations=iterations, warmup=warmup, settle=settle, duration=duration)
 
     def do_serve(self, agent: Ref, patience: float) -> int:
         """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""

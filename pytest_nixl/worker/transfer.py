@@ -175,17 +175,17 @@ class Initiator:
             raise StepTimeoutError(f"the deadline passed while waiting for {what}")
 
 
-def measure(initiator: Initiator, *, iterations: int, warmup: int, duration: float) -> dict[str, Any]:
+def measure(initiator: Initiator, *, iterations: int, warmup: int, settle: float, duration: float) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
     :param iterations: transfers to time at least.
+    :param warmup: transfers before anything else.
+    :param settle: seconds of transfers before the first window.
     :param duration: seconds to measure at least.
     """
-    pilot = max(warmup, 5)
-    stamps = stamps_for(pilot)
     if warmup:
-        initiator.window(warmup, stamps)
-    estimate = max(initiator.window(pilot, stamps) / pilot, 1e-7)
+        initiator.window(warmup, stamps_for(warmup))
+    estimate = _settle(initiator, settle)
     per_window = max(-(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
@@ -198,6 +198,17 @@ def measure(initiator: Initiator, *, iterations: int, warmup: int, duration: flo
         "transfers": [per_window] * len(windows),
         "latencies": [stamp / 1e9 for stamp in _order_statistics(latencies)],
     }
+
+
+def _settle(initiator: Initiator, least: float) -> float:
+    """Make transfers for ``least`` seconds, and return the seconds that one of them takes."""
+    transfers, seconds = 5, 0.0
+    while seconds < least:
+        taken = initiator.window(transfers, stamps_for(transfers))
+        estimate = max(taken / transfers, 1e-7)
+        seconds += taken
+        transfers = max(5, int((least - seconds) / estimate))
+    return estimate
 
 
 def _order_statistics(stamps: array[int]) -> list[int]:
