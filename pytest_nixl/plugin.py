@@ -83,14 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return  # a worker of pytest-xdist that ended here would take the reason with it: the fixtures say it
         _ = run.settings  # a bad value that nobody typed, in the environment say, ends the run here
         if row_of(item) is not None:
-            from pytest_nixl.record.benchmark import CLOCK, ReplayClock
+            from pytest_nixl.record.benchmark import prepare_row
 
-            item.stash[CLOCK] = ReplayClock()
-            item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
-            fixtures: list[str] = getattr(item, "fixturenames", [])
-            if config.pluginmanager.has_plugin("benchmark") and "benchmark" not in fixtures:
-                # By name, so that pytest-benchmark's own options know the test for a benchmark.
-                fixtures.append("benchmark")
+            prepare_row(item)
             if run.parallel:
                 item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
 

@@ -36,6 +36,16 @@ class ReplayClock:
 CLOCK = pytest.StashKey[ReplayClock]()
 
 
+def prepare_row(item: pytest.Item) -> None:
+    """Make a test that measures a row a benchmark of pytest-benchmark, with a clock of its own."""
+    item.stash[CLOCK] = ReplayClock()
+    item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
+    fixtures: list[str] = getattr(item, "fixturenames", [])
+    if item.config.pluginmanager.has_plugin("benchmark") and "benchmark" not in fixtures:
+        # By name, so that pytest-benchmark's own options know the test for a benchmark.
+        fixtures.append("benchmark")
+
+
 def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: Mapping[str, object]) -> None:
     """Hand a row to pytest-benchmark.
 
