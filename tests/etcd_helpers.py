@@ -24,9 +24,10 @@ import requests
 import trustme
 
 from pytest_nixl.etcd.binary import etcd_binary
-from pytest_nixl.etcd.container import LABEL
+from pytest_nixl.etcd.container import LABEL, container_engine
 from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.keeper import Keeper, close_keeper, keeper
 
 REPOSITORY = Path(__file__).parents[1]
@@ -257,18 +258,15 @@ def engine_image() -> str:
     docker = pytest.importorskip("docker")
     pytest.importorskip("testcontainers")
     try:
-        engine = docker.from_env(timeout=60)
-        engine.ping()
-    except docker.errors.DockerException as error:
+        with container_engine() as engine:
+            try:
+                engine.images.get(IMAGE)
+            except docker.errors.ImageNotFound:
+                _import_image(engine)
+    except EtcdError as error:
         if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and no container engine answers: {error}")
-        pytest.skip(f"no container engine answers: {error}")
-    try:
-        engine.images.get(IMAGE)
-    except docker.errors.ImageNotFound:
-        _import_image(engine)
-    finally:
-        engine.close()
+            pytest.fail(f"CI is set, and {error.reason}")
+        pytest.skip(error.reason)
     return IMAGE
 
 

@@ -36,7 +36,7 @@ def test_a_row_is_recorded_under_its_key_with_its_figures(tmp_path: Path) -> Non
     assert stats["rounds"] >= 10
     assert extra["transfers"] >= 1000
     assert 0 < extra["p50_us"] <= extra["p99_us"]
-    assert extra["transports"] == ["cma/memory"]
+    assert extra["transports"][0] in ("cma/memory", "posix/memory", "sysv/memory")
     assert {"initiator_nixl", "target_nixl", "initiator_python", "target_host"} <= set(extra)
     assert extra["initiator_ucx"][:2] == "1."
 

@@ -32,7 +32,8 @@ def test_every_byte_arrives_and_is_compared(make_pairs: MakePairs, op: str, bloc
     assert str(samples.key).startswith(f"UCX/{op}/DRAM:DRAM/")
     assert samples.key.pair == (0, 1)
     assert samples.transfer_bytes == block * batch
-    assert samples.transports == ("cma/memory",)
+    assert {transport.split("/")[0] for transport in samples.transports} <= {"cma", "posix", "sysv"}
+    assert samples.transports
     assert samples.bandwidth > 0
 
 

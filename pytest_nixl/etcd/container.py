@@ -49,7 +49,7 @@ testcontainers_installed.__test__ = False  # type: ignore[attr-defined]
 def image_present(image: str) -> bool:
     """Whether an engine answers and has ``image`` already; False too where none answers."""
     try:
-        with _engine() as engine:
+        with container_engine() as engine:
             return _has(engine, image)
     except EtcdError:
         return False
@@ -69,7 +69,7 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
         )
     import docker
 
-    with _engine() as engine:
+    with container_engine() as engine:
         if _has(engine, image):
             return
         if pull:
@@ -136,7 +136,7 @@ class ContainerServer:
         """Return None while it is up, else how it ended, with the last lines of its log."""
         import docker
 
-        with _engine() as engine:
+        with container_engine() as engine:
             try:
                 container = engine.containers.get(self.name)
             except docker.errors.NotFound:
@@ -197,7 +197,7 @@ class ContainerServer:
         import docker
 
         self.stopped = True
-        with _engine() as engine:
+        with container_engine() as engine:
             # 409: somebody removes it just now.
             with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
                 engine.containers.get(self.name).remove(force=True, v=True)
@@ -207,7 +207,7 @@ class ContainerServer:
     def _container(self) -> Iterator[Any]:
         import docker
 
-        with _engine() as engine:
+        with container_engine() as engine:
             try:
                 yield engine.containers.get(self.name)
             except docker.errors.NotFound:
@@ -268,7 +268,7 @@ class ContainerServer:
 
 
 @contextlib.contextmanager
-def _engine() -> Iterator[Any]:
+def container_engine() -> Iterator[Any]:
     """Yield a client of the engine. :raises EtcdError: where none answers, or the package docker is not installed."""
     try:
         import docker
