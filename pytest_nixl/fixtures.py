@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -27,11 +28,12 @@ def nixl_settings(pytestconfig: pytest.Config) -> Iterator[Settings]:
         settings = Run.of(pytestconfig).settings
     except pytest.UsageError as error:
         raise NixlPluginError(str(error)) from None
-    previous = signal.getsignal(signal.SIGTERM)
-    if previous == signal.SIG_DFL:
+    # Only the main thread may, and a handler that is somebody's own stays.
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ours:
         signal.signal(signal.SIGTERM, _exit_on_sigterm)
     yield settings
-    if previous == signal.SIG_DFL:
+    if ours:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -45,7 +45,8 @@ def test_two_runs_compare_by_key(tmp_path: Path) -> None:
     for name in ("one", "two"):
         record(tmp_path / f"{name}.json")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "one.json"), str(tmp_path / "two.json")],
+        [sys.executable, "-m", "pytest_benchmark", "compare", "one.json", "two.json"],
+        cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.count(KEY) == 2
@@ -54,7 +55,7 @@ def test_two_runs_compare_by_key(tmp_path: Path) -> None:
 
 def test_autosave_and_compare_in_the_run_work(tmp_path: Path) -> None:
     storage = f"--benchmark-storage={tmp_path}"
-    for options in (("--benchmark-autosave",), ("--benchmark-compare", "--benchmark-compare-fail=median:10000%")):
+    for options in (("--benchmark-autosave",), ("--benchmark-compare",)):
         done = bandwidth("--nixl-op=WRITE", storage, *options)
         assert done.code == 0, done.output
     assert len(list(tmp_path.rglob("0001_*.json"))) == 1
@@ -70,7 +71,9 @@ def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = bandwidth("--benchmark-disable", "--nixl-op=WRITE", f"--benchmark-json={path}")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
-    assert not path.exists() or not json.loads(path.read_text())["benchmarks"]
+    # Versions of pytest-benchmark leave no file, an empty one, or one with no benchmark in it.
+    text = path.read_text() if path.exists() else ""
+    assert not text or not json.loads(text)["benchmarks"]
 
 
 def test_rows_are_properties_of_junit_xml(tmp_path: Path) -> None:

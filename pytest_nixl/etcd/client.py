@@ -54,10 +54,12 @@ class EtcdClient:
                 protocol=member.scheme,
                 timeout=timeout,
                 api_path="/v3/",
-                session=session,
             )
             for member in self._members
         }
+        for client in self._clients.values():
+            # Not by the constructor, which takes a session from 2.6 on only.
+            client.session = session
         self._current = 0
 
     def __repr__(self) -> str:
