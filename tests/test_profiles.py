@@ -111,8 +111,11 @@ CHECKS = "expected a list of names of checks"
         ("[profile]\nname = 3", "profile, name: the bare number 3, not a text: expected a name"),
         ('profile = "x"', "profile: a text, not a table: expected [profile]"),
         (f'{NAMED}summry = "x"', "profile, summry: unknown key (did you mean summary?): expected name, summary"),
-        (f"{NAMED}[[expects]]", "expects: unknown key (did you mean expect?): expected profile, required, expect"),
-        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, expect"),
+        (
+            f"{NAMED}[[expects]]",
+            "expects: unknown key (did you mean expect?): expected profile, required, machine, expect, recorded",
+        ),
+        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, machine, expect, recorded"),
         (f"{NAMED}[expect]", "expect: a table, not a list of tables: expected [[expect]], with two brackets"),
         (f"expect = [1]\n{NAMED}", "expect: a list, not a list of tables: expected [[expect]], with two brackets"),
         (f"{NAMED}[required]\ncheck = []", "required, check: unknown key (did you mean checks?): expected checks"),
