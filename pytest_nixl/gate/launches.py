@@ -31,7 +31,7 @@ AGREEING_LAUNCHES = 0.75
 LEAST_SPREAD, WIDE_SPREAD = 0.002, 0.03
 FEWEST_WIDE_LAUNCHES = 5
 
-# Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom: scipy.stats.t.ppf(.995, df) of SciPy 1.17, as in any table.
+# Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom, by scipy.stats.t.ppf(.995, df) of SciPy 1.17.
 _T995 = (63.656741, 9.924843, 5.840909, 4.604095, 4.032143, 3.707428)
 
 #: A floor from good runs is at most this part of their median, and this many MAD below it.
