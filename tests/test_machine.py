@@ -380,7 +380,7 @@ def test_rows_by_the_a10g_profile(backend: str, block: int, gigabytes: float, tr
     ("backend", "block", "gigabytes", "verdict"),
     [
         ("UCX", 4096, 0.15, Verdict.PASS),
-        ("UCX", 4096, 0.007, Verdict.FAIL),
+        ("UCX", 4096, 0.001, Verdict.FAIL),
         ("LIBFABRIC", 4096, 0.19, Verdict.PASS),
         ("LIBFABRIC", 4096, 0.009, Verdict.FAIL),
         ("LIBFABRIC", 64 << 20, 3.0, Verdict.PASS),
