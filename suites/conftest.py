@@ -52,7 +52,7 @@ def verdict(request: pytest.FixtureRequest, nixl_settings: Settings, profile: Pr
 @pytest.fixture
 def expect(profile: Profile) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
-    return lambda samples: judge(samples, profile.expectation(samples.key))
+    return lambda samples: judge(samples, profile.expectation(samples.key), profile.machine)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) ->
         benchmark.has_error = True
 
     def write(samples: Samples) -> None:
-        request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key))
+        request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key), profile.machine)
         if benchmark is None:
             return
         benchmark.has_error = False

@@ -11,6 +11,7 @@ from etcd_helpers import engine_image
 from inner import run_pytest
 
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
+from pytest_nixl.gate.profiles import bundled_profiles
 from pytest_nixl.settings import OPTIONS
 from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 
@@ -44,7 +45,7 @@ def _no_file(*values: str) -> dict[str, str]:
 
 COUNTS = "a whole number above zero, or a list of them"
 PEM = "an existing PEM file"
-PROFILE = "loopback, or the path of a TOML file"
+PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 
 WRONG = (
     Wrong(

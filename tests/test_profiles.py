@@ -111,8 +111,11 @@ CHECKS = "expected a list of names of checks"
         ("[profile]\nname = 3", "profile, name: the bare number 3, not a text: expected a name"),
         ('profile = "x"', "profile: a text, not a table: expected [profile]"),
         (f'{NAMED}summry = "x"', "profile, summry: unknown key (did you mean summary?): expected name, summary"),
-        (f"{NAMED}[[expects]]", "expects: unknown key (did you mean expect?): expected profile, required, expect"),
-        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, expect"),
+        (
+            f"{NAMED}[[expects]]",
+            "expects: unknown key (did you mean expect?): expected profile, required, machine, expect, recorded",
+        ),
+        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, machine, expect, recorded"),
         (f"{NAMED}[expect]", "expect: a table, not a list of tables: expected [[expect]], with two brackets"),
         (f"expect = [1]\n{NAMED}", "expect: a list, not a list of tables: expected [[expect]], with two brackets"),
         (f"{NAMED}[required]\ncheck = []", "required, check: unknown key (did you mean checks?): expected checks"),
@@ -367,7 +370,7 @@ def test_every_bundled_profile_loads_under_its_own_name(name: str) -> None:
     assert loaded.name == name
     assert loaded.path_or_origin == f"{name}.toml of pytest-nixl"
     assert loaded.required
-    assert loaded.expectations
+    assert loaded.expectations or loaded.machine
     assert load_profile(name) is loaded
 
 
@@ -412,8 +415,10 @@ def test_loopback_requires_the_checks_of_a_laptop() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["gate.profiles", "gate.judge", "gate.verdicts", "record.samples", "settings", "units", "etcd.endpoints"]
-)
+    "module",
+    ["gate.profiles", "gate.judge", "gate.machine", "gate.launches", "gate.verdicts", "record.results",
+     "record.samples", "settings", "units", "etcd.endpoints"],
+)  # fmt: skip
 def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", f"import pytest_nixl.{module}"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from pytest_nixl import units
+from pytest_nixl.gate.machine import EFA, RDMA, Ceiling, Machine, row_ceiling
 from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.record.samples import RowKey, Samples
@@ -14,11 +15,9 @@ from pytest_nixl.record.samples import RowKey, Samples
 AGREEING_WINDOWS = 0.75
 
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
-_RDMA = {"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_mlx5", "dc_x", "ud", "ud_verbs", "ud_mlx5", "verbs"}
-_EFA = {"efa", "srd"}
 
 
-def judge(samples: Samples, expectation: Expectation | None) -> Judgement:
+def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
     """Judge what one launch measured of a row.
 
     The first of these that holds: CORRUPT, whatever else; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
@@ -26,10 +25,17 @@ def judge(samples: Samples, expectation: Expectation | None) -> Judgement:
     INCONCLUSIVE about the floor; PASS. A latency over its bound fails a row whose floor is in doubt, so that the doubt
     hides nothing. An expectation without a floor is PASS by its transports or its latency bounds and says so; with a
     ceiling alone it is NO-EXPECTATION: that nothing is impossibly fast proves nothing.
+
+    :param machine: what its network cards cannot carry is IMPLAUSIBLE, also where it would be NO-EXPECTATION or
+        UNKNOWN: neither may hide a figure that cannot be.
     """
     row = describe(samples.key)
     if samples.corruption is not None:
         return _corrupt(row, samples)
+    ceiling = row_ceiling(samples, expectation, machine)
+    implausible = _implausible(row, samples, ceiling) if _timed(samples) else None
+    if implausible is not None and (expectation is None or (not samples.transports and expectation.ceiling is None)):
+        return implausible
     if expectation is None:
         return Judgement(
             Verdict.NO_EXPECTATION,
@@ -39,7 +45,7 @@ def judge(samples: Samples, expectation: Expectation | None) -> Judgement:
     judgement = _transport(row, samples, expectation) or _untimed(row, samples, expectation)
     if judgement is not None:
         return judgement
-    speed = _speed(row, samples, expectation)
+    speed = implausible or _speed(row, samples, expectation)
     if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
         return speed
     return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
@@ -96,12 +102,12 @@ def _transport_remedy(backend: str, accepted: set[str]) -> str:
             "namespace; else kernel.yama.ptrace_scope=0)"
         )
         steps.append("for posix and sysv give them one IPC namespace and a /dev/shm that is large enough")
-    if accepted & _RDMA:
+    if accepted & RDMA:
         steps.append(
             "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
             "ibv_devinfo shows an active port"
         )
-    if accepted & _EFA:
+    if accepted & EFA:
         steps.append(
             "for EFA see that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and that "
             "the security group lets all traffic to and from itself"
@@ -110,9 +116,13 @@ def _transport_remedy(backend: str, accepted: set[str]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def _timed(samples: Samples) -> bool:
+    return bool(samples.windows) and all(0 < seconds < math.inf for seconds in samples.windows)
+
+
 def _untimed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
     needs_latency = expectation.p50 is not None or expectation.p99 is not None
-    if not samples.windows or not all(0 < seconds < math.inf for seconds in samples.windows):
+    if not _timed(samples):
         fault = "no window of transfers was timed"
     elif needs_latency and not samples.latencies:
         fault = "no single transfer was timed, and the profile bounds its latency"
@@ -126,17 +136,30 @@ def _untimed(row: str, samples: Samples, expectation: Expectation) -> Judgement 
     )
 
 
-def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
-    """Judge by ceiling and floor; None: both hold."""
-    value, floor, ceiling = samples.bandwidth, expectation.floor, expectation.ceiling
-    if ceiling is not None and value > ceiling:
+def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgement | None:
+    if ceiling is None or samples.bandwidth <= ceiling.value:
+        return None
+    over = f"{row}: {rate(samples.bandwidth)} is over the ceiling of {rate(ceiling.value)}"
+    if not ceiling.why:
         return Judgement(
             Verdict.IMPLAUSIBLE,
-            f"{row}: {rate(value)} is over the ceiling of {rate(ceiling)}, which no such machine can exceed",
+            f"{over}, which no such machine can exceed",
             "Do not use this figure: the clock stopped before the bytes were delivered, or the profile's ceiling is "
             "not of this machine; compare the ceiling's source with the hardware, then run the row again with a "
             "longer --nixl-duration.",
         )
+    return Judgement(
+        Verdict.IMPLAUSIBLE,
+        f"{over}, {ceiling.why}",
+        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way, as "
+        "between two ranks of one host; compare the counters of the NICs with the payload, and [machine] of the "
+        "profile with the hardware.",
+    )
+
+
+def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    """Judge by the floor; None: it holds, or there is none."""
+    value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None
     windows = len(samples.rates)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nixl import units
+from pytest_nixl.gate.machine import Machine, is_network
 from pytest_nixl.settings import MEMORIES, OPS, MemoryPair
 
 if sys.version_info >= (3, 11):
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, and [[expect]] tables"
+SOURCE_FORM = "a text that says where each figure is from"
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
 TRANSPORTS_FORM = 'names as they stand before the "/" of what the backend reports, such as "cma"'
 
@@ -66,12 +68,38 @@ class Expectation:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """A figure that somebody reported: shown, never judged by.
+
+    Bandwidth is bytes per second; ``p50``, ``p99`` and ``latency`` (where the report does not say which) are seconds;
+    ``blocks`` are bytes, the first and the last size. What the report does not say is None.
+
+    :param source: the document, with its own words.
+    :param plausible: False: nothing can be so; every figure above the line rate says so.
+    """
+
+    source: str
+    note: str = ""
+    plausible: bool = True
+    backend: str | None = None
+    op: str | None = None
+    memory: MemoryPair | None = None
+    blocks: tuple[int, int] | None = None
+    bandwidth: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    latency: float | None = None
+
+
+@dataclass(frozen=True)
 class Profile:
     """What to expect of a kind of machine.
 
     :param path_or_origin: where it was read: a path as it was given, or ``NAME.toml of pytest-nixl``.
     :param required: checks that the gate wants to have run and not to be NOT-APPLICABLE.
     :param expectations: at most one of them applies to a row.
+    :param machine: its hardware, from which ceilings follow; None: the profile does not say.
+    :param recorded: figures of others, never used as a floor.
     """
 
     name: str
@@ -79,6 +107,8 @@ class Profile:
     path_or_origin: str
     required: tuple[str, ...]
     expectations: tuple[Expectation, ...]
+    machine: Machine | None = None
+    recorded: tuple[Recorded, ...] = ()
 
     def expectation(self, key: RowKey) -> Expectation | None:
         """Return what is said of the row ``key``; None: nothing."""
@@ -139,12 +169,13 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         fault = str(error).rstrip(".") or "nested too deeply"
         raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
     document = _Table(where, data, PROFILE_FORM)
-    document.allow("profile", "required", "expect")
+    document.allow("profile", "required", "machine", "expect", "recorded")
     head = document.table("profile", mandatory=True)
     head.allow("name", "summary")
     required = document.table("required")
     required.allow("checks")
-    expectations = tuple(_expectation(table) for table in document.tables("expect"))
+    machine = _machine(document.table("machine")) if "machine" in data else None
+    expectations = tuple(_expectation(table, machine) for table in document.tables("expect"))
     for (first, one), (second, other) in combinations(enumerate(expectations, 1), 2):
         row = _shared_row(one, other)
         if row is not None:
@@ -158,14 +189,78 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         path_or_origin=origin,
         required=required.texts("checks", 'names of checks such as "nixl-loads"', _check_name) or (),
         expectations=expectations,
+        machine=machine,
+        recorded=tuple(_recorded(table, machine) for table in document.tables("recorded")),
     )
 
 
-def _expectation(table: _Table) -> Expectation:
+def _machine(table: _Table) -> Machine:
+    table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "source")
+    nics = table.count("nics", mandatory=True) or 0
+    nics_per_gpu = table.count("nics_per_gpu")
+    if nics_per_gpu is not None and nics_per_gpu > nics:
+        raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than there are", f"at most {nics}, as nics says")
+    return Machine(
+        nics=nics,
+        nic_rate=table.text("nic_rate", units.RATE_FORM, _positive(units.parse_rate), mandatory=True) or 0.0,
+        gpus=table.count("gpus"),
+        gpu=table.text("gpu", 'a model such as "H100"', _line) or "",
+        nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', _transport) or "",
+        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
+        nics_per_gpu=nics_per_gpu,
+    )
+
+
+def _recorded(table: _Table, machine: Machine | None) -> Recorded:
+    table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
+                "note", "source")  # fmt: skip
+    item = Recorded(
+        source=table.text("source", "a text that names the document and quotes it", _filled, mandatory=True) or "",
+        note=table.text("note", "a text", _filled) or "",
+        plausible=table.flag("plausible", default=True),
+        backend=table.text("backend", 'the name of a backend such as "UCX"', _backend),
+        op=table.text("op", " or ".join(OPS), _op),
+        memory=table.text("memory", "INITIATOR:TARGET with DRAM or VRAM", _memory),
+        blocks=table.text("blocks", RANGE_FORM, _range),
+        bandwidth=table.text("bandwidth", units.RATE_FORM, _positive(units.parse_rate)),
+        p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
+        p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
+        latency=table.text("latency", units.TIME_FORM, _positive(units.parse_time)),
+    )
+    if all(part is None for part in (item.bandwidth, item.p50, item.p99, item.latency)):
+        raise ValueError(f"{table.where}: records no figure: expected bandwidth, p50, p99 or latency")
+    if machine is not None and item.bandwidth is not None and item.plausible:
+        cards = machine.most([item.memory] if item.memory else None)
+        if item.bandwidth > cards * machine.nic_rate:
+            fault = _above_line_rate(table, "bandwidth", machine, cards)
+            raise table.fault("bandwidth", fault, "plausible = false beside it")
+    return item
+
+
+def _above_line_rate(table: _Table, key: str, machine: Machine, cards: int) -> str:
+    total = units.gigabytes(cards * machine.nic_rate)
+    return f"{table.data[key]!r} is above the line rate of {machine.describe(cards)}, {total} GB/s"
+
+
+def _check_line_rate(table: _Table, item: Expectation, machine: Machine) -> None:
+    """Refuse what no network card there can carry, unless a transport is accepted that needs none."""
+    if item.transports is not None and not all(is_network(name) for name in item.transports):
+        return
+    cards = machine.most(item.memory)
+    for key, value in (("floor", item.floor), ("ceiling", item.ceiling)):
+        if value is not None and value > cards * machine.nic_rate:
+            raise table.fault(
+                key,
+                _above_line_rate(table, key, machine, cards),
+                "less, or among transports one that needs no network card, such as cma or cuda_ipc",
+            )
+
+
+def _expectation(table: _Table, machine: Machine | None) -> Expectation:
     table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
                 "transports", "source")  # fmt: skip
     item = Expectation(
-        source=table.text("source", "a text that says where each figure is from", _filled, mandatory=True) or "",
+        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
         backend=table.texts("backend", 'names of backends such as "UCX"', _backend),
         op=table.texts("op", " or ".join(OPS), _op),
         memory=table.texts("memory", "INITIATOR:TARGET with DRAM or VRAM", _memory),
@@ -184,6 +279,8 @@ def _expectation(table: _Table) -> Expectation:
         raise table.fault("p50", f"{table.data['p50']!r} is above p99", f"at most {table.data['p99']}")
     if all(part is None for part in (item.floor, item.ceiling, item.p50, item.p99, item.transports)):
         raise ValueError(f"{table.where}: says nothing to judge by: expected floor, ceiling, p50, p99 or transports")
+    if machine is not None:
+        _check_line_rate(table, item, machine)
     return item
 
 
@@ -234,18 +331,33 @@ class _Table:
         form = f"a list of {form}"
         return self._list(key, form, lambda item: self._read(key, item, form, read))
 
+    def count(self, key: str, *, mandatory: bool = False) -> int | None:
+        """Read the whole number above zero at ``key``; None where there is none."""
+        form = "a whole number above zero"
+        if key in self.data:
+            return self._count(key, self.data[key], form)
+        if mandatory:
+            raise self.fault(key, "missing", form)
+        return None
+
     def counts(self, key: str) -> tuple[int, ...] | None:
         """Read the list of whole numbers above zero at ``key``; None where there is none."""
         form = "a list of whole numbers above zero"
+        return self._list(key, form, lambda item: self._count(key, item, form))
 
-        def count(item: object) -> int:
-            if not isinstance(item, int) or isinstance(item, bool):
-                raise self.fault(key, f"{_kind(item)}, not a whole number", form)
-            if item < 1:
-                raise self.fault(key, f"{item} is not above zero", form)
-            return item
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Read true or false at ``key``."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fault(key, f"{_kind(value)}, not a boolean", "true or false, without quotes")
+        return value
 
-        return self._list(key, form, count)
+    def _count(self, key: str, value: object, form: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.fault(key, f"{_kind(value)}, not a whole number", form)
+        if value < 1:
+            raise self.fault(key, f"{value} is not above zero", form)
+        return value
 
     def _list(self, key: str, form: str, read: Callable[[object], T]) -> tuple[T, ...] | None:
         if key not in self.data:

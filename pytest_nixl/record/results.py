@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nixl.gate.machine import row_ceiling
 from pytest_nixl.gate.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from pytest_nixl.gate.machine import Machine
     from pytest_nixl.gate.profiles import Expectation
     from pytest_nixl.record.samples import Samples
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for a row. Bandwidths are bytes per second, latencies seconds; ``floor`` 0: there is none."""
+    """What was measured for a row: bytes per second and seconds; ``floor`` and ``ceiling`` 0: there is none."""
 
     bandwidth: float
     p50: float
@@ -29,15 +31,16 @@ class Figures:
     transports: tuple[str, ...]
 
     @classmethod
-    def of(cls, samples: Samples, expectation: Expectation | None) -> Figures:
+    def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Figures:
         """Return the figures of a row beside what was expected of it."""
+        ceiling = row_ceiling(samples, expectation, machine)
         return cls(
             bandwidth=samples.bandwidth,
             p50=samples.p50,
             p99=samples.p99,
             transfers=sum(samples.transfers),
             floor=(expectation and expectation.floor) or 0.0,
-            ceiling=(expectation and expectation.ceiling) or 0.0,
+            ceiling=ceiling.value if ceiling else 0.0,
             transports=samples.transports,
         )
 
