@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,16 +111,20 @@ class Link:
     reach.
     """
 
-    def __init__(self, pair: Pair, op: str, settings: Settings) -> None:
-        self._pair = pair
+    def __init__(self, pairs: Pairs, pair: Pair, op: str, settings: Settings) -> None:
+        self._pairs = pairs
         self._settings = settings
         self.backend = pair.backend.NAME
         self.op = op
         self.memory = pair.memory
+        self._use(pair)
+
+    def _use(self, pair: Pair) -> None:
+        self._pair = pair
         self.initiator = pair.initiator.agent
         self.target = pair.target.agent
         ends = (pair.initiator.buffer, pair.target.buffer)
-        self.source, self.destination = ends if op == "WRITE" else (ends[1], ends[0])
+        self.source, self.destination = ends if self.op == "WRITE" else (ends[1], ends[0])
 
     def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
         """Return the key of the row that :meth:`measure` would give with the same arguments."""
@@ -132,8 +136,18 @@ class Link:
         with self._transfers(block, batch, depth) as transfers:
             return self._verify("after a transfer", transfers, block * batch * depth)
 
+    def measure_launches(
+        self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
+    ) -> Samples:
+        """Measure one row, in new workers again and again while ``another`` wants one more launch."""
+        samples = self.measure(block, batch=batch, depth=depth)
+        while another(samples):
+            self._use(self._pairs.replace(self._pair))
+            samples = samples.with_launch(self.measure(block, batch=batch, depth=depth))
+        return samples
+
     def measure(self, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
-        """Measure one row.
+        """Measure one row in one launch.
 
         Fresh patterns are moved and every byte compared where it arrived, before the timed windows and after them; what
         the timed transfers carried is compared as well.
@@ -258,13 +272,22 @@ class Pairs:
 
     def link(self, backend: str, op: str, memory: MemoryPair) -> Link:
         """Return a link, with new workers where those of an earlier test have ended."""
-        key = (backend, memory)
-        pair = self._pairs.get(key)
+        pair = self._pairs.get((backend, memory))
         if pair is None or not pair.healthy:
             if pair is not None:
                 pair.kill()
-            pair = self._pairs[key] = Pair(self._keeper, self._settings, BACKENDS[backend], memory, self._capacity())
-        return Link(pair, op, self._settings)
+            pair = self._launch(BACKENDS[backend], memory)
+        return Link(self, pair, op, self._settings)
+
+    def replace(self, pair: Pair) -> Pair:
+        """End a pair and return a new one like it: one more launch."""
+        pair.close()
+        return self._launch(pair.backend, pair.memory)
+
+    def _launch(self, backend: Backend, memory: MemoryPair) -> Pair:
+        pair = Pair(self._keeper, self._settings, backend, memory, self._capacity())
+        self._pairs[backend.NAME, memory] = pair
+        return pair
 
     def close(self) -> None:
         """End all workers."""

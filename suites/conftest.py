@@ -10,7 +10,7 @@ import pytest
 
 from pytest_nixl.fixtures import parametrize_values
 from pytest_nixl.gate.conclude import conclude
-from pytest_nixl.gate.judge import judge
+from pytest_nixl.gate.judge import another_launch, judge
 from pytest_nixl.gate.profiles import Profile, load_profile
 from pytest_nixl.gate.verdicts import Judgement
 from pytest_nixl.link import Link
@@ -53,6 +53,12 @@ def verdict(request: pytest.FixtureRequest, nixl_settings: Settings, profile: Pr
 def expect(profile: Profile) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
     return lambda samples: judge(samples, profile.expectation(samples.key), profile.machine)
+
+
+@pytest.fixture
+def another(profile: Profile) -> Callable[[Samples], bool]:
+    """Whether one more launch could decide what those so far leave open."""
+    return lambda samples: another_launch(samples, profile.expectation(samples.key), profile.machine)
 
 
 @pytest.fixture

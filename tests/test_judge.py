@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.gate.judge import judge, percentage
+from pytest_nixl.gate.judge import another_launch, judge, percentage
 from pytest_nixl.gate.profiles import Expectation, load_profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
@@ -319,3 +319,59 @@ def test_rows_by_the_loopback_profile(
     key = replace(KEY, block=block)
     row = Samples(key, (block * 100 / (gigabytes * 1e9),) * 4, (100,) * 4, (1e-3,), transports)
     assert judge(row, load_profile("loopback").expectation(key)).verdict is verdict
+
+
+def launches(*gigabytes: float) -> Samples:
+    """Launches of four equal windows each."""
+    found = samples(*[gigabytes[0]] * 4)
+    for value in gigabytes[1:]:
+        found = found.with_launch(samples(*[value] * 4))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "words"),
+    [
+        ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
+        ((0.75, 0.75, 0.75), Verdict.FAIL, "75 % of the floor of 1 GB/s (8 Gb/s); 3 launches"),
+        ((0.5, 1.25, 2), Verdict.INCONCLUSIVE, "over 3 % it takes 5"),
+        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no launch is left"),
+    ],
+)
+def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, words: str) -> None:
+    judgement = judge(launches(*values), FLOOR)
+    assert judgement.verdict is verdict
+    assert words in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [
+        ((4,), False),
+        ((0.25,), False),
+        ((2,), True),
+        ((0.5,), True),
+        ((1.25, 1.25), True),
+        ((1.25, 1.25, 1.25), False),
+        ((0.5, 1.25, 2), True),
+        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), False),
+    ],
+)
+def test_another_launch_is_wanted_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
+    assert another_launch(launches(*values), FLOOR) is more
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        samples(2, transports=("tcp/lo",)),
+        samples(2, transports=()),
+        samples(2, corruption=CORRUPTION),
+        samples(2, latencies=(1.0,)),
+        replace(samples(2), windows=(), transfers=()),
+    ],
+    ids=["wrong transport", "unknown", "corrupt", "late", "untimed"],
+)
+def test_no_launch_mends_what_is_no_question_of_the_floor(bad: Samples) -> None:
+    assert another_launch(bad, FULL) is False
+    assert another_launch(bad, None) is False

@@ -13,6 +13,7 @@ from pytest_nixl.backends import BACKENDS
 from pytest_nixl.backends.ucx import UcxBackend
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.link import Link, Pairs
+from pytest_nixl.record.samples import Samples
 from pytest_nixl.settings import MemoryPair
 
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -116,3 +117,19 @@ def test_an_etcd_that_is_down_does_not_hold_up_a_link(make_pairs: MakePairs, mon
     assert link(pairs).move(65536) is None
     pairs.close()
     assert time.monotonic() - started < 20
+
+
+def test_each_launch_has_workers_of_its_own_and_a_value(make_pairs: MakePairs) -> None:
+    pairs = make_pairs(duration=0.0)
+    one = link(pairs)
+    pids = []
+
+    def another(samples: Samples) -> bool:
+        pids.append(one.initiator.worker.pid)
+        return len(samples.values) < 3
+
+    samples = one.measure_launches(65536, another=another)
+    assert len(set(pids)) == len(samples.values) == 3
+    assert len(samples.windows) == sum(samples.launches) >= 30
+    assert min(samples.values) <= samples.bandwidth <= max(samples.values)
+    assert link(pairs).initiator.worker.pid == pids[-1]

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one launch's samples of a row are worth by what its profile expects of it."""
+"""What the samples of a row are worth by what its profile expects of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
 
 from pytest_nixl import units
+from pytest_nixl.gate.launches import decide_floor
 from pytest_nixl.gate.machine import EFA, RDMA, Ceiling, Machine, row_ceiling
 from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Judgement, Verdict
@@ -14,11 +18,16 @@ from pytest_nixl.record.samples import RowKey, Samples
 #: Of this share of a launch's windows the floor wants to have the same answer as of their median.
 AGREEING_WINDOWS = 0.75
 
+_TOO_SLOW = (
+    "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
+    "again alone, and if it stays slow compare the transports and devices with those of a healthy machine."
+)
+
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
 
 
 def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
-    """Judge what one launch measured of a row.
+    """Judge what one launch, or several, measured of a row.
 
     The first of these that holds: CORRUPT, whatever else; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
     speed; ERROR where nothing was timed; IMPLAUSIBLE over the ceiling; FAIL below the floor or over a latency bound;
@@ -162,6 +171,8 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
     value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None
+    if len(samples.values) > 1:
+        return _speed_of_launches(row, samples.values, floor)
     windows = len(samples.rates)
     above = sum(window >= floor for window in samples.rates)
     passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
@@ -172,14 +183,39 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
         return Judgement(
             Verdict.FAIL,
             f"{figures}, and {windows - above} of {windows} windows are below it",
-            "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
-            "again alone, and if it stays slow compare the transports and devices with those of a healthy machine.",
+            _TOO_SLOW,
         )
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{figures}, but only {above if passed else windows - above} of {windows} windows are "
         f"{'at or above' if passed else 'below'} it, and three quarters are needed",
         "Measure longer, with a --nixl-duration ten times as long, and stop what else runs on the machine.",
+    )
+
+
+def another_launch(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> bool:
+    """Whether one more launch could decide: everything else is well, and the floor is neither far below nor above."""
+    if expectation is None or expectation.floor is None or not _timed(samples):
+        return False
+    # With a floor that everything is above, what is left to doubt is the spread of the launches.
+    rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
+    if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
+        return False
+    return decide_floor(samples.values, expectation.floor).verdict is None
+
+
+def _speed_of_launches(row: str, values: Sequence[float], floor: float) -> Judgement | None:
+    decision = decide_floor(values, floor)
+    if decision.verdict is Verdict.PASS:
+        return None
+    figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
+    if decision.verdict is Verdict.FAIL:
+        return Judgement(Verdict.FAIL, f"{figures}; {decision.reason}", _TOO_SLOW)
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{figures}; {decision.reason}",
+        "Stop what else runs on the machine and run the row again; if it stays so, the floor is within the noise of "
+        "this machine: give it a lower one.",
     )
 
 

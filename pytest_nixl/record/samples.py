@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 
 from pytest_nixl import units
@@ -50,13 +51,14 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Samples:
-    """What one launch measured for one row.
+    """What one launch, or several, measured for one row.
 
     :param windows: seconds of wall time of each window, which ends with the last proof of delivery.
     :param transfers: transfers made in each window; a transfer moves ``block * batch`` bytes.
     :param latencies: seconds of single transfers, from post to completion.
     :param transports: what carried the bytes as the backend reports it (``cma/memory``, ``tcp/eth0``); empty: unknown.
     :param corruption: the first comparison that failed; None: every byte compared was right.
+    :param launches: how many of the windows are of each launch, in order; empty: all are of one.
     """
 
     key: RowKey
@@ -65,6 +67,19 @@ class Samples:
     latencies: tuple[float, ...]
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
+    launches: tuple[int, ...] = ()
+
+    def with_launch(self, other: Samples) -> Samples:
+        """Return these samples and those of one more launch of the same row."""
+        return replace(
+            self,
+            windows=self.windows + other.windows,
+            transfers=self.transfers + other.transfers,
+            latencies=self.latencies + other.latencies,
+            transports=tuple(dict.fromkeys(self.transports + other.transports)),
+            corruption=self.corruption or other.corruption,
+            launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
+        )
 
     @property
     def transfer_bytes(self) -> int:
@@ -77,9 +92,15 @@ class Samples:
         return tuple(n * self.transfer_bytes / s for n, s in zip(self.transfers, self.windows, strict=True))
 
     @property
+    def values(self) -> tuple[float, ...]:
+        """Delivered bandwidth of each launch in bytes per second: the median over its windows."""
+        windows = iter(self.rates)
+        return tuple(median(islice(windows, count)) for count in self.launches or (len(self.windows),))
+
+    @property
     def bandwidth(self) -> float:
-        """Delivered bandwidth in bytes per second: the median over the windows."""
-        return median(self.rates)
+        """Delivered bandwidth in bytes per second: the median over the launches."""
+        return median(self.values)
 
     @property
     def p50(self) -> float:

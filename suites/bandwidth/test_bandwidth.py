@@ -18,11 +18,12 @@ def test_bandwidth(
     block: int,
     batch: int,
     depth: int,
+    another: Callable[[Samples], bool],
     record: Callable[[Samples], None],
     expect: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Delivered bandwidth, latency, integrity and transport of one row are as the profile expects."""
-    samples = nixl_link.measure(block=block, batch=batch, depth=depth)
+    samples = nixl_link.measure_launches(block, batch=batch, depth=depth, another=another)
     record(samples)
     verdict(expect(samples))
