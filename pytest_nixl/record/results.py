@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for a row. Bandwidths are bytes per second, latencies seconds.
-
-    ``floor`` and ``ceiling`` 0: there is none. A latency that is not a number: a recorded run does not tell it.
-    """
+    """What was measured for a row. Bandwidths are bytes per second, latencies seconds; ``floor`` 0: there is none."""
 
     bandwidth: float
     p50: float
