@@ -205,7 +205,9 @@ def _limit(machine: MachineFacts | None, carriers: tuple[Moved, ...], comparison
         return _Limit(value, "the line rate of the network cards that one GPU there reaches")
     known = machine.nics
     if known is not None and known < count:
-        return _Limit(value, f"the line rate of all {known} network cards that the profile knows", of_the_run=True)
+        cards = "the one network card" if known == 1 else f"the {known} network cards"
+        words = f"the line rate of {cards} that the profile knows, although {count} devices carried it"
+        return _Limit(value, words, of_the_run=True)
     number = "the device that carried it" if count == 1 else f"the {count} devices that carried it"
     names = ", ".join(str(item.device) for item in carriers)
     return _Limit(value, f"the line rate of {number} ({names})", of_the_run=True)
@@ -251,7 +253,9 @@ def _compared(output: Output, moved: Mapping[str, Moved], *, complete: bool) -> 
     comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
     if comparison.agrees:
         return Judgement(Verdict.PASS, comparison.words), comparison
-    verdict = Verdict.UNKNOWN if comparison.devices else Verdict.WRONG_TRANSPORT
+    # A device whose counters tell nothing may have carried what is missing.
+    doubt = comparison.devices or any(item.faults for item in moved.values())
+    verdict = Verdict.UNKNOWN if doubt else Verdict.WRONG_TRANSPORT
     return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
 
 
