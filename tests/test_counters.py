@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from pytest_nixl.evidence.counters import (
     read_counters,
     read_sysfs,
 )
+from pytest_nixl.units import MIB
 
 RECORDED = Path(__file__).resolve().parents[1] / "fixtures" / "efa-p5"
 PAYLOAD = 11_592_663_040
@@ -271,7 +274,19 @@ def test_ports_of_infiniband_count_words_of_four_bytes(tmp_path: Path) -> None:
     assert [item.device.name for item in devices_that_moved(moved, "WRITE")] == ["mlx5_0", "rdmap79s0"]
 
 
-def test_this_machine_is_read() -> None:
-    reading = read_sysfs()
-    assert reading.devices["lo"].kind == "net"
-    assert reading.devices["lo"].values["tx_bytes"] >= 0
+def test_real_bytes_are_counted_on_this_machine() -> None:
+    payload = 32 * MIB
+    before = read_sysfs()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
+            feeder = threading.Thread(target=sender.sendall, args=(bytes(payload),))
+            feeder.start()
+            received = 0
+            while received < payload:
+                received += len(receiver.recv(MIB))
+            feeder.join()
+    moved = difference(before, read_sysfs())["lo"]
+    # Others may use the loopback meanwhile, so that there is no upper limit.
+    assert moved.carried("WRITE") >= payload
+    assert moved.carried("READ") >= payload
+    assert moved.faults == ()
