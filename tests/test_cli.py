@@ -261,6 +261,28 @@ def test_all_initiators_together_are_under_the_ceiling_too(command: Command) -> 
     assert "0.315 GB/s (2.52 Gb/s) of all initiators together is over the ceiling of 0.1 GB/s" in ended.out
 
 
+@pytest.mark.parametrize(
+    ("backend", "counter", "transport"),
+    [
+        ("LIBFABRIC", "rdmap1s0 tx_bytes={0} rdma_write_bytes={0} rdma_read_bytes=0", "efa/rdmap1s0"),
+        ("UCX", "rdmap1s0 tx_bytes={0} rdma_write_bytes={0} rdma_read_bytes=0", "srd/rdmap1s0"),
+        ("UCX", "eth0 tx_bytes={0} rx_bytes=0", "tcp/eth0"),
+        # Such an adapter counts RDMA and TCP alike.
+        ("UCX", "mlx5_0 port_xmit_data={1} port_rcv_data=0", "unknown"),
+    ],
+)
+def test_counters_tell_the_transport_as_far_as_they_can(
+    command: Command, backend: str, counter: str, transport: str
+) -> None:
+    output = command.file("run.out", P5.read_text().replace(": LIBFABRIC", f": {backend}"))
+    before = command.file("before", counter.format(0, 0) + "\n")
+    after = command.file("after", counter.format(11_592_663_040, 11_592_663_040 // 4) + "\n")
+    ended = command.judge(output, "--counters", before, after)
+    assert "1 device carried 11,592,663,040 bytes, exactly the payload" in ended.out
+    rows = [line.split() for line in ended.out.splitlines() if line.startswith(f"{backend} ")]
+    assert [row[-2] for row in rows] == [transport] * 15
+
+
 def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
     text = P5.read_text()
     ended = command.judge(command.file("cut.out", text[:-100]), "--counters", *COUNTERS)
