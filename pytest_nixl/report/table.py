@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,11 +57,16 @@ def _cells(row: Result) -> tuple[str, ...]:
         *key,
         units.gigabytes(figures.bandwidth),
         units.gigabits(figures.bandwidth),
-        units.microseconds(figures.p50),
-        units.microseconds(figures.p99),
+        _microseconds(figures.p50),
+        _microseconds(figures.p99),
         units.gigabytes(figures.floor) if figures.floor else "-",
         "+".join(figures.transports) or "unknown",
     )
+
+
+def _microseconds(seconds: float) -> str:
+    """Print a latency; a recorded run may not tell it."""
+    return "-" if math.isnan(seconds) else units.microseconds(seconds)
 
 
 def _join(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``pytest-nixl``: what can be said without running a test.
+
+It exits with 0 where all is good, 1 where a verdict fails, and 2, with one sentence on stderr, where it could not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pytest_nixl import units
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.evidence.counters import COUNTERS_FORM, difference, read_counters
+from pytest_nixl.gate.judge import rate
+from pytest_nixl.gate.profiles import Expectation, Profile, load_profile
+from pytest_nixl.gate.verdicts import Outcome, outcome
+from pytest_nixl.nixlbench.table import read_output
+from pytest_nixl.nixlbench.verdict import MachineFacts, judge_run
+from pytest_nixl.report.table import lines
+
+PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain of it once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return _refuse(f"{error.filename} cannot be read ({error.strerror})")
+    except (ValueError, NixlPluginError) as error:
+        return _refuse(str(error))
+
+
+def _refuse(sentence: str) -> int:
+    print(f"pytest-nixl: {sentence}", file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    profile = commands.add_parser("profile", help="show a profile, or judge a recorded run by it")
+    actions = profile.add_subparsers(required=True, metavar="ACTION")
+
+    show = actions.add_parser("show", help="print what a profile expects, and from where it has it")
+    show.add_argument("profile", metavar="NAME|FILE", help="a profile of pytest-nixl, or a TOML file")
+    show.set_defaults(run=_show)
+
+    judged = actions.add_parser("judge", help="judge what nixlbench printed, without running anything")
+    judged.add_argument("profile", metavar="PROFILE", help="a profile of pytest-nixl, or a TOML file")
+    judged.add_argument(
+        "--nixlbench", metavar="FILE", type=Path, required=True, help="what rank 0 printed, stdout and stderr"
+    )
+    judged.add_argument(
+        "--counters", metavar=("BEFORE", "AFTER"), type=Path, nargs=2,
+        help=f"the counters of the initiator's devices before and after the run: {COUNTERS_FORM}".replace("%", "%%"),
+    )  # fmt: skip
+    judged.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
+    judged.set_defaults(run=_judge)
+    return parser
+
+
+def machine_of(profile: Profile) -> MachineFacts | None:
+    """Return what a profile says of the hardware; None: nothing."""
+    machine: MachineFacts | None = getattr(profile, "machine", None)
+    return machine
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    profile = load_profile(arguments.profile)
+    output = read_output(arguments.nixlbench.read_bytes().decode(errors="replace"))
+    moved, faults = None, dict[str, None]()
+    if arguments.counters is not None:
+        before, after = (read_counters(path) for path in arguments.counters)
+        moved, faults = difference(before, after), dict.fromkeys((*before.faults, *after.faults))
+    try:
+        judged = judge_run(output, profile, machine_of(profile), moved)
+    except ValueError as error:
+        raise ValueError(f"{arguments.nixlbench} {error}") from None
+    print(f"profile: {profile.name} ({profile.path_or_origin})")
+    for note in (*judged.notes, *(f"counters: {fault}" for fault in faults)):
+        print(note)
+    for line in lines(judged.results, gate=arguments.gate):
+        print(line.text)
+    failed = any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in judged.results)
+    return FAILED if failed else PASSED
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    for line in _shown(load_profile(arguments.profile)):
+        print(line)
+    return PASSED
+
+
+def _shown(profile: Profile) -> Iterator[str]:
+    yield f"{profile.name}: {profile.summary}" if profile.summary else profile.name
+    yield f"from {profile.path_or_origin}"
+    yield f"required checks: {', '.join(profile.required) or 'none'}"
+    machine = machine_of(profile)
+    if machine is not None:
+        yield from _machine(machine)
+    for expectation in profile.expectations:
+        yield ""
+        yield _rows(expectation)
+        yield f"    {', '.join(_figures(expectation))}"
+        for sentence in expectation.source.splitlines():
+            yield f"    source: {sentence.strip()}"
+
+
+def _machine(machine: MachineFacts) -> Iterator[str]:
+    nics = "a number of NICs that is not said" if machine.nics is None else f"{machine.nics} NICs"
+    line_rate, gpus = getattr(machine, "nic_rate", None), getattr(machine, "gpus", None)
+    parts = [f"{nics} of {rate(line_rate)} each" if line_rate else nics]
+    if gpus is not None:
+        parts.append(f"{gpus} GPUs")
+    yield f"machine: {', '.join(parts)}"
+
+
+def _rows(expectation: Expectation) -> str:
+    """Name the rows that an expectation applies to: ``UCX WRITE,READ DRAM:DRAM 4KiB..512KiB``."""
+    parts = [
+        ",".join(expectation.backend or ("any backend",)),
+        ",".join(expectation.op or ("any operation",)),
+        ",".join(str(pair) for pair in expectation.memory or ()) or "any memory",
+    ]
+    if expectation.blocks is None:
+        parts.append("any block")
+    else:
+        parts.append("..".join(units.format_size(size) for size in dict.fromkeys(expectation.blocks)))
+    parts += [f"{name} {','.join(map(str, values))}" for name, values in _counts(expectation)]
+    return " ".join(parts)
+
+
+def _counts(expectation: Expectation) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if expectation.batch is not None:
+        yield "batch", expectation.batch
+    if expectation.depth is not None:
+        yield "depth", expectation.depth
+
+
+def _figures(expectation: Expectation) -> Iterator[str]:
+    if expectation.floor is not None:
+        yield f"at least {rate(expectation.floor)}"
+    if expectation.ceiling is not None:
+        yield f"at most {rate(expectation.ceiling)}"
+    for name, bound in (("p50", expectation.p50), ("p99", expectation.p99)):
+        if bound is not None:
+            yield f"{name} at most {units.microseconds(bound)} us"
+    if expectation.transports is not None:
+        yield f"over {' or '.join(expectation.transports)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

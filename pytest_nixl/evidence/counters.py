@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of network devices, read before and after a run: which moved bytes, and whether they are the run's own.
+
+A reading is a folder with the layout of ``/sys``, or a text with a line for each device::
+
+    ---- node=node-b ----
+    rdmap79s0 tx_bytes=2675672149275 rdma_write_bytes=2674948749720 rdma_read_bytes=2255668
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+COUNTERS_FORM = (
+    "a folder with the layout of /sys (class/infiniband, class/net), or a text with lines such as "
+    "'rdmap79s0 tx_bytes=1 rdma_write_bytes=2' and '---- node=NAME ----'"
+)
+
+#: A device that moved less than this share of the payload did not carry it: acknowledgements, other traffic.
+CARRIED_SHARE = 0.01
+#: Counters of whole packets count headers too: by this share at most they may exceed the payload.
+HEADERS_SHARE = 0.10
+
+_NODE = re.compile(r"-+ *node=(\S+) *-+")
+_DEVICE = re.compile(r"([A-Za-z0-9_.:@-]{1,128})((?: +[a-z][a-z0-9_]{0,63}=[0-9]{1,20})+)")
+_VALUE = re.compile(r"[0-9]{1,20}")
+_SATURATED_32 = (1 << 32) - 1
+
+# The ports of InfiniBand count words of four bytes.
+_SOURCES = {
+    "tx_bytes": (("tx_bytes", 1), ("port_xmit_data_64", 4), ("port_xmit_data", 4)),
+    "rx_bytes": (("rx_bytes", 1), ("port_rcv_data_64", 4), ("port_rcv_data", 4)),
+    "rdma_write_bytes": (("rdma_write_bytes", 1),),
+    "rdma_read_bytes": (("rdma_read_bytes", 1),),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device, or one of the ports of an adapter, at one moment.
+
+    :param kind: ``efa``, ``rdma`` (any other adapter that does RDMA) or ``net`` (an interface of the kernel).
+    :param host: the node whose it is; empty: not told.
+    """
+
+    name: str
+    kind: str
+    values: Mapping[str, int]
+    host: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.host}" if self.host else self.name
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All devices at one moment, by their printed names, and in words what could not be read."""
+
+    devices: Mapping[str, Device]
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one device counted between two readings; None: it has no such counter, or what it says is worth nothing.
+
+    ``rdma_write_bytes`` and ``rdma_read_bytes`` are payload; ``tx_bytes`` and ``rx_bytes`` may count headers too.
+
+    :param faults: in words, what is missing or went backwards.
+    """
+
+    device: Device
+    tx_bytes: int | None = None
+    rx_bytes: int | None = None
+    rdma_write_bytes: int | None = None
+    rdma_read_bytes: int | None = None
+    faults: tuple[str, ...] = ()
+
+    def carried(self, op: str) -> int:
+        """Return what an initiator's device carried for ``WRITE`` or ``READ``: payload where it counts that."""
+        exact = self.exact(op)
+        packets = self.rx_bytes if op == "READ" else self.tx_bytes
+        return exact or packets or 0
+
+    def exact(self, op: str) -> int:
+        """Return the bytes of payload that it counted for ``op``; 0 where it counts none."""
+        return (self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes) or 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the devices that moved bytes carried, beside the payload of the run.
+
+    :param devices: those that carried it, each with its share of the bytes.
+    :param words: one sentence without its full stop.
+    """
+
+    devices: tuple[Moved, ...]
+    op: str
+    carried: int
+    payload: int
+    agrees: bool
+    words: str
+
+
+def read_counters(path: Path) -> Reading:
+    """Read a folder or a text. :raises ValueError: if it is neither, in one sentence. :raises OSError: unreadable."""
+    if path.is_dir():
+        reading = read_sysfs(path)
+    else:
+        reading = parse_counters(path.read_bytes().decode(errors="replace"), str(path))
+    if not reading.devices:
+        raise ValueError(f"{path} holds no counters of any device: expected {COUNTERS_FORM}")
+    return reading
+
+
+def parse_counters(text: str, origin: str) -> Reading:
+    """Read the text form. :raises ValueError: for a line that is none of it, in one sentence."""
+    *lines, unfinished = text.split("\n")
+    if unfinished.strip():
+        raise ValueError(
+            f"{origin}, line {len(lines) + 1}: has no end, so that its last number may be cut off: "
+            "expected a text whose last line ends"
+        )
+    devices: dict[str, Device] = {}
+    host = ""
+    for number, line in enumerate((line.strip() for line in lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if node := _NODE.fullmatch(line):
+            host = node[1]
+            continue
+        match = _DEVICE.fullmatch(line)
+        if match is None:
+            raise ValueError(
+                f"{origin}, line {number}: {line[:60]!r} is no device with counters: expected {COUNTERS_FORM}"
+            )
+        pairs = [item.split("=") for item in match[2].split()]
+        values = {name: int(value) for name, value in pairs}
+        device = Device(match[1], _kind(values), values, host)
+        if str(device) in devices or len(values) != len(pairs):
+            raise ValueError(
+                f"{origin}, line {number}: {device} or one of its counters is there twice: expected it once"
+            )
+        devices[str(device)] = device
+    return Reading(devices)
+
+
+def _kind(values: Mapping[str, int]) -> str:
+    """Tell the kind of a device from what it counts: only EFA has these beside ``tx_bytes``."""
+    if "tx_bytes" in values and ("rdma_read_bytes" in values or "recv_wrs" in values):
+        return "efa"
+    return "rdma" if any(name.startswith(("port_", "rdma_")) for name in values) else "net"
+
+
+def read_sysfs(root: Path = Path("/sys")) -> Reading:
+    """Read every RDMA port and every network interface under ``root``.
+
+    Bonds and bridges are left out, as they count again what their members count.
+    """
+    devices: dict[str, Device] = {}
+    faults: list[str] = []
+    for adapter in _children(root / "class" / "infiniband"):
+        ports = _children(adapter / "ports")
+        for port in ports:
+            values: dict[str, int] = {}
+            for folder in ("counters", "hw_counters"):
+                values.update(_values(port / folder, faults))
+            name = adapter.name if len(ports) == 1 else f"{adapter.name}:{port.name}"
+            kind = _kind(values) if values else "rdma"
+            devices[name] = Device(name, "efa" if kind == "efa" else "rdma", values)
+    for interface in _children(root / "class" / "net"):
+        if any((interface / folder).is_dir() for folder in ("bonding", "bridge")):
+            continue
+        if values := _values(interface / "statistics", faults):
+            devices[interface.name] = Device(interface.name, "net", values)
+    return Reading(devices, tuple(faults))
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _values(folder: Path, faults: list[str]) -> dict[str, int]:
+    values = {}
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return {}
+    for file in files:
+        try:
+            text = file.read_text(errors="replace").strip()
+        except OSError as error:
+            faults.append(f"{file} cannot be read ({error.strerror})")
+            continue
+        if _VALUE.fullmatch(text):
+            values[file.name] = int(text)
+        elif any(file.name == name for sources in _SOURCES.values() for name, _ in sources):
+            faults.append(f"{file} holds {text[:20]!r}, not a number of bytes")
+    return values
+
+
+def difference(before: Reading, after: Reading) -> dict[str, Moved]:
+    """Return what each device counted from one reading to the other, by its printed name."""
+    moved = {}
+    for name in [*before.devices, *(name for name in after.devices if name not in before.devices)]:
+        first, last = before.devices.get(name), after.devices.get(name)
+        if first is None or last is None:
+            there = first or last
+            assert there is not None
+            words = f"{name} is in the reading {'before' if first else 'after'} only, so that nothing is known of it"
+            moved[name] = Moved(there, faults=(words,))
+            continue
+        faults: list[str] = []
+        counts = {field: _count(first, last, sources, faults) for field, sources in _SOURCES.items()}
+        moved[name] = Moved(last, **counts, faults=tuple(faults))
+    return moved
+
+
+def _count(first: Device, last: Device, sources: Iterable[tuple[str, int]], faults: list[str]) -> int | None:
+    """Return the bytes of the first counter that is in both readings and is worth something."""
+    for name, factor in sources:
+        start, end = first.values.get(name), last.values.get(name)
+        if start is None and end is None:
+            continue
+        if start is None or end is None:
+            faults.append(f"{last}: {name} is in the reading {'after' if start is None else 'before'} only")
+        elif end < start:
+            faults.append(
+                f"{last}: {name} fell from {start} to {end}: it wrapped or was reset, and cannot tell what moved"
+            )
+        elif name in ("port_xmit_data", "port_rcv_data") and end == _SATURATED_32:
+            faults.append(f"{last}: {name} stands at {end}, where counters of 32 bits stop, and cannot tell what moved")
+        else:
+            return (end - start) * factor
+    return None
+
+
+def devices_that_moved(moved: Mapping[str, Moved], op: str, payload: int | None = None) -> tuple[Moved, ...]:
+    """Return the devices that carried ``WRITE`` or ``READ``, from an initiator's side, in the order of the readings.
+
+    Those count that carried :data:`CARRIED_SHARE` of the payload, or, where that is not known, of what the busiest did.
+    Interfaces of the kernel count only where no RDMA device does: an adapter may be both.
+    """
+    whole = payload if payload is not None else max((item.carried(op) for item in moved.values()), default=0)
+    least = max(1.0, whole * CARRIED_SHARE)
+    busy = [item for item in moved.values() if item.carried(op) >= least]
+    return tuple(item for item in busy if item.device.kind != "net") or tuple(busy)
+
+
+def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
+    """Compare what the devices carried with the bytes that the run was to move.
+
+    They agree where devices that count payload alone counted exactly that, or the others that and up to
+    :data:`HEADERS_SHARE` more for headers.
+    """
+    devices = devices_that_moved(moved, op, payload)
+    carried = sum(item.carried(op) for item in devices)
+    exact = bool(devices) and all(item.exact(op) for item in devices)
+    agrees, relation = True, "exactly the payload"
+    if not devices:
+        agrees, relation = False, f"and the payload is {payload:,}: it went another way, or over devices not read"
+    elif carried < payload:
+        rest = f"{payload - carried:,} bytes went another way, or over devices that were not read"
+        agrees, relation = False, f"less than the payload of {payload:,}: {rest}"
+    elif carried > payload and (exact or carried > payload * (1 + HEADERS_SHARE)):
+        agrees, relation = False, f"more than the payload of {payload:,}: others used these devices meanwhile"
+    elif carried > payload:
+        relation = f"the payload of {payload:,} and {100 * (carried - payload) / payload:.1f} % of headers"
+    number = "no device" if not devices else f"{len(devices)} device{'s' if len(devices) > 1 else ''}"
+    words = f"{number} carried {carried:,} bytes, {relation}" if devices else f"no device carried it, {relation}"
+    return Comparison(devices, op, carried, payload, agrees, words)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge a recorded run of nixlbench by a profile, with the same gate as a measured one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pytest_nixl import units
+from pytest_nixl.evidence.counters import Comparison, Moved, compare, devices_that_moved
+from pytest_nixl.gate.judge import describe, judge, percentage, rate
+from pytest_nixl.gate.profiles import Expectation, Profile
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.nixlbench.table import Configuration, Output, Row, Trouble
+from pytest_nixl.record.results import Figures, Result
+from pytest_nixl.record.samples import RowKey, Samples
+from pytest_nixl.settings import MemoryPair
+
+#: The target of these is no memory of a rank, although nixlbench prints a segment type.
+_STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
+            "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
+
+#: Transports that need no network card: a row that may use one is not bound by the cards' line rate.
+_WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
+
+_RANKS_REMEDY = "Judge what rank 0 printed, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1)."
+_COUNTERS_REMEDY = (
+    "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
+    "uses them; if they still differ, read in the ranks' logs which transport and devices they opened."
+)
+
+
+class MachineFacts(Protocol):
+    """What is asked of a profile's machine."""
+
+    @property
+    def nics(self) -> int | None:
+        """How many network cards; None: not said."""
+
+    def ceiling(self, devices: int | None) -> float | None:
+        """Return the bytes per second of so many cards together; of None: of those that one GPU reaches."""
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """What a recorded run came to: results for the table, and lines to print above it."""
+
+    results: tuple[Result, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What the network cards carry together in bytes per second, and which those are."""
+
+    value: float
+    words: str
+    #: Whether these are all that carried the run's bytes, so that all initiators together may not exceed it.
+    of_the_run: bool = False
+
+
+def judge_run(
+    output: Output, profile: Profile, machine: MachineFacts | None = None, moved: Mapping[str, Moved] | None = None
+) -> JudgedRun:
+    """Judge each row of a run, what is missing of it, what it says went wrong, and the counters of its devices.
+
+    :param machine: the facts from which ceilings follow; None: the profile says nothing of them.
+    :param moved: what the devices of the initiator's host counted meanwhile; None: it was not read.
+    :raises ValueError: if the text holds no run, more than one, or not what tells which rows it has: one sentence.
+    """
+    _check(output)
+    configuration = output.configuration
+    planned = configuration.planned()
+    printed = [(row.block, row.batch) for row in output.rows]
+    missing = [each for each in planned or () if each not in printed]
+    comparison = None
+    results: list[Result] = []
+    if moved is not None and output.rows:
+        judgement, comparison = _compared(output, moved, complete=planned is not None and not missing)
+        results.append(_result("counters", judgement))
+    carriers = comparison.devices if comparison else ()
+    if moved is not None and comparison is None and output.rows:
+        carriers = devices_that_moved(moved, configuration.op)
+    transports = _transports(configuration.backend, carriers) if comparison is not None and comparison.agrees else ()
+    for row in output.rows:
+        results.append(_judged(row, configuration, profile, _limit(machine, carriers, comparison), transports, machine))
+    results.extend(_missing(output, missing))
+    results.extend(_faults(output))
+    notes = [*_described(output), *_counted(moved, carriers, comparison, configuration.op)]
+    limit = _limit(machine, carriers, comparison) if carriers else None
+    if limit is not None and (peak := _peak(output.rows)) is not None:
+        notes.append(
+            f"utilisation: {rate(peak.bandwidth)} with blocks of {units.format_size(peak.block)} is "
+            f"{percentage(peak.bandwidth, limit.value)} of {rate(limit.value)}, {limit.words}"
+        )
+    return JudgedRun(tuple(results), tuple(notes))
+
+
+def _check(output: Output) -> None:
+    if not output.recognised:
+        raise ValueError("holds nothing that nixlbench prints: expected the output of its rank 0")
+    if output.tables > 1:
+        raise ValueError(f"holds {output.tables} tables: expected the output of one run")
+    configuration = output.configuration
+    wanted = (configuration.backend, configuration.op, configuration.initiator_memory, configuration.target_memory)
+    if output.tables and not all(wanted):
+        raise ValueError(
+            "holds a table without backend, operation and memory types in the configuration above it: "
+            "expected the whole output of rank 0"
+        )
+
+
+def _key(configuration: Configuration, block: int, batch: int) -> RowKey:
+    target = _STORAGE.get(configuration.backend, configuration.target_memory)
+    return RowKey(
+        backend=configuration.backend,
+        op=configuration.op,
+        memory=MemoryPair(configuration.initiator_memory, target),
+        block=block,
+        batch=batch,
+        depth=configuration.count("pipeline_depth") or 1,
+    )
+
+
+def _judged(
+    row: Row,
+    configuration: Configuration,
+    profile: Profile,
+    limit: _Limit | None,
+    transports: tuple[str, ...],
+    machine: MachineFacts | None,
+) -> Result:
+    key = _key(configuration, row.block, row.batch)
+    expectation = profile.expectation(key)
+    if not 0 < row.bandwidth < math.inf:
+        reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is none"
+        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with more --num_iter."), key)
+    if limit is not None and not _bound(key, expectation, limit, machine):
+        limit = None
+    transfers = (configuration.transfers(row.block) or (1, 0))[0]
+    seconds = transfers * row.block * row.batch / row.bandwidth
+    samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
+    # Whole transfers have no percentiles in the table: those bounds are judged below.
+    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
+    judgement = _latency(row, judge(samples, bare), describe(key), expectation)
+    judgement = _implausible(row, describe(key), judgement, expectation, limit)
+    ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
+    figures = Figures(
+        bandwidth=row.bandwidth,
+        p50=math.nan,
+        p99=math.nan,
+        transfers=transfers,
+        floor=(expectation and expectation.floor) or 0.0,
+        ceiling=min(ceilings, default=0.0),
+        transports=transports,
+    )
+    return _result("bandwidth", judgement, key, figures)
+
+
+def _latency(row: Row, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+    """Judge latency bounds by what the table has: a part that is over the bound of the whole; else it cannot tell."""
+    if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
+        return judgement
+    bounds = [which for which in ("p50", "p99") if getattr(expectation, which) is not None]
+    parts = [value for value in (row.post_p99, row.transfer_p99, row.latency_p99) if value is not None]
+    part = max(parts, default=0.0)
+    if expectation.p99 is not None and part > expectation.p99:
+        return Judgement(
+            Verdict.FAIL,
+            f"{name}: the p99 latency of one part of the transfer, {units.microseconds(part)} us, is "
+            f"{percentage(part, expectation.p99)} of the bound on the whole, {units.microseconds(expectation.p99)} us",
+            "See that the machine is idle and that there is a core for each polling process, then run it again.",
+        )
+    if not bounds:
+        return judgement
+    return Judgement(
+        Verdict.UNKNOWN,
+        f"{name}: the profile bounds {' and '.join(bounds)}, and nixlbench prints no percentiles of whole transfers",
+        "Measure this row with pytest --nixl-backend, or judge by a profile without latency bounds.",
+    )
+
+
+def _bound(key: RowKey, expectation: Expectation | None, limit: _Limit, machine: MachineFacts | None) -> bool:
+    """Whether the network cards bound this row."""
+    if key.backend in _STORAGE:
+        return False
+    if limit.of_the_run:
+        return True
+    if expectation is not None and expectation.transports and _WITHIN_A_HOST & set(expectation.transports):
+        return False
+    # What one GPU reaches says nothing of rows between host memories: those may use every card.
+    return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
+
+
+def _limit(machine: MachineFacts | None, carriers: tuple[Moved, ...], comparison: Comparison | None) -> _Limit | None:
+    if machine is None:
+        return None
+    count = len(carriers) or None
+    value = machine.ceiling(count)
+    if value is None:
+        return None
+    if count is None:
+        return _Limit(value, "the line rate of the network cards that one GPU there reaches")
+    known = machine.nics
+    if known is not None and known < count:
+        cards = "the one network card" if known == 1 else f"the {known} network cards"
+        words = f"the line rate of {cards} that the profile knows, although {count} devices carried it"
+        return _Limit(value, words, of_the_run=True)
+    number = "the device that carried it" if count == 1 else f"the {count} devices that carried it"
+    names = ", ".join(str(item.device) for item in carriers)
+    return _Limit(value, f"the line rate of {number} ({names})", of_the_run=True)
+
+
+def _implausible(
+    row: Row, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
+) -> Judgement:
+    """Return IMPLAUSIBLE where a row is over a ceiling, also where the gate would only say that it does not know."""
+    if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
+        return judgement
+    value, whose = row.bandwidth, ""
+    if limit is not None and limit.of_the_run and row.aggregate is not None and row.aggregate > value:
+        value, whose = row.aggregate, " of all initiators together"
+    remedy = (
+        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way than over "
+        "these devices; read the counters of every device before and after a run, and compare the profile's machine "
+        "with the hardware."
+    )
+    if limit is not None and value > limit.value:
+        over = f"{name}: {rate(value)}{whose} is over the ceiling of {rate(limit.value)}, {limit.words}"
+        return Judgement(Verdict.IMPLAUSIBLE, over, remedy)
+    if expectation is not None and expectation.ceiling is not None and row.bandwidth > expectation.ceiling:
+        over = (
+            f"{name}: {rate(row.bandwidth)} is over the ceiling of {rate(expectation.ceiling)} that the profile gives"
+        )
+        return Judgement(Verdict.IMPLAUSIBLE, over, remedy)
+    return judgement
+
+
+def _compared(output: Output, moved: Mapping[str, Moved], *, complete: bool) -> tuple[Judgement, Comparison | None]:
+    configuration = output.configuration
+    payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
+    if not complete:
+        words = "the table is not whole, so that the counters cannot be compared with what the run moved"
+        return Judgement(Verdict.UNKNOWN, words, _RANKS_REMEDY), None
+    if configuration.backend in _STORAGE:
+        words = f"{configuration.backend} moves bytes to storage, of which network devices count nothing"
+        return Judgement(Verdict.NOT_APPLICABLE, words), None
+    if any(payload is None for payload in payloads):
+        words = "the bytes that the run was to move follow from its options only with --scheme=pairwise"
+        return Judgement(Verdict.UNKNOWN, words, "Judge a run between pairs, or one without counters."), None
+    comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
+    if comparison.agrees:
+        return Judgement(Verdict.PASS, comparison.words), comparison
+    # A device whose counters tell nothing may have carried what is missing.
+    doubt = comparison.devices or any(item.faults for item in moved.values())
+    verdict = Verdict.UNKNOWN if doubt else Verdict.WRONG_TRANSPORT
+    return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
+
+
+def _transports(backend: str, carriers: tuple[Moved, ...]) -> tuple[str, ...]:
+    """Name what carried the bytes as the backend would, as far as counters tell it; empty: they do not.
+
+    An adapter other than EFA counts RDMA and TCP alike.
+    """
+    names = {"efa": "srd" if backend == "UCX" else "efa", "net": "tcp"}
+    if any(item.device.kind not in names for item in carriers):
+        return ()
+    return tuple(dict.fromkeys(f"{names[item.device.kind]}/{item.device.name}" for item in carriers))
+
+
+def _missing(output: Output, missing: list[tuple[int, int]]) -> Iterator[Result]:
+    configuration = output.configuration
+    cut = "the text ends in the midst of a line" if output.unfinished else "the text ends before it"
+    if output.rows or output.tables:
+        for block, batch in missing:
+            key = _key(configuration, block, batch)
+            reason = f"{describe(key)}: nixlbench was asked for this row and did not print it: {cut}"
+            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
+    if not output.rows:
+        ranks = sorted({one.rank for one in output.registrations})
+        whose = f": it is the output of rank {ranks[0]}, and rank 0 prints the table" if ranks and ranks[0] else ""
+        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
+
+
+def _faults(output: Output) -> Iterator[Result]:
+    known = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
+    for fault in dict.fromkeys(known or output.faults):
+        verdict = Verdict.CORRUPT if fault.trouble is Trouble.INCONSISTENT else Verdict.ERROR
+        yield _result("nixlbench", Judgement(verdict, f"nixlbench says: {fault.text}", fault.remedy))
+
+
+def _described(output: Output) -> Iterator[str]:
+    configuration = output.configuration
+    if configuration.backend:
+        key = _key(configuration, 1, 1)
+        size = max((one.size for one in output.registrations), default=0)
+        ranks = f", {size} ranks" if size else ""
+        yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
+    if configuration.values.get("check_consistency") == "0":
+        yield "nixlbench: the bytes were not compared with what was sent (--check_consistency=0)"
+    for warning in output.warnings:
+        yield f"nixlbench: {warning}"
+
+
+def _counted(
+    moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: Comparison | None, op: str
+) -> Iterator[str]:
+    if moved is None:
+        yield "counters: none given, so that nothing tells which devices carried the bytes"
+        return
+    if comparison is not None:
+        yield f"counters: {comparison.words}"
+    for item in carriers:
+        yield f"counters: {item.device} carried {item.carried(op):,} bytes"
+    for item in moved.values():
+        for fault in item.faults:
+            yield f"counters: {fault}"
+
+
+def _peak(rows: tuple[Row, ...]) -> Row | None:
+    finite = [row for row in rows if 0 < row.bandwidth < math.inf]
+    return max(finite, key=lambda row: row.bandwidth, default=None)
+
+
+def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: Figures | None = None) -> Result:
+    row = str(key) if key is not None else ""
+    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=row, figures=figures)
