@@ -17,10 +17,11 @@ from pytest_nixl import units
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.evidence.counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.gate.judge import rate
-from pytest_nixl.gate.profiles import Expectation, Profile, load_profile
+from pytest_nixl.gate.machine import Machine
+from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profile
 from pytest_nixl.gate.verdicts import Outcome, outcome
 from pytest_nixl.nixlbench.table import read_output
-from pytest_nixl.nixlbench.verdict import MachineFacts, judge_run
+from pytest_nixl.nixlbench.verdict import judge_run
 from pytest_nixl.report.table import lines
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
@@ -79,12 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def machine_of(profile: Profile) -> MachineFacts | None:
-    """Return what a profile says of the hardware; None: nothing."""
-    machine: MachineFacts | None = getattr(profile, "machine", None)
-    return machine
-
-
 def _judge(arguments: argparse.Namespace) -> int:
     profile = load_profile(arguments.profile)
     output = read_output(arguments.nixlbench.read_bytes().decode(errors="replace"))
@@ -93,7 +88,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         before, after = (read_counters(path) for path in arguments.counters)
         moved, faults = difference(before, after), dict.fromkeys((*before.faults, *after.faults))
     try:
-        judged = judge_run(output, profile, machine_of(profile), moved)
+        judged = judge_run(output, profile, moved)
     except ValueError as error:
         raise ValueError(f"{arguments.nixlbench} {error}") from None
     print(f"profile: {profile.name} ({profile.path_or_origin})")
@@ -115,24 +110,49 @@ def _shown(profile: Profile) -> Iterator[str]:
     yield f"{profile.name}: {profile.summary}" if profile.summary else profile.name
     yield f"from {profile.path_or_origin}"
     yield f"required checks: {', '.join(profile.required) or 'none'}"
-    machine = machine_of(profile)
-    if machine is not None:
-        yield from _machine(machine)
+    if profile.machine is not None:
+        yield from _machine(profile.machine)
     for expectation in profile.expectations:
         yield ""
         yield _rows(expectation)
         yield f"    {', '.join(_figures(expectation))}"
-        for sentence in expectation.source.splitlines():
-            yield f"    source: {sentence.strip()}"
+        yield from _sources(expectation.source)
+    for figure in profile.recorded:
+        yield ""
+        yield from _recorded(figure)
 
 
-def _machine(machine: MachineFacts) -> Iterator[str]:
-    nics = "a number of NICs that is not said" if machine.nics is None else f"{machine.nics} NICs"
-    line_rate, gpus = getattr(machine, "nic_rate", None), getattr(machine, "gpus", None)
-    parts = [f"{nics} of {rate(line_rate)} each" if line_rate else nics]
-    if gpus is not None:
-        parts.append(f"{gpus} GPUs")
+def _machine(machine: Machine) -> Iterator[str]:
+    parts = [f"{machine.nics} NIC{'' if machine.nics == 1 else 's'} of {rate(machine.nic_rate)} each"]
+    if machine.nic_kind:
+        parts[0] += f" ({machine.nic_kind})"
+    if machine.gpus is not None:
+        parts.append(f"{machine.gpus} {machine.gpu} GPUs".replace("  ", " "))
+    if machine.nics_per_gpu is not None:
+        parts.append(f"{machine.nics_per_gpu} of the NICs for each GPU")
     yield f"machine: {', '.join(parts)}"
+    yield from _sources(machine.source)
+
+
+def _recorded(figure: Recorded) -> Iterator[str]:
+    parts = [figure.backend or "any backend", figure.op or "any operation", str(figure.memory or "any memory")]
+    if figure.blocks is not None:
+        parts.append("..".join(units.format_size(size) for size in dict.fromkeys(figure.blocks)))
+    said = [rate(figure.bandwidth)] if figure.bandwidth is not None else []
+    for name, value in (("p50", figure.p50), ("p99", figure.p99), ("latency", figure.latency)):
+        if value is not None:
+            said.append(f"{name} {units.microseconds(value)} us")
+    doubt = "" if figure.plausible else ", which cannot be"
+    yield f"recorded, not judged by: {' '.join(parts)}: {', '.join(said)}{doubt}"
+    if figure.note:
+        yield f"    {figure.note}"
+    yield from _sources(figure.source)
+
+
+def _sources(source: str) -> Iterator[str]:
+    for sentence in source.splitlines():
+        if sentence.strip():
+            yield f"    source: {sentence.strip()}"
 
 
 def _rows(expectation: Expectation) -> str:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from pytest_nixl import cli
+from pytest_nixl.gate.machine import Machine
+from pytest_nixl.gate.profiles import bundled_profiles, load_profile
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 P5 = FIXTURES / "efa-p5" / "nixlbench-rank0.out"
@@ -43,21 +45,11 @@ source = "half of what was recorded"
 """
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a profile will say of the hardware."""
-
-    nics: int | None
-    nic_rate: float | None = 12.5e9
-    gpus: int | None = 8
-    nics_per_gpu: int | None = 4
-
-    def ceiling(self, devices: int | None) -> float | None:
-        assert self.nics is not None
-        assert self.nic_rate is not None
-        reach = 1 if self.nics == 1 else self.nics_per_gpu
-        count = min(devices, self.nics) if devices else reach
-        return count * self.nic_rate if count else None
+def nics(count: int, *, rate: float = 12.5e9) -> Machine:
+    """A host with so many NICs of ``rate`` bytes per second, of which a GPU reaches four."""
+    return Machine(
+        count, rate, gpus=8, gpu="H100", nic_kind="efa", source="made by a test", nics_per_gpu=4 if count > 4 else None
+    )
 
 
 @dataclass(frozen=True)
@@ -79,10 +71,10 @@ class Command:
         self.folder = tmp_path
         self._capsys = capsys
         self._monkeypatch = monkeypatch
-        self.machine(None)
 
-    def machine(self, machine: Machine | None) -> None:
-        self._monkeypatch.setattr(cli, "machine_of", lambda profile: machine)
+    def machine(self, machine: Machine) -> None:
+        """Give every profile this machine, also one with figures that a profile's own would be refused for."""
+        self._monkeypatch.setattr(cli, "load_profile", lambda name: replace(load_profile(name), machine=machine))
 
     def file(self, name: str, text: str) -> str:
         path = self.folder / name
@@ -104,7 +96,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_the_recorded_p5_run_passes_with_its_four_rails_named(command: Command) -> None:
-    command.machine(Machine(nics=32))
+    command.machine(nics(32))
     ended = command.judge(P5, "--gate", "--counters", *COUNTERS)
     assert (ended.code, ended.err) == (0, "")
     assert ended.verdicts() == ["PASS"] * 15
@@ -124,7 +116,7 @@ def test_the_recorded_p5_run_passes_with_its_four_rails_named(command: Command) 
 
 @pytest.mark.parametrize("counters", [(), ("--counters", *COUNTERS)], ids=["table alone", "with counters"])
 def test_the_same_table_for_one_rail_is_implausible(command: Command, counters: tuple[str, ...]) -> None:
-    command.machine(Machine(nics=1))
+    command.machine(nics(1))
     ended = command.judge(P5, *counters)
     assert ended.code == 1
     below = "PASS" if counters else "UNKNOWN"
@@ -137,7 +129,7 @@ def test_the_same_table_for_one_rail_is_implausible(command: Command, counters: 
 
 
 def test_counters_that_show_one_rail_make_the_table_implausible(command: Command) -> None:
-    command.machine(Machine(nics=32))
+    command.machine(nics(32))
     texts = []
     for path in COUNTERS:
         lines = Path(path).read_text().splitlines()
@@ -166,7 +158,7 @@ def of_the_seeds() -> str:
 @pytest.mark.parametrize("transports", ['transports = ["srd", "rc"]', ""])
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
 def test_the_figure_of_the_seeds_is_implausible_on_one_adapter(command: Command, transports: str, backend: str) -> None:
-    command.machine(Machine(nics=1))
+    command.machine(nics(1))
     profile = PROFILE.replace("LIBFABRIC", backend).replace('transports = ["efa"]', transports)
     ended = command.judge(command.file("seeds.out", of_the_seeds()), profile=profile)
     assert ended.code == 1
@@ -179,7 +171,7 @@ def test_the_figure_of_the_seeds_is_implausible_on_one_adapter(command: Command,
 
 
 def test_without_counters_nothing_tells_the_transport(command: Command) -> None:
-    command.machine(Machine(nics=32))
+    command.machine(nics(32))
     loose, strict = command.judge(P5), command.judge(P5, "--gate")
     assert (loose.code, strict.code) == (0, 1)
     assert loose.verdicts() == strict.verdicts() == ["UNKNOWN"] * 15
@@ -236,7 +228,7 @@ def test_rows_that_nobody_expects_say_so(command: Command) -> None:
 
 
 def test_files_are_no_memory_and_need_no_network(command: Command) -> None:
-    command.machine(Machine(nics=1))
+    command.machine(nics(1))
     ended = command.judge(FIXTURES / "nixlbench" / "06_posix_write.out", "--counters", *COUNTERS)
     assert ended.verdicts() == ["NO-EXPECTATION"] * 15
     assert "POSIX      WRITE  DRAM:FILE" in ended.out or "POSIX    WRITE  DRAM:FILE" in ended.out
@@ -244,15 +236,15 @@ def test_files_are_no_memory_and_need_no_network(command: Command) -> None:
 
 
 def test_what_one_gpu_reaches_does_not_bound_host_memory(command: Command) -> None:
-    command.machine(Machine(nics=32, nic_rate=1e8))
+    command.machine(nics(32, rate=1e8))
     assert command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts() == ["NO-EXPECTATION"] * 15
-    command.machine(Machine(nics=1, nic_rate=1e8))
+    command.machine(nics(1, rate=1e8))
     assert "IMPLAUSIBLE" in command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts()
 
 
 def test_all_initiators_together_are_under_the_ceiling_too(command: Command) -> None:
     # 4096 bytes: 0.056 GB/s of rank 0, 0.315 of both; (160 + 16) transfers of each of two initiators.
-    command.machine(Machine(nics=1, nic_rate=1e9 / 10))
+    command.machine(nics(1, rate=1e9 / 10))
     payload = 2 * (160 + 16) * (4096 + 8192 + 16384)
     before = command.file("before", "rdmap1s0 tx_bytes=0 rdma_write_bytes=0 rdma_read_bytes=0\n")
     after = command.file("after", f"rdmap1s0 tx_bytes={payload} rdma_write_bytes={payload} rdma_read_bytes=0\n")
@@ -294,7 +286,7 @@ def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
 
 
 def test_the_run_cut_off_at_any_line_never_passes(command: Command) -> None:
-    command.machine(Machine(nics=32))
+    command.machine(nics(32))
     lines = P5.read_text().splitlines(keepends=True)
     codes = [
         command.judge(command.file("cut.out", "".join(lines[:end])), "--counters", *COUNTERS).code
@@ -384,14 +376,15 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(
 
 
 def test_a_profile_is_shown(command: Command) -> None:
-    command.machine(Machine(nics=32))
+    command.machine(nics(32))
     path = command.file("rack.toml", PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]'))
     assert command.run("profile", "show", path) == Ended(
         0,
         f"""rack: two nodes
 from {path}
 required checks: none
-machine: 32 NICs of 12.5 GB/s (100 Gb/s) each, 8 GPUs
+machine: 32 NICs of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs, 4 of the NICs for each GPU
+    source: made by a test
 
 LIBFABRIC WRITE VRAM:VRAM 4KiB..512KiB batch 1,2
     at least 0.1 GB/s (0.8 Gb/s), over efa
@@ -403,6 +396,33 @@ LIBFABRIC WRITE VRAM:VRAM 1MiB..1GiB
 """,
         "",
     )
+
+
+def test_the_recorded_p5_run_passes_by_the_profile_that_comes_along(command: Command) -> None:
+    ended = command.run("profile", "judge", "--gate", "--nixlbench", str(P5), "--counters", *COUNTERS, "p5.48xlarge")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith("NIXL gate: PASS (16 PASS; 15 rows measured)\n")
+
+
+def test_it_is_implausible_for_a_machine_with_one_rail(command: Command) -> None:
+    ended = command.run("profile", "judge", "--nixlbench", str(P5), "--counters", *COUNTERS, "a10g-efa100")
+    assert ended.code == 1
+    assert ended.verdicts().count("IMPLAUSIBLE") == 7
+
+
+def test_the_figure_of_the_seeds_is_implausible_by_their_own_profile(command: Command) -> None:
+    ended = command.run("profile", "judge", "--nixlbench", command.file("seeds.out", of_the_seeds()), "h100-hyperpod")
+    assert (ended.code, ended.verdicts()) == (1, ["IMPLAUSIBLE"])
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_every_profile_that_comes_along_is_shown(command: Command, name: str) -> None:
+    ended = command.run("profile", "show", name)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"{name}: ")
+    profile = load_profile(name)
+    assert ended.out.count("\nrecorded, not judged by: ") == len(profile.recorded)
+    assert ("\nmachine: " in ended.out) is (profile.machine is not None)
 
 
 def test_the_profile_that_comes_along_is_shown(command: Command) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from pytest_nixl import units
 from pytest_nixl.evidence.counters import Comparison, Moved, compare, devices_that_moved
 from pytest_nixl.gate.judge import describe, judge, percentage, rate
+from pytest_nixl.gate.machine import Machine
 from pytest_nixl.gate.profiles import Expectation, Profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.nixlbench.table import Configuration, Output, Row, Trouble
@@ -32,17 +32,6 @@ _COUNTERS_REMEDY = (
 )
 
 
-class MachineFacts(Protocol):
-    """What is asked of a profile's machine."""
-
-    @property
-    def nics(self) -> int | None:
-        """How many network cards; None: not said."""
-
-    def ceiling(self, devices: int | None) -> float | None:
-        """Return the bytes per second of so many cards together; of None: of those that one GPU reaches."""
-
-
 @dataclass(frozen=True)
 class JudgedRun:
     """What a recorded run came to: results for the table, and lines to print above it."""
@@ -61,17 +50,14 @@ class _Limit:
     of_the_run: bool = False
 
 
-def judge_run(
-    output: Output, profile: Profile, machine: MachineFacts | None = None, moved: Mapping[str, Moved] | None = None
-) -> JudgedRun:
+def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
     """Judge each row of a run, what is missing of it, what it says went wrong, and the counters of its devices.
 
-    :param machine: the facts from which ceilings follow; None: the profile says nothing of them.
     :param moved: what the devices of the initiator's host counted meanwhile; None: it was not read.
     :raises ValueError: if the text holds no run, more than one, or not what tells which rows it has: one sentence.
     """
     _check(output)
-    configuration = output.configuration
+    configuration, machine = output.configuration, profile.machine
     planned = configuration.planned()
     printed = [(row.block, row.batch) for row in output.rows]
     missing = [each for each in planned or () if each not in printed]
@@ -130,7 +116,7 @@ def _judged(
     profile: Profile,
     limit: _Limit | None,
     transports: tuple[str, ...],
-    machine: MachineFacts | None,
+    machine: Machine | None,
 ) -> Result:
     key = _key(configuration, row.block, row.batch)
     expectation = profile.expectation(key)
@@ -182,7 +168,7 @@ def _latency(row: Row, judgement: Judgement, name: str, expectation: Expectation
     )
 
 
-def _bound(key: RowKey, expectation: Expectation | None, limit: _Limit, machine: MachineFacts | None) -> bool:
+def _bound(key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None) -> bool:
     """Whether the network cards bound this row."""
     if key.backend in _STORAGE:
         return False
@@ -194,7 +180,7 @@ def _bound(key: RowKey, expectation: Expectation | None, limit: _Limit, machine:
     return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
 
 
-def _limit(machine: MachineFacts | None, carriers: tuple[Moved, ...], comparison: Comparison | None) -> _Limit | None:
+def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: Comparison | None) -> _Limit | None:
     if machine is None:
         return None
     count = len(carriers) or None
