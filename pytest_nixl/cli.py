@@ -17,6 +17,7 @@ from pytest_nixl import units
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.evidence.counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.gate.judge import rate
+from pytest_nixl.gate.learned import RUNS_FORM, learned_profile
 from pytest_nixl.gate.machine import Machine
 from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profile
 from pytest_nixl.gate.verdicts import Outcome, outcome
@@ -66,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("profile", metavar="NAME|FILE", help="a profile of pytest-nixl, or a TOML file")
     show.set_defaults(run=_show)
 
+    learned = actions.add_parser("learn", help="write a profile from runs on a machine that is known to be good")
+    learned.add_argument("runs", metavar="RUN.json", type=Path, nargs="+", help=RUNS_FORM)
+    learned.add_argument("--name", required=True, help="the name of the new profile")
+    learned.add_argument("--output", metavar="FILE", type=Path, required=True, help="a file that is not there yet")
+    learned.set_defaults(run=_learn)
+
     judged = actions.add_parser("judge", help="judge what nixlbench printed, without running anything")
     judged.add_argument("profile", metavar="PROFILE", help="a profile of pytest-nixl, or a TOML file")
     judged.add_argument(
@@ -78,6 +85,19 @@ def _parser() -> argparse.ArgumentParser:
     judged.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
     judged.set_defaults(run=_judge)
     return parser
+
+
+def _learn(arguments: argparse.Namespace) -> int:
+    text, remarks = learned_profile(arguments.name, arguments.runs)
+    try:
+        with arguments.output.open("x") as file:
+            file.write(text + "\n")
+    except FileExistsError:
+        raise ValueError(f"{arguments.output} is there already: expected the path of a new file") from None
+    for remark in remarks:
+        print(remark)
+    print(f"{arguments.output}: a profile of {text.count('[[expect]]')} rows from {len(arguments.runs)} runs")
+    return PASSED
 
 
 def _judge(arguments: argparse.Namespace) -> int:
