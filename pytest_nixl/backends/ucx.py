@@ -35,6 +35,10 @@ class UcxBackend:
         """Return what makes UCX report its choice of transport."""
         return {"UCX_PROTO_INFO": "y"}
 
+    def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
+        """NIXL brings its own UCX."""
+        return {}
+
     def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
         """Return what carried ``op`` of ``block`` bytes, from the tables that ``UCX_PROTO_INFO=y`` prints.
 
