@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from pytest_nixl.backends import libfabric, ucx
@@ -30,6 +31,10 @@ class Backend(Protocol):
         :param nixl: NIXL's version and package, as the worker's ``hello`` tells them.
         :raises NixlPluginError: where one is missing or of no use.
         """
+        ...
+
+    def creating(self) -> AbstractContextManager[None]:
+        """Return a context, in a worker, in which NIXL makes the backend."""
         ...
 
     def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.metadata
+import ipaddress
 import os
 import re
+import socket
+import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +31,10 @@ LEAST = (1, 18)
 _EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
 _RAIL = re.compile(r"Created rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
+_PROVIDER = re.compile(r"Created \d+ rails using provider=([\w;-]+)")
+_NETWORK = re.compile(r"fabric_attr->name (\d+\.\d+\.\d+\.\d+/[0-9]{1,2})\b")
+_INTERFACE = re.compile(r"^pytest-nixl: interface (\S+) (\d+\.\d+\.\d+\.\d+)$", re.MULTILINE)
+_SIOCGIFADDR = 0x8915
 _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
 
 
@@ -236,6 +245,15 @@ def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str]) 
     return next((path for path in files if os.path.isfile(path)), None)
 
 
+def _interfaces() -> Iterator[tuple[str, str]]:
+    """Yield each interface of this process's network namespace that has an IPv4 address, with the address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                yield name, socket.inet_ntoa(answer[20:24])
+
+
 class LibfabricBackend:
     """The LIBFABRIC backend. A WRITE's DONE means that it was posted: bytes come later, and then the notification."""
 
@@ -243,8 +261,18 @@ class LibfabricBackend:
     DONE_IS_DELIVERED = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return what makes NIXL say which devices it opened: it does so once for each, while the backend is made."""
-        return {"NIXL_LOG_LEVEL": "DEBUG"}
+        """Return what makes NIXL name the provider that it chose."""
+        return {"NIXL_LOG_LEVEL": "INFO"}
+
+    @contextlib.contextmanager
+    def creating(self) -> Iterator[None]:
+        """Write the interfaces to the log, too: at this level NIXL names the network, and no device.
+
+        Its debug level does name devices, and costs a dozen lines for every transfer.
+        """
+        yield
+        for name, address in _interfaces():
+            print(f"pytest-nixl: interface {name} {address}", file=sys.stderr, flush=True)
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load what NIXL's plugin needs, in a worker and before NIXL's agent is made; return versions and paths."""
@@ -273,8 +301,21 @@ class LibfabricBackend:
             raise LibraryError(reason, remedies(library)) from None
 
     def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
-        """Return provider and device of each rail that was opened, such as ``tcp/eth0`` or ``efa/rdmap79s0``."""
-        return tuple(dict.fromkeys(f"{match['provider']}/{match['device']}" for match in _RAIL.finditer(log)))
+        """Return provider and device of each rail that was opened, such as ``tcp/eth0`` or ``efa/rdmap79s0``.
+
+        Only the provider where NIXL does not name the devices.
+        """
+        rails = dict.fromkeys(f"{match['provider']}/{match['device']}" for match in _RAIL.finditer(log))
+        if rails:  # the user's own NIXL_LOG_LEVEL=DEBUG
+            return tuple(rails)
+        return tuple(dict.fromkeys(_with_device(provider, log) for provider in _PROVIDER.findall(log)))
+
+
+def _with_device(provider: str, log: str) -> str:
+    """Add the interface to a provider where the network that libfabric names is that of one interface."""
+    networks = [ipaddress.ip_network(text, strict=False) for text in _NETWORK.findall(log)]
+    names = [name for name, text in _INTERFACE.findall(log) if any(ipaddress.ip_address(text) in n for n in networks)]
+    return f"{provider}/{names[0]}" if len(names) == 1 else provider
 
 
 BACKEND = LibfabricBackend()

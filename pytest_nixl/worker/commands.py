@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -122,7 +123,8 @@ class Commands:
         for backend in backends:
             if backend not in agent.get_plugin_list():
                 raise RefusedError(f"NIXL has no plugin {backend}: it has {', '.join(agent.get_plugin_list())}")
-            agent.create_backend(backend)
+            with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
+                agent.create_backend(backend)
         if ucx := _ucx_version():
             versions["ucx"] = ucx
         return {"agent": self._keep(agent, "agent"), "versions": versions}

@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from runs import eventually
+from runs import ROOT, eventually
 
 
 class Host:
-    """A network namespace. It is gone with its holder, which ends with the process that made it."""
+    """A network namespace. It is gone with its holder, which ends with the process that made it.
+
+    Its interfaces have no IPv6 addresses: libfabric fails on one that is still tentative.
+    """
 
     def __init__(self) -> None:
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
+        # With a /sys of its own: UCX looks there for interfaces.
+        script = "mount -t sysfs sysfs /sys && exec sleep infinity"
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "sh", "-c", script]
         self._holder = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        ours = os.stat("/proc/self/ns/net").st_ino
-        assert eventually(lambda: os.stat(f"/proc/{self.pid}/ns/net").st_ino != ours)
+        assert eventually(lambda: Path(f"/proc/{self.pid}/comm").read_text() == "sleep\n")
         self.run("ip", "link", "set", "lo", "up")
 
     @property
@@ -29,7 +32,7 @@ class Host:
     @property
     def prefix(self) -> list[str]:
         """What a command is started with to run here."""
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net"]
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", f"--wd={ROOT}"]
 
     def run(self, *command: str) -> str:
         """Run a command here and return what it wrote."""
@@ -38,12 +41,7 @@ class Host:
 
     def counter(self, device: str, name: str) -> int:
         """Return a counter of one of its interfaces."""
-        # The holder's own view: /sys shows the namespace of whoever mounted it, /proc/PID/net that of the process.
-        for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
-            if line.strip().startswith(f"{device}:"):
-                fields = line.partition(":")[2].split()
-                return int(fields[{"rx_bytes": 0, "tx_bytes": 8}[name]])
-        raise KeyError(device)
+        return int(self.run("cat", f"/sys/class/net/{device}/statistics/{name}"))
 
     def close(self) -> None:
         self._holder.kill()
@@ -58,7 +56,7 @@ def one_host() -> Iterator[Host]:
         host.run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
         host.run("ip", "address", "add", "10.99.0.1/24", "dev", "veth0")
         for name in ("veth0", "veth1"):
-            host.run("ip", "link", "set", name, "up")
+            host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
         yield host
     finally:
         host.close()
@@ -74,7 +72,7 @@ def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
         subprocess.run([*cable, "peer", "name", "veth0", "netns", str(other.pid)], check=True)
         for number, host in enumerate(hosts, 1):
             host.run("ip", "address", "add", f"10.99.0.{number}/24", "dev", "veth0")
-            host.run("ip", "link", "set", "veth0", "up")
+            host.run("ip", "link", "set", "veth0", "addrgenmode", "none", "up")
             if rate:
                 shape = ["tbf", "rate", rate, "burst", "32kb", "latency", "50ms"]
                 host.run("tc", "qdisc", "add", "dev", "veth0", "root", *shape)
