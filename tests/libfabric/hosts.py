@@ -34,6 +34,11 @@ class Host:
         """What a command is started with to run here."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", f"--wd={ROOT}"]
 
+    def wait_for(self, device: str) -> None:
+        """Wait until an interface carries: libfabric cannot listen on it before."""
+        state = f"/sys/class/net/{device}/operstate"
+        assert eventually(lambda: self.run("cat", state) == "up\n"), self.run("ip", "address")
+
     def run(self, *command: str) -> str:
         """Run a command here and return what it wrote."""
         done = subprocess.run([*self.prefix, *command], check=True, capture_output=True, text=True)
@@ -57,6 +62,7 @@ def one_host() -> Iterator[Host]:
         host.run("ip", "address", "add", "10.99.0.1/24", "dev", "veth0")
         for name in ("veth0", "veth1"):
             host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
+        host.wait_for("veth0")
         yield host
     finally:
         host.close()
@@ -76,6 +82,8 @@ def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
             if rate:
                 shape = ["tbf", "rate", rate, "burst", "32kb", "latency", "50ms"]
                 host.run("tc", "qdisc", "add", "dev", "veth0", "root", *shape)
+        for host in hosts:
+            host.wait_for("veth0")
         yield hosts
     finally:
         for host in hosts:
