@@ -103,7 +103,7 @@ def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host)
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
     prefixes = (hosts[0].prefix, hosts[1].prefix)
-    pair = Pair(keeper(), settings, BACKENDS[backend], DRAM, max(settings.blocks), prefixes)
+    pair = Pair(keeper(), settings, BACKENDS[backend], DRAM, max(settings.blocks) * max(settings.depth), prefixes)
     try:
         yield Link(pair, op, settings)
     finally:
