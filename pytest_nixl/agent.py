@@ -107,8 +107,7 @@ class NixlAgent:
         except BaseException:
             worker.kill()
             raise
-        if reply["ucx"]:
-            worker.versions["ucx"] = reply["ucx"]
+        worker.versions.update(reply["versions"])
         return cls(worker, reply["agent"], name)
 
     def close(self) -> None:

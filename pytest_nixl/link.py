@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +43,20 @@ class _Transfers:
 
 
 class Pair:
-    """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it."""
+    """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it.
 
-    def __init__(self, keeper: Keeper, settings: Settings, backend: Backend, memory: MemoryPair, capacity: int) -> None:
+    :param prefixes: of the commands that start the initiator's worker and the target's: into a network namespace, say.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        settings: Settings,
+        backend: Backend,
+        memory: MemoryPair,
+        capacity: int,
+        prefixes: Sequence[Sequence[str]] = ((), ()),
+    ) -> None:
         self.backend = backend
         self.memory = memory
         self.capacity = capacity
@@ -58,7 +69,16 @@ class Pair:
         try:
             # Both start before either is waited for.
             for rank, role in enumerate(("initiator", "target")):
-                workers.append(Worker(keeper, rank=rank, role=role, environment=environment, timeout=settings.timeout))
+                workers.append(
+                    Worker(
+                        keeper,
+                        rank=rank,
+                        role=role,
+                        environment=environment,
+                        timeout=settings.timeout,
+                        prefix=prefixes[rank],
+                    )
+                )
             self.initiator, self.target = (
                 self._end(worker, kind) for worker, kind in zip(workers, (memory.initiator, memory.target), strict=True)
             )
@@ -77,8 +97,14 @@ class Pair:
     def _connect(self) -> None:
         """Exchange metadata over the workers' own channel: it needs no etcd and opens no port."""
         here, there = self.initiator.agent, self.target.agent
-        here.add_remote_agent(there.get_agent_metadata())
-        there.add_remote_agent(here.get_agent_metadata())
+        # One at a time, while the other polls: LIBFABRIC shakes hands there, and neither has a progress thread.
+        for one, other in ((here, there), (there, here)):
+            metadata = other.get_agent_metadata()
+            serving = other.worker.request("serve", agent=other.ref, patience=other.worker.timeout)
+            adding = one.worker.request(
+                "call", agent=one.ref, method="add_remote_agent", arguments=[metadata], keywords={}
+            )
+            results([adding], serving=serving)
         serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
         connecting = here.worker.request("connect", agent=here.ref, target=there.name, patience=here.worker.timeout)
         results([connecting], serving=serving)

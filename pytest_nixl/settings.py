@@ -123,12 +123,13 @@ class Option:
 
 
 def _backends(text: str) -> tuple[str, ...]:
-    from pytest_nixl.backends import BACKENDS
+    from pytest_nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name.upper() not in BACKENDS:
-            raise ValueError(f"{name!r} is no backend that this version can drive")
+            why = UNSUPPORTED.get(name.upper())
+            raise ValueError(f"{name!r} is no backend that this version can drive{(why and f': {why}') or ''}")
     return _unique(tuple(name.upper() for name in names))
 
 
@@ -240,7 +241,7 @@ def _yes_no(text: str) -> bool:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("backend", _backends, "UCX (any case), or several names separated by commas", "UCX",
+    Option("backend", _backends, "UCX or LIBFABRIC (any case), or both separated by a comma", "UCX",
            "NIXL backends to validate", "NAME[,NAME]", ("NIXL_BACKEND",)),
     Option("etcd", _etcd, ENDPOINTS_FORM, "", "an etcd that is there already", "URL[,URL]",
            ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")),

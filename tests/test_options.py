@@ -50,7 +50,7 @@ PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 WRONG = (
     Wrong(
         "backend",
-        "UCX (any case), or several names separated by commas",
+        "UCX or LIBFABRIC (any case), or both separated by a comma",
         {
             "banana": "'banana' is no backend that this version can drive",
             "expected": "'expected' is no backend that this version can drive",
@@ -354,7 +354,7 @@ ENVIRONMENTS = [
     pytest.param(
         {"NIXL_BACKEND": "banana"},
         "environment variable NIXL_BACKEND: 'banana' is no backend that this version can drive: "
-        "expected UCX (any case), or several names separated by commas",
+        "expected UCX or LIBFABRIC (any case), or both separated by a comma",
         id="NIXL_BACKEND",
     ),
     pytest.param(

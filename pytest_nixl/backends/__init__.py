@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from pytest_nixl.backends import ucx
+from pytest_nixl.backends import libfabric, ucx
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend"]
 
 
 class Backend(Protocol):
@@ -22,6 +23,20 @@ class Backend(Protocol):
         """Return the variables that a worker needs besides those ``given``."""
         ...
 
+    def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
+        """Load the libraries that NIXL's plugin needs and does not bring; return versions worth recording.
+
+        Called in a worker, before NIXL's agent is made.
+
+        :param nixl: NIXL's version and package, as the worker's ``hello`` tells them.
+        :raises NixlPluginError: where one is missing or of no use.
+        """
+        ...
+
+    def creating(self) -> AbstractContextManager[None]:
+        """Return a context, in a worker, in which NIXL makes the backend."""
+        ...
+
     def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
         """Return what carried ``op`` of ``block`` bytes, such as ``cma/memory`` or ``tcp/eth0``, read from ``log``.
 
@@ -30,4 +45,16 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {ucx.BACKEND.NAME: ucx.BACKEND}
+BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND)}
+
+#: Plugins of NIXL that are not driven, and why.
+UNSUPPORTED = {
+    "AZURE_BLOB": "it needs an Azure storage account",
+    "GDS": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
+    "GDS_MT": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
+    "GPUNETIO": "it needs a GPU and an adapter with DOCA GPUNetIO",
+    "GUSLI": "it needs a GUSLI block server",
+    "INFINIA": "it needs a DDN Infinia cluster",
+    "OBJ": "it needs an S3 object store",
+    "POSIX": "it moves bytes between memory and files, and only agent to agent is measured so far",
+}

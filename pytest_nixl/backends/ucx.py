@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 _OPERATIONS = {"WRITE": "remote memory write by ucp_put", "READ": "remote memory read by ucp_get"}
@@ -34,6 +35,14 @@ class UcxBackend:
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return what makes UCX report its choice of transport."""
         return {"UCX_PROTO_INFO": "y"}
+
+    def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
+        """NIXL brings its own UCX."""
+        return {}
+
+    def creating(self) -> AbstractContextManager[None]:
+        """UCX reports its transports later, when it connects."""
+        return nullcontext()
 
     def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
         """Return what carried ``op`` of ``block`` bytes, from the tables that ``UCX_PROTO_INFO=y`` prints.

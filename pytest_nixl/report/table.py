@@ -16,6 +16,9 @@ _KEY = ("backend", "op", "memory", "block", "batch", "depth")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
 _TEXT = {"backend", "op", "memory", "transport"}
 
+#: A row that did not move right bytes over an accepted transport has no bandwidth to compare.
+_NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -30,6 +33,7 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     rows = [result for result in results if result.row]
     if rows:
         yield from _table(rows, gate)
+        yield from _ratios(rows)
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict is not Verdict.PASS:
@@ -45,6 +49,20 @@ def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
     yield Line(_join(_COLUMNS, widths) + "  verdict")
     for row, line in zip(rows, cells, strict=True):
         yield Line(f"{_join(line, widths)}  {row.verdict}", _outcome(row, gate))
+
+
+def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
+    """Compare each backend's rows with those of the first one."""
+    by_rest: dict[str, list[tuple[str, float]]] = {}
+    for row in rows:
+        if row.figures is not None and row.verdict not in _NO_BANDWIDTH:
+            backend, rest = row.row.split("/", 1)
+            by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
+    for rest, (first, *others) in by_rest.items():
+        op, memory, block, batch, depth, _ = rest.split("/")
+        counts = "".join(f"  {count}" for count in (batch, depth) if count not in ("batch1", "depth1"))
+        for backend, bandwidth in others:
+            yield Line(f"{backend} : {first[0]}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / first[1]:.2f}")
 
 
 def _cells(row: Result) -> tuple[str, ...]:

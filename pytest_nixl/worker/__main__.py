@@ -37,11 +37,15 @@ def _prepare_process(parent: int) -> None:
 
 
 def _error(error: BaseException) -> dict[str, Any]:
+    from pytest_nixl.errors import NixlPluginError
     from pytest_nixl.worker.commands import RefusedError
     from pytest_nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
     kind = "python"
+    if isinstance(error, NixlPluginError):
+        text = "".join(traceback.format_exception(error))
+        return {"kind": "ours", "type": module, "message": error.reason, "remedy": error.remedy, "traceback": text}
     if isinstance(error, RefusedError):
         kind = "refused"
     elif isinstance(error, StepTimeoutError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.metadata
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.backends import BACKENDS
 from pytest_nixl.worker import memory, transfer
 from pytest_nixl.worker.wire import Ref
 
@@ -102,9 +104,14 @@ class Commands:
         listen_port: int,
         telemetry: bool,
     ) -> dict[str, Any]:
-        """Create an agent with no backend, then each backend, so that a failure names it."""
+        """Load what its backends need, create an agent with none, then each, so that a failure names it."""
+        import nixl
         from nixl._api import nixl_agent, nixl_agent_config
 
+        versions: dict[str, str] = {}
+        for backend in backends:
+            if backend in BACKENDS:
+                versions |= BACKENDS[backend].load(_nixl_version(nixl))
         config = nixl_agent_config(
             enable_prog_thread=progress_thread,
             enable_listen_thread=listen_thread,
@@ -116,8 +123,11 @@ class Commands:
         for backend in backends:
             if backend not in agent.get_plugin_list():
                 raise RefusedError(f"NIXL has no plugin {backend}: it has {', '.join(agent.get_plugin_list())}")
-            agent.create_backend(backend)
-        return {"agent": self._keep(agent, "agent"), "ucx": _ucx_version()}
+            with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
+                agent.create_backend(backend)
+        if ucx := _ucx_version():
+            versions["ucx"] = ucx
+        return {"agent": self._keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -19,6 +20,7 @@ from pytest_nixl.keeper import Keeper
 from pytest_nixl.worker.wire import decode, encode
 
 _TAIL_LINES = 12
+_NOISE = re.compile(r"[|+]\s*$|^I\d{4} [\d:.]+ |^[\d-]+ [\d:]+ NIXL (INFO|DEBUG) ")
 #: How long the partner of a worker that died may take to report its own view of it.
 _PARTNER_GRACE = 2.0
 #: faulthandler's heading of each stack that it writes, and how long it may take to write them.
@@ -66,10 +68,18 @@ class Worker:
     :param role: what it is to the link: ``initiator``, ``target`` or ``agent``.
     :param environment: what differs from pytest's own variables; None unsets one.
     :param timeout: seconds that any step may take.
+    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
     """
 
     def __init__(
-        self, keeper: Keeper, *, rank: int, role: str, environment: Mapping[str, str | None], timeout: float
+        self,
+        keeper: Keeper,
+        *,
+        rank: int,
+        role: str,
+        environment: Mapping[str, str | None],
+        timeout: float,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.rank = rank
         self.role = role
@@ -84,7 +94,7 @@ class Worker:
             self.log = _log_path(keeper.directory, rank, role)
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
+                    [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -140,8 +150,8 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def tail(self) -> str:
-        """The last lines of that, without UCX's tables."""
-        lines = [line for line in self.output().splitlines() if line.strip() and not line.rstrip().endswith(("|", "+"))]
+        """The last lines of that, without UCX's tables and what NIXL says of its ordinary steps."""
+        lines = [line for line in self.output().splitlines() if line.strip() and not _NOISE.search(line)]
         return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
 
     def kill(self) -> None:
@@ -233,6 +243,8 @@ class Worker:
         if kind == "nixl":
             reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step!r}"
             return NixlError(reason, "the cause is in NIXL's own lines below", detail, type_name)
+        if kind == "ours":
+            return WorkerError(f"{message} (in {self.name} during {step!r})", error["remedy"])
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
             remedy = (

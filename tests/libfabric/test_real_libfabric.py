@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LIBFABRIC over TCP, on the real NIXL: between two processes of one host, and between two hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from driver import build
+from hosts import Host, one_host, two_hosts
+from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
+
+from pytest_nixl.backends import BACKENDS
+from pytest_nixl.keeper import keeper
+from pytest_nixl.link import Link, Pair
+from pytest_nixl.settings import MemoryPair, Settings
+
+DRAM = MemoryPair("DRAM", "DRAM")
+ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for the CUDA driver."""
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(autouse=True)
+def use_driver(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(driver))
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    with one_host() as made:
+        yield made
+
+
+def run_in(host: Host, *arguments: str, **env: str) -> Finished:
+    """Run pytest in a host's network namespace."""
+    variables = environment(**{"PYTEST_NIXL_LIBCUDA": os.environ["PYTEST_NIXL_LIBCUDA"], **env})
+    done = subprocess.run(
+        [*host.prefix, *command(*arguments)],
+        cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout)
+
+
+def test_the_bandwidth_suite_passes_and_records_as_it_does_for_ucx(host: Host, tmp_path: Path) -> None:
+    accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
+    written = tmp_path / "run.json"
+    done = run_in(
+        host, BANDWIDTH, "--nixl-backend=libfabric", "--nixl-blocks=4KiB,64KiB,1MiB,3MiB", "--nixl-batch=2",
+        "--nixl-depth=3", accepted, "--nixl-gate", f"--benchmark-json={written}",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.verdicts == {f"{op} {b}": "PASS" for op in ("WRITE", "READ") for b in ("4KiB", "64KiB", "1MiB", "3MiB")}
+    assert "tcp/veth0" in done.output
+    recorded = json.loads(written.read_text())["benchmarks"]
+    assert recorded[0]["fullname"] == "LIBFABRIC/WRITE/DRAM:DRAM/4KiB/batch2/depth3/0-1"
+    assert recorded[0]["extra_info"]["transports"] == ["tcp/veth0"]
+
+
+def test_the_whole_of_the_suites_runs(host: Host) -> None:
+    done = run_in(host, "suites", "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB")
+    assert done.code == 0, done.output
+    assert " ERROR" not in done.output
+
+
+def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
+    accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
+    done = run_in(host, BANDWIDTH, "--nixl-backend=UCX,LIBFABRIC", "--nixl-blocks=1MiB", accepted, UCX_TLS="tcp")
+    assert done.code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines() if line.startswith("LIBFABRIC : UCX ")]
+    assert [line[3:6] for line in lines] == [["WRITE", "DRAM:DRAM", "1MiB"], ["READ", "DRAM:DRAM", "1MiB"]]
+    assert all(float(line[6]) > 0 for line in lines)
+
+
+def test_another_transport_than_the_accepted_one_is_wrong(host: Host, tmp_path: Path) -> None:
+    only_efa = profile(tmp_path / "p.toml", "transports = ['efa']")
+    accepted = f"--nixl-profile={only_efa}"
+    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", accepted)
+    assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
+    assert "tcp/veth0" in done.output
+    assert done.code == 1
+
+
+def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host) -> None:
+    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", PYTEST_NIXL_LIBCUDA="")
+    assert done.code == 1
+    assert "LIBFABRIC of NIXL needs libcuda.so.1 (the CUDA driver" in done.output
+    assert "or set PYTEST_NIXL_LIBCUDA=/path/to/libcuda.so.1" in done.output
+    assert "Traceback" not in done.output
+
+
+@contextmanager
+def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
+    """A link between two hosts."""
+    prefixes = (hosts[0].prefix, hosts[1].prefix)
+    pair = Pair(keeper(), settings, BACKENDS[backend], DRAM, max(settings.blocks) * max(settings.depth), prefixes)
+    try:
+        yield Link(pair, op, settings)
+    finally:
+        pair.close()
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
+def test_bytes_cross_from_one_host_to_another(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, backend: str, op: str
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with two_hosts() as hosts, link(make_settings(), backend, op, hosts) as one:
+        sender, receiver = hosts if op == "WRITE" else hosts[::-1]
+        before = sender.counter("veth0", "tx_bytes"), receiver.counter("veth0", "rx_bytes")
+        samples = one.measure(65536)
+        assert samples.corruption is None
+        assert samples.transports == ("tcp/veth0",)
+        payload = 65536 * sum(samples.transfers)
+        for host, name, count in ((sender, "tx_bytes", before[0]), (receiver, "rx_bytes", before[1])):
+            assert host.counter("veth0", name) - count >= payload
+        # Nothing is logged for each transfer: that would be measured too.
+        assert len(one.initiator.worker.output().splitlines()) < 1000
+
+
+def test_the_stand_in_is_refused_where_a_real_driver_is(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(RuntimeError, match=r"has a real CUDA driver .*the stand-in must not hide it"):
+        build(tmp_path, device=tmp_path / "nvidiactl")
+    assert not (tmp_path / "libcuda.so.1").exists()
