@@ -10,9 +10,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_nixl.backends import BACKENDS
 from pytest_nixl.keeper import close_keeper, keeper
-from pytest_nixl.link import Link, Pair
+from pytest_nixl.link import Pairs
 from pytest_nixl.record.samples import percentile
 from pytest_nixl.settings import MemoryPair, Settings, read_settings
 
@@ -24,14 +23,14 @@ def main() -> None:
     config = SimpleNamespace(getoption=lambda name, default=None: default, getini=lambda name: None)
     settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=(BLOCK,))
     for _ in range(3):
-        pair = Pair(keeper(), settings, BACKENDS["LIBFABRIC"], MemoryPair("DRAM", "DRAM"), BLOCK)
-        samples = Link(pair, "WRITE", settings).measure(BLOCK)
+        pairs = Pairs(keeper(), settings)
+        samples = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM")).measure(BLOCK)
         fastest, median = samples.latencies[0], percentile(samples.latencies, 50)
         print(
             f"64 KiB WRITE over {'+'.join(samples.transports)}: by DONE {BLOCK / median / 1e9:.2f} GB/s in the median "
             f"({BLOCK / fastest / 1e9:.2f} at best), delivered {samples.bandwidth / 1e9:.2f} GB/s"
         )
-        pair.close()
+        pairs.close()
     close_keeper()
 
 

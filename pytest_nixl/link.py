@@ -289,11 +289,15 @@ class Link:
 
 
 class Pairs:
-    """The pairs of a session, made when first needed and used again while they are healthy."""
+    """The pairs of a session, made when first needed and used again while they are healthy.
 
-    def __init__(self, keeper: Keeper, settings: Settings) -> None:
+    :param prefixes: as :class:`Pair` takes them.
+    """
+
+    def __init__(self, keeper: Keeper, settings: Settings, prefixes: Sequence[Sequence[str]] = ((), ())) -> None:
         self._keeper = keeper
         self._settings = settings
+        self._prefixes = prefixes
         self._pairs: dict[tuple[str, MemoryPair], Pair] = {}
 
     def link(self, backend: str, op: str, memory: MemoryPair) -> Link:
@@ -311,7 +315,7 @@ class Pairs:
         return self._launch(pair.backend, pair.memory)
 
     def _launch(self, backend: Backend, memory: MemoryPair) -> Pair:
-        pair = Pair(self._keeper, self._settings, backend, memory, self._capacity())
+        pair = Pair(self._keeper, self._settings, backend, memory, self._capacity(), self._prefixes)
         self._pairs[backend.NAME, memory] = pair
         return pair
 

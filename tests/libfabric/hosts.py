@@ -4,11 +4,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from runs import ROOT, eventually
+
+
+def require_tools() -> None:
+    """Skip where hosts cannot be made; in CI, where what is missing can be installed, fail."""
+    missing = [name for name in ("gcc", "ip", "tc", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
+    why = f"needs {', '.join(missing)} (Debian: gcc libc6-dev iproute2 util-linux)" if missing else ""
+    if os.geteuid():
+        why = "network namespaces are made by root"
+    elif (
+        not missing
+        and (made := subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)).returncode
+    ):
+        why = f"network namespaces cannot be made here: {made.stderr.strip()}"
+    if why and os.environ.get("CI"):
+        pytest.fail(f"CI is set, and this {why}")
+    if why:
+        pytest.skip(why)
 
 
 class Host:

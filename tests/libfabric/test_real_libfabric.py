@@ -15,9 +15,8 @@ from driver import build
 from hosts import Host, one_host, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
-from pytest_nixl.backends import BACKENDS
 from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Link, Pair
+from pytest_nixl.link import Link, Pairs
 from pytest_nixl.settings import MemoryPair, Settings
 
 DRAM = MemoryPair("DRAM", "DRAM")
@@ -102,12 +101,11 @@ def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host)
 @contextmanager
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
-    prefixes = (hosts[0].prefix, hosts[1].prefix)
-    pair = Pair(keeper(), settings, BACKENDS[backend], DRAM, max(settings.blocks) * max(settings.depth), prefixes)
+    pairs = Pairs(keeper(), settings, (hosts[0].prefix, hosts[1].prefix))
     try:
-        yield Link(pair, op, settings)
+        yield pairs.link(backend, op, DRAM)
     finally:
-        pair.close()
+        pairs.close()
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from driver import build
 from hosts import Host, two_hosts
+from runs import repeats
 from test_real_libfabric import link
 
 from pytest_nixl.settings import Settings
@@ -44,6 +45,8 @@ def probe(hosts: tuple[Host, Host]) -> float:
         return float(hosts[0].run(sys.executable, "-c", SEND))
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("repeat", repeats())
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
 @pytest.mark.parametrize(("rate", "passes"), [("1gbit", True), ("800mbit", False)])
@@ -55,6 +58,7 @@ def test_delivered_bandwidth_is_that_of_the_cable(
     op: str,
     rate: str,
     passes: bool,
+    repeat: int,
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
