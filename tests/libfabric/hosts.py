@@ -17,18 +17,19 @@ from runs import ROOT, eventually
 def require_tools() -> None:
     """Skip where hosts cannot be made; in CI, where what is missing can be installed, fail."""
     missing = [name for name in ("gcc", "ip", "tc", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
-    why = f"needs {', '.join(missing)} (Debian: gcc libc6-dev iproute2 util-linux)" if missing else ""
+    why = ""
     if os.geteuid():
-        why = "network namespaces are made by root"
-    elif (
-        not missing
-        and (made := subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)).returncode
-    ):
-        why = f"network namespaces cannot be made here: {made.stderr.strip()}"
+        why = "needs root, to make network namespaces"
+    elif missing:
+        why = f"needs {', '.join(missing)} (Debian: gcc libc6-dev iproute2 util-linux)"
+    else:
+        made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+        if made.returncode:
+            why = f"needs network namespaces: {made.stderr.strip()}"
     if why and os.environ.get("CI"):
-        pytest.fail(f"CI is set, and this {why}")
+        pytest.fail(f"CI is set, and this test {why}")
     if why:
-        pytest.skip(why)
+        pytest.skip(f"this test {why}")
 
 
 class Host:

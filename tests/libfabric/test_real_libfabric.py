@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from driver import build
-from hosts import Host, one_host, two_hosts
+from hosts import Host, one_host, require_tools, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
 from pytest_nixl.keeper import keeper
@@ -27,6 +27,7 @@ MakeSettings = Callable[..., Settings]
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for the CUDA driver."""
+    require_tools()
     return build(tmp_path_factory.mktemp("driver"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from driver import build
-from hosts import Host, two_hosts
+from hosts import Host, require_tools, two_hosts
 from runs import repeats
 from test_real_libfabric import link
 
@@ -60,6 +60,7 @@ def test_delivered_bandwidth_is_that_of_the_cable(
     passes: bool,
     repeat: int,
 ) -> None:
+    require_tools()
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
     bits = {"1gbit": 1e9, "800mbit": 0.8e9}[rate]
