@@ -12,15 +12,16 @@ from pytest_nixl.errors import NixlPluginError
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy: str = "") -> T:
+def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy: Callable[[], str] = lambda: "") -> T:
     """Return the first true value of ``condition``, asked every 10 ms.
 
     :param what: completes the sentence "waited N s for …".
+    :param remedy: asked when the wait is over, so that it can quote what was said meanwhile.
     :raises NixlPluginError: when ``seconds`` have passed.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise NixlPluginError(f"waited {seconds:g} s for {what}", remedy)
+            raise NixlPluginError(f"waited {seconds:g} s for {what}", remedy())
         time.sleep(0.01)
     return value

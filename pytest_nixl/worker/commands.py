@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.backends import BACKENDS
+from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.worker import memory, transfer
 from pytest_nixl.worker.wire import Ref
 
@@ -119,10 +120,14 @@ class Commands:
             capture_telemetry=telemetry,
             backends=[],
         )
-        agent = nixl_agent(name, config)
+        try:
+            agent = nixl_agent(name, config)
+        except RuntimeError as error:  # what NIXL finds wrong before there is an agent: no plugin, an empty variable
+            raise NixlPluginError(f"NIXL makes no agent: {error}", _plugin_remedy()) from error
         for backend in backends:
             if backend not in agent.get_plugin_list():
-                raise RefusedError(f"NIXL has no plugin {backend}: it has {', '.join(agent.get_plugin_list())}")
+                has = ", ".join(agent.get_plugin_list())
+                raise NixlPluginError(f"NIXL has no plugin {backend}: it has {has}", _plugin_remedy())
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
                 agent.create_backend(backend)
         if ucx := _ucx_version():
@@ -252,6 +257,12 @@ class Commands:
         if isinstance(value, (list, tuple)):
             return [self._reply(part) for part in value]
         return self._keep(value, type(value).__name__)
+
+
+def _plugin_remedy() -> str:
+    folder = os.environ.get("NIXL_PLUGIN_DIR")
+    where = f"NIXL_PLUGIN_DIR={folder}: unset it, or point it at" if folder else "NIXL_PLUGIN_DIR is not set: look at"
+    return f"{where} the plugins of this build of NIXL; NIXL_LOG_LEVEL=info tells why one does not load"
 
 
 def _nixl_version(nixl: Any) -> dict[str, str]:

@@ -26,14 +26,14 @@ def test_an_agent_finds_another_through_etcd(
         lambda: nixl_etcd.client.get(key),
         f"{publisher.worker.name} to publish its metadata under {key}: NIXL reported no error to Python",
         seconds=nixl_settings.timeout,
-        remedy=f"read what NIXL wrote: {_complaint(publisher) or 'nothing'}",
+        remedy=lambda: f"read what NIXL wrote: {_complaint(publisher) or 'nothing'}",
     )
     finder.fetch_remote_metadata(publisher.name)
     wait_until(
         lambda: finder.check_remote_metadata(publisher.name),
         f"{finder.worker.name} to load the metadata of {publisher.name} that is in etcd under {key}",
         seconds=nixl_settings.timeout,
-        remedy="compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both, slash for slash",
+        remedy=lambda: "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both, slash for slash",
     )
     _write_and_compare(finder, publisher, target, nixl_settings.timeout)
 
