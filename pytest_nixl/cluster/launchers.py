@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each launcher calls a process's rank, how many there are, and where the first of them is."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a launcher says of this process.
+
+    :param launcher: its name, in words.
+    :param variable: where the rank was read; it is named in messages.
+    :param rank: from 0.
+    :param ranks: how many; None: this launcher does not say.
+    :param group: what all processes of one start have in common, and no other start has; empty: not said.
+    :param first: the host of rank 0, as its peers can reach it; empty: not said.
+    """
+
+    launcher: str
+    variable: str
+    rank: int
+    ranks: int | None = None
+    group: str = ""
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables of one launcher.
+
+    :param rank: of the rank, :param ranks: of their number, the first that is set.
+    :param group: all that together name the start.
+    :param needs: variables without which it is not this launcher.
+    """
+
+    name: str
+    rank: str
+    ranks: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+# In a batch script of Slurm SLURM_PROCID is 0 and SLURM_NTASKS more than one, although no step was started: a step is
+# what has SLURM_STEP_NUM_TASKS. Open MPI and PMI under Slurm's srun have both; Slurm's own numbers are the same.
+_LAUNCHERS = (
+    _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+              ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), needs=("SLURM_STEP_NUM_TASKS",)),
+    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",)),
+    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",)),
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",), ("MASTER_ADDR",), needs=("WORLD_SIZE",)),
+    _Launcher("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
+    _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
+)  # fmt: skip
+
+_ORDINAL = re.compile(r".+-(\d+)")
+
+
+def find_placement(environ: Mapping[str, str], hostname: Callable[[], str] = socket.gethostname) -> Placement | None:
+    """Return what the launcher of this process says; None where none is known.
+
+    :raises ValueError: for a rank or number that is none, or a rank that is not below the number: one sentence.
+    """
+    for launcher in _LAUNCHERS:
+        if environ.get(launcher.rank) and all(environ.get(name) for name in launcher.needs):
+            return _placement(launcher, environ)
+    ordinal = _ORDINAL.fullmatch(hostname())
+    if environ.get("KUBERNETES_SERVICE_HOST") and ordinal:
+        return Placement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
+    return None
+
+
+def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> Placement:
+    rank = _number(launcher.rank, environ)
+    size = next((name for name in launcher.ranks if environ.get(name)), None)
+    ranks = _number(size, environ) if size else None
+    if ranks is not None and rank >= ranks:
+        raise ValueError(f"{launcher.rank}={rank} is not below {size}={ranks}: expected a rank from 0 to {ranks - 1}")
+    group = "-".join(environ[name] for name in launcher.group if environ.get(name))
+    first = next((environ[name] for name in launcher.first if environ.get(name)), "")
+    return Placement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
+
+
+def _number(name: str, environ: Mapping[str, str]) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", environ[name]):
+        raise ValueError(f"{name}={environ[name]!r} is no whole number: expected what a launcher sets, or unset it")
+    return int(environ[name])
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a node list of Slurm: ``n[07-12,20],m1`` gives ``n07``; a plain name stays."""
+    match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
+    assert match is not None  # every text begins with an empty name
+    return f"{match[1]}{match[2] or ''}{match[3] or ''}"

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the ranks of a group, through its etcd: JSON, in order, and nobody else's.
+
+A message is one key under ``…/mail/RECEIVER/SENDER/NUMBER``, with the sender's lease: what is not read any more goes
+with that. The receiver watches, reads in the order in which they were written, and deletes what it has read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
+from pytest_nixl.etcd.transaction import Done, delete, get_prefix, txn
+
+#: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
+LARGEST = 1 << 20
+#: Messages that are read before they are deleted, together: it is one request for all of them.
+_DELETED_TOGETHER = 32
+#: Seconds for which one watch waits; then the next one is opened.
+_WATCH = 20.0
+
+Handler = Callable[[int, dict[str, Any]], None]
+
+
+class MailError(NixlPluginError):
+    """A message could not be sent."""
+
+
+class Mailbox:
+    """One rank's messages.
+
+    :param client: of its own: a watch is always open on it.
+    :param membership: the place in the group whose messages these are; it outlives them.
+    :param token: what all ranks of the group know and a stranger does not; empty: any message is taken.
+    :param handle: called with the sender's rank and each message, in a thread of this mailbox's own.
+    :param failed: called with what ended the reading: the etcd was gone for longer than the lease lives.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        membership: Membership,
+        *,
+        token: str,
+        handle: Handler,
+        failed: Callable[[NixlPluginError], None],
+    ) -> None:
+        self._client = client
+        self._membership = membership
+        self._mail = f"{membership.root}mail/"
+        self._own = f"{self._mail}{membership.rank:06d}/"
+        self._token = token.encode()
+        self._handle = handle
+        self._failed = failed
+        self._sent: Counter[int] = Counter()
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        #: Messages that were ignored, as their token was not the group's.
+        self.ignored = 0
+        self._reader = threading.Thread(target=self._read, name=f"mail of rank {membership.rank}", daemon=True)
+        self._reader.start()
+
+    def send(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        :raises MailError: where it is too large, or the mailbox is closed.
+        :raises EtcdError: where the etcd does not answer, or :class:`FencedError` where the lease has ended.
+        """
+        text = json.dumps(message, separators=(",", ":")).encode()
+        if len(text) > LARGEST:
+            raise MailError(
+                f"a message of {len(text)} bytes to rank {rank} is too large for etcd, which takes {LARGEST}",
+                "read and write buffers in parts of half a megabyte",
+            )
+        with self._sending:
+            if self._closed.is_set():
+                raise MailError(f"a message to rank {rank} was not sent: this rank has left the group")
+            key = f"{self._mail}{rank:06d}/{self._membership.rank:06d}/{self._sent[rank]:012d}"
+            value = self._seal(key, text)
+            # A key of its own: to write it once more, after an answer that was lost, changes nothing.
+            self._membership.insist(lambda: self._client.put(key, value, self._membership.lease))
+            self._sent[rank] += 1
+
+    def close(self) -> None:
+        """Read and send no more."""
+        with self._sending:
+            self._closed.set()
+
+    def _seal(self, key: str, text: bytes) -> bytes:
+        """Put before a message what only the group can write: of its text and of where it stands."""
+        if not self._token:
+            return text
+        return hmac.new(self._token, key.encode() + b"\0" + text, hashlib.sha256).hexdigest().encode() + b" " + text
+
+    def _open(self, key: str, value: bytes) -> bytes | None:
+        if not self._token:
+            return value
+        text = value.partition(b" ")[2]
+        return text if hmac.compare_digest(self._seal(key, text), value) else None
+
+    def _read(self) -> None:
+        read: list[str] = []
+        try:
+            done = Done.of(self._client.transaction(txn([], [get_prefix(self._own)])))
+            since = done.revision + 1
+            for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
+                self._take(item.key, item.value)
+                read.append(item.key)
+            while not self._closed.is_set():
+                for event in self._client.watch(Watched(self._own, since, prefix=True), seconds=_WATCH):
+                    since = event.item.mod_revision + 1
+                    if self._closed.is_set():
+                        return
+                    if not event.deleted:
+                        self._take(event.item.key, event.item.value)
+                        read.append(event.item.key)
+                    if len(read) >= _DELETED_TOGETHER:
+                        read = self._delete(read)
+        except EtcdError as error:
+            if not self._closed.is_set():
+                self._failed(error)
+
+    def _take(self, key: str, value: bytes) -> None:
+        text = self._open(key, value)
+        sender = key[len(self._own) :].partition("/")[0]
+        try:
+            message = json.loads(text) if text is not None else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict) or not sender.isdecimal():
+            self.ignored += 1
+            return
+        self._handle(int(sender), message)
+
+    def _delete(self, read: list[str]) -> list[str]:
+        self._client.transaction(txn([], [delete(key) for key in read]))
+        return []

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0's side of the peers: their workers, spoken to by the mailbox as a worker of this host is by its socket."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.worker.process import Worker
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class PeerError(NixlPluginError):
+    """A peer did not answer, or could not do what it was asked."""
+
+
+class Peer:
+    """One peer, which is asked for workers and for what its host knows. It is a place of workers.
+
+    :param name: how failures name it: ``rank 1 on node-b``.
+    :param send: sends it a message.
+    :param timeout: seconds that it may take to answer.
+    """
+
+    def __init__(self, rank: int, name: str, send: Send, timeout: float) -> None:
+        self.rank = rank
+        self.name = name
+        self._send = send
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._answered = threading.Condition()
+        self._processes: dict[int, RemoteProcess] = {}
+        self._lost: NixlPluginError | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is taken for gone."""
+        return self._lost is not None
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        """Ask the peer and wait for its answer. :raises PeerError: where it does not come, or is a refusal."""
+        number = next(self._numbers)
+        self._send({"ask": what, "number": number, **arguments})
+        with self._answered:
+            there = self._answered.wait_for(lambda: number in self._answers or self._lost is not None, self._timeout)
+            if self._lost is not None:
+                raise self._lost
+            if not there:
+                raise PeerError(
+                    f"{self.name} did not answer {what!r} within {self._timeout:g} s",
+                    "see whether its process still runs, and read what it printed last",
+                )
+            answer = self._answers.pop(number)
+        if "error" in answer:
+            raise PeerError(f"{self.name} refused {what!r}: {answer['error']}", answer.get("remedy", ""))
+        return answer.get("result")
+
+    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+        """Start a worker there."""
+        number = next(self._numbers)
+        process = RemoteProcess(self, number)
+        self._processes[number] = process
+        try:
+            process.pid = self.ask("start", worker=number, role=role, environment=dict(environment))
+        except BaseException:
+            process.ended(None)
+            raise
+        return Worker(process, rank=self.rank, role=role, timeout=timeout)
+
+    def line(self, worker: int, line: str) -> None:
+        """Send a worker there one line."""
+        self._send({"worker": worker, "line": line})
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """Take a message of the peer's."""
+        process = self._processes.get(message.get("worker", 0))
+        if "answer" in message:
+            with self._answered:
+                self._answers[message["answer"]] = message
+                self._answered.notify_all()
+        elif process is not None and "line" in message:
+            process.received(message["line"])
+        elif process is not None and "ended" in message:
+            process.ended(message["ended"])
+
+    def lost(self, error: NixlPluginError) -> None:
+        """Take it for gone: whoever waits for it is told, and its workers are dead."""
+        with self._answered:
+            self._lost = error
+            self._answered.notify_all()
+        for process in self._processes.values():
+            process.ended(None)
+
+
+class RemoteProcess:
+    """A worker of a peer's; ``channel`` is the end of a pair of sockets whose other end the mailbox feeds."""
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        self.pid = 0
+        self.channel, self._far = socket.socketpair()
+        self._peer = peer
+        self._number = number
+        self._code: int | None = None
+        self._over = threading.Event()
+        self._feeder = threading.Thread(target=self._feed, name=f"worker {number} of {peer.name}", daemon=True)
+        self._feeder.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs, as far as its peer has said."""
+        return not self._over.is_set()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return its exit code once it has ended; None where it has not within ``seconds``, or its peer has gone."""
+        self._over.wait(seconds)
+        return self._code
+
+    def kill(self) -> None:
+        """Have its peer end it."""
+        if self.alive:
+            with suppress(NixlPluginError):  # a peer that has gone takes its workers with it
+                self._code = self._peer.ask("kill", worker=self._number)
+            self.ended(self._code)
+        self.channel.close()
+
+    def state(self) -> str:
+        """Say what its kernel has it doing."""
+        return str(self._peer.ask("state", worker=self._number))
+
+    def ask_for_stacks(self) -> None:
+        """Have it write the stacks of its threads to its log."""
+        self._peer.ask("stacks", worker=self._number)
+
+    def output(self) -> str:
+        """All that it has written to stdout and stderr; nothing is known of a peer's that has gone."""
+        if self._peer.gone:
+            return ""
+        return zlib.decompress(b64decode(self._peer.ask("output", worker=self._number))).decode(errors="replace")
+
+    def received(self, line: str) -> None:
+        """Take a line that it wrote."""
+        with suppress(OSError):  # whoever waited for it has gone
+            self._far.sendall(line.encode() + b"\n")
+
+    def ended(self, code: int | None) -> None:
+        """Take it for ended; its channel then reads as closed."""
+        if self._over.is_set():
+            return
+        self._code = code
+        self._over.set()
+        with suppress(OSError):
+            self._far.shutdown(socket.SHUT_RDWR)
+
+    def _feed(self) -> None:
+        """Carry what is written to ``channel`` to the peer, until either end is closed."""
+        with self._far, self._far.makefile("r", encoding="utf-8") as lines:
+            try:
+                for line in lines:
+                    self._peer.line(self._number, line.rstrip("\n"))
+            except (NixlPluginError, OSError):
+                self.ended(None)

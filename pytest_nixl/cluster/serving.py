@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer's side: a closed set of things that rank 0 may ask for. No code comes by etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import zlib
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.worker.local import LocalProcess
+from pytest_nixl.worker.wire import decode, encode
+
+Send = Callable[[dict[str, Any]], None]
+
+#: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
+WORKER_COMMANDS = frozenset(
+    {"allocate", "call", "cancel", "compare", "connect", "create_agent", "exit", "fill", "forget", "hello", "measure",
+     "move", "read", "serve", "write"}
+)  # fmt: skip
+#: Bytes of a worker's output that are sent, at most: the last ones.
+_OUTPUT = 4 << 20
+
+
+class Serving:
+    """The workers that a peer runs for rank 0.
+
+    :param send: sends rank 0 a message.
+    :param over: called when rank 0 has said that the run has ended.
+    """
+
+    def __init__(self, keeper: Keeper, rank: int, send: Send, over: Callable[[], None]) -> None:
+        self._keeper = keeper
+        self._rank = rank
+        self._send = send
+        self._over = over
+        self._processes: dict[int, LocalProcess] = {}
+        #: The exit code that rank 0 ends with; None: it has not said.
+        self.code: int | None = None
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """Do what rank 0 asks for."""
+        if "line" in message:
+            self._pass_on(int(message["worker"]), str(message["line"]))
+            return
+        number = message.get("number")
+        method = getattr(self, f"_do_{message.get('ask')}", None)
+        arguments = {name: value for name, value in message.items() if name not in ("ask", "number")}
+        try:
+            if method is None:
+                raise NixlPluginError(f"a peer does nothing that is called {message.get('ask')!r}")
+            self._send({"answer": number, "result": method(**arguments)})
+            if self.code is not None:
+                self._over()
+        except NixlPluginError as error:
+            self._send({"answer": number, "error": error.reason, "remedy": error.remedy})
+        except (OSError, TypeError, KeyError, ValueError) as error:
+            self._send({"answer": number, "error": f"{type(error).__name__}: {error}"})
+
+    def close(self) -> None:
+        """End all workers."""
+        for process in self._processes.values():
+            process.kill()
+        self._processes.clear()
+
+    def _pass_on(self, worker: int, line: str) -> None:
+        """Give a line to a worker, if it asks for what a worker here may do."""
+        process = self._processes.get(worker)
+        if process is None:
+            return
+        message = decode(line.encode())
+        if message.get("command") not in WORKER_COMMANDS:
+            words = f"{message.get('command')!r} is not among what rank 0 may ask of another rank's workers"
+            error = {"kind": "refused", "type": "refused", "message": words, "traceback": ""}
+            refusal = encode({"number": message.get("number"), "error": error})
+            self._send({"worker": worker, "line": refusal.decode().rstrip("\n")})
+            return
+        if message["command"] == "hello":
+            # Modules are found where this rank finds them.
+            message["arguments"] = {"path": sys.path}
+        with contextlib.suppress(OSError):  # it has ended, and says so itself
+            process.channel.sendall(encode(message))
+
+    def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
+        process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", environment)
+        self._processes[worker] = process
+        threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
+        return process.pid
+
+    def _do_kill(self, worker: int) -> int | None:
+        process = self._processes[worker]
+        process.kill()
+        return process.wait()
+
+    def _do_state(self, worker: int) -> str:
+        return self._processes[worker].state()
+
+    def _do_stacks(self, worker: int) -> None:
+        self._processes[worker].ask_for_stacks()
+
+    def _do_output(self, worker: int) -> str:
+        text = self._processes[worker].output().encode()[-_OUTPUT:]
+        return b64encode(zlib.compress(text)).decode()
+
+    def _do_end(self, code: int) -> None:
+        self.code = code
+
+    def _listen(self, worker: int, process: LocalProcess) -> None:
+        """Carry what a worker writes to rank 0, and that it has ended."""
+        with contextlib.suppress(OSError, NixlPluginError):
+            with process.channel.makefile("r", encoding="utf-8") as lines:
+                for line in lines:
+                    self._send({"worker": worker, "line": line.rstrip("\n")})
+        with contextlib.suppress(NixlPluginError):  # rank 0 has gone, and nobody asks any more
+            self._send({"worker": worker, "ended": process.wait(5)})

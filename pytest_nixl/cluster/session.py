@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's part in a run of many: rank 0 drives, the others serve until it has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from pytest_nixl.cluster.mailbox import Mailbox
+from pytest_nixl.cluster.membership import Member, MemberLostError, Membership
+from pytest_nixl.cluster.remote import Peer
+from pytest_nixl.cluster.serving import Serving
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
+from pytest_nixl.keeper import Keeper
+
+Connect = Callable[[], EtcdClient]
+#: Seconds for which one watch of the members waits.
+_WATCH = 20.0
+
+
+class Guard:
+    """Watches the members of a group, and says once which of them has gone.
+
+    :param client: of its own: a watch is always open on it.
+    :param lost: called in a thread of the guard's own.
+    """
+
+    def __init__(self, client: EtcdClient, membership: Membership, lost: Callable[[Member | None], None]) -> None:
+        self._client = client
+        self._membership = membership
+        self._lost = lost
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="guard of the group", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        """The own key too: who has lost its lease must not go on as its rank."""
+        members = {member.token: member for member in self._membership.members}
+        prefix = f"{self._membership.root}members/"
+        try:
+            here = {item.key for item in self._client.by_creation(prefix)}
+            since = 1 + max((item.mod_revision for item in self._client.by_creation(prefix)), default=0)
+            gone = [member for token, member in members.items() if f"{prefix}{token}" not in here]
+            for member in gone:
+                self._lost(member)
+            while not self._closed.is_set():
+                watched = Watched(prefix, since, prefix=True, deletions=True)
+                for event in self._client.watch(watched, seconds=_WATCH):
+                    since = event.item.mod_revision + 1
+                    if self._closed.is_set():
+                        return
+                    found = members.get(event.item.key.removeprefix(prefix))
+                    if found is not None:
+                        self._lost(found)
+        except EtcdError:
+            if not self._closed.is_set():
+                self._lost(None)
+
+
+def gone(group: str, member: Member) -> MemberLostError:
+    """Return the error of a member that has gone in the midst of a run."""
+    return MemberLostError(
+        f"{member} of group {group!r} has gone: its process ended, or etcd heard nothing from it for its lease's time",
+        "read what that rank printed last, and see whether its host still runs",
+    )
+
+
+class Driver:
+    """Rank 0: the peers, as places of workers.
+
+    :param connect: makes a client of the group's etcd.
+    :param timeout: seconds that a peer may take to answer.
+    """
+
+    def __init__(self, membership: Membership, connect: Connect, *, token: str, timeout: float) -> None:
+        self.membership = membership
+        self.peers: dict[int, Peer] = {}
+        with ExitStack() as stack:
+            self._mailbox = Mailbox(
+                stack.enter_context(connect()), membership, token=token, handle=self._receive, failed=self._failed
+            )
+            for member in membership.members[1:]:
+                name = f"rank {member.rank} on {member.host}"
+                self.peers[member.rank] = Peer(member.rank, name, self._sender(member.rank), timeout)
+            self._guard = Guard(stack.enter_context(connect()), membership, self._lost)
+            self._stack = stack.pop_all()
+
+    def end(self, code: int) -> None:
+        """Tell every peer the code that the run ends with. Peers that have gone are past telling."""
+        for peer in self.peers.values():
+            with suppress(NixlPluginError):
+                peer.ask("end", code=code)
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._guard.close()
+        self._mailbox.close()
+        self._stack.close()
+
+    def _sender(self, rank: int) -> Callable[[dict[str, Any]], None]:
+        return lambda message: self._mailbox.send(rank, message)
+
+    def _receive(self, sender: int, message: dict[str, Any]) -> None:
+        if sender in self.peers:
+            self.peers[sender].receive(message)
+
+    def _failed(self, error: NixlPluginError) -> None:
+        for peer in self.peers.values():
+            peer.lost(error)
+
+    def _lost(self, member: Member | None) -> None:
+        if member is None or member.rank == self.membership.rank:
+            return  # the mailbox says what is wrong with the etcd, and the lease what is with this rank
+        if member.rank in self.peers:
+            self.peers[member.rank].lost(gone(self.membership.group, member))
+
+
+def serve(membership: Membership, connect: Connect, keeper: Keeper, *, token: str) -> int:
+    """Be a peer: do what rank 0 asks for, and return the exit code that it ends with.
+
+    :raises MemberLostError: where rank 0 has gone before it said.
+    :raises EtcdError: where the etcd has gone for longer than a lease lives.
+    """
+    errors: list[NixlPluginError] = []
+    over = threading.Event()
+
+    def failed(error: NixlPluginError) -> None:
+        errors.append(error)
+        over.set()
+
+    def lost(member: Member | None) -> None:
+        # The own place too: who has lost it must not go on as its rank.
+        if member is not None and member.rank in (0, membership.rank):
+            failed(gone(membership.group, member))
+
+    with ExitStack() as stack:
+        mailbox: Mailbox
+        serving = Serving(keeper, membership.rank, lambda message: mailbox.send(0, message), over.set)
+        stack.callback(serving.close)
+        mailbox = Mailbox(
+            stack.enter_context(connect()),
+            membership,
+            token=token,
+            handle=lambda sender, message: serving.receive(message) if sender == 0 else None,
+            failed=failed,
+        )
+        stack.callback(mailbox.close)
+        guard = Guard(stack.enter_context(connect()), membership, lost)
+        stack.callback(guard.close)
+        while not over.wait(1.0):
+            membership.check()
+        if serving.code is not None:
+            return serving.code
+        raise errors[0]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of an etcd transaction in the gateway's JSON, and how answers and events are read.
+
+``client.transaction(txn([absent("/a")], [put("/a", b"1")]))``. Keys are text, values are bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd.client import Lease
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+
+    @classmethod
+    def of(cls, item: Mapping[str, Any]) -> KeyValue:
+        """Read it from the gateway's JSON."""
+        return cls(
+            decode(item["key"]).decode(),
+            decode(item.get("value", "")),
+            *(int(item.get(name, 0)) for name in ("create_revision", "mod_revision", "version")),
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a range of keys had."""
+
+    count: int
+    items: tuple[KeyValue, ...]
+
+    @property
+    def first(self) -> KeyValue | None:
+        """The first one; None where there is none."""
+        return self.items[0] if self.items else None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a transaction came to."""
+
+    succeeded: bool
+    #: The etcd's revision after it.
+    revision: int
+    answers: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], revision: int | None = None) -> Done:
+        """Read it from the gateway's JSON."""
+        if revision is None:
+            revision = int(answer["header"]["revision"])
+        return cls(bool(answer.get("succeeded", False)), revision, tuple(answer.get("responses", ())))
+
+    def inner(self, place: int) -> Done:
+        """Return what the nested transaction at ``place`` came to."""
+        return Done.of(self.answers[place]["response_txn"], self.revision)
+
+    def found(self, place: int) -> Found:
+        """Return what the range at ``place`` had."""
+        answer = self.answers[place]["response_range"]
+        return Found(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
+
+
+def txn(compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part] = ()) -> Part:
+    """A transaction: ``success`` where every comparison holds, else ``failure``."""
+    return {"compare": list(compare), "success": list(success), "failure": list(failure)}
+
+
+def nested(transaction: Part) -> Part:
+    """A transaction as an operation of another one."""
+    return {"request_txn": transaction}
+
+
+def absent(key: str) -> Part:
+    """Compare: the key is not there."""
+    return _compare(key, "CREATE", "EQUAL", create_revision=0)
+
+
+def present(key: str) -> Part:
+    """Compare: the key is there."""
+    return _compare(key, "CREATE", "GREATER", create_revision=0)
+
+
+def empty(prefix: str) -> Part:
+    """Compare: no key starts with ``prefix``."""
+    return {**absent(prefix), **key_range(prefix)}
+
+
+def at_version(key: str, version: int) -> Part:
+    """Compare: the key was written ``version`` times since it was created; 0 where it is not there."""
+    return _compare(key, "VERSION", "EQUAL", version=version)
+
+
+def unchanged(item: KeyValue) -> Part:
+    """Compare: the key was not written since ``item`` was read."""
+    return _compare(item.key, "MOD", "EQUAL", mod_revision=item.mod_revision)
+
+
+def put(key: str, value: bytes, lease: Lease | None = None) -> Part:
+    """Store a value; with a lease the key goes when that ends."""
+    return {"request_put": put_payload(key, value, lease)}
+
+
+def get(key: str) -> Part:
+    """Read one key."""
+    return {"request_range": {"key": encode(key)}}
+
+
+def get_prefix(
+    prefix: str, *, count_only: bool = False, keys_only: bool = False, limit: int = 0, by_creation: bool = False
+) -> Part:
+    """Read every key that starts with ``prefix``, in the order of the keys or of their creation."""
+    options: Part = {"count_only": count_only, "keys_only": keys_only, "limit": limit}
+    if by_creation:
+        options |= {"sort_order": "ASCEND", "sort_target": "CREATE"}
+    return {"request_range": {**key_range(prefix), **options}}
+
+
+def delete(key: str) -> Part:
+    """Delete one key."""
+    return {"request_delete_range": {"key": encode(key)}}
+
+
+def delete_prefix(prefix: str) -> Part:
+    """Delete every key that starts with ``prefix``."""
+    return {"request_delete_range": key_range(prefix)}
+
+
+def put_payload(key: str, value: bytes, lease: Lease | None) -> Part:
+    """A put as the gateway takes it."""
+    payload: Part = {"key": encode(key), "value": encode(value)}
+    return {**payload, "lease": lease.id} if lease else payload
+
+
+def key_range(prefix: str) -> dict[str, str]:
+    """The half-open range of keys that start with ``prefix``; of all keys where that is empty."""
+    data = prefix.encode()
+    while data and data[-1] == 0xFF:
+        data = data[:-1]
+    end = data[:-1] + bytes([data[-1] + 1]) if data else b"\0"
+    return {"key": encode(prefix or b"\0"), "range_end": encode(end)}
+
+
+def encode(text: str | bytes) -> str:
+    """Write a key or a value as the gateway takes it."""
+    data = text.encode() if isinstance(text, str) else text
+    return base64.b64encode(data).decode()
+
+
+def decode(text: str) -> bytes:
+    """Read a key or a value as the gateway gives it."""
+    return base64.b64decode(text)
+
+
+def _compare(key: str, target: str, result: str, **value: int) -> Part:
+    return {"key": encode(key), "target": target, "result": result, **value}
