@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to meet: requests for each rank, and time, for 2 to 512 claimants; and what a path to etcd adds.
+
+Every claimant is a process of its own. Times run from a start that all are told at once, when they have loaded what
+they need, until the last of them has its rank and has passed a barrier. Requests are counted in runs of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import h2.config
+import h2.connection
+import h2.events
+
+from pytest_nixl.etcd.embedded import EmbeddedServer
+from pytest_nixl.etcd.path import EtcdPath, Request
+from pytest_nixl.keeper import keeper
+from pytest_nixl.race.nursery import Claimant, Nursery
+
+FUNCTION = "pytest_nixl.race.functions:membership_from_a_start"
+#: Seconds for any claimant; and of a lease, so long that none has to be refreshed.
+SECONDS, TTL = 120.0, 120
+REQUESTS = 300
+
+
+def meet(nursery: Nursery, endpoints: Sequence[str], group: str) -> float:
+    """Have a claimant join by each endpoint; return the seconds from the start to the last one's rank."""
+    size = len(endpoints)
+    arguments = {"group": f"/bench/{group}/", "size": size, "ttl": TTL}
+    claimants = [nursery.start(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
+    try:
+        for claimant in claimants:
+            if said(claimant, lambda rank: rank == -1) != -1:
+                raise SystemExit(f"a claimant could not start: {claimant.message}")
+        start = time.perf_counter()
+        for claimant in claimants:
+            claimant.go_on()
+        ranks = [said(claimant, lambda rank: rank >= 0) for claimant in claimants]
+        took = time.perf_counter() - start
+        if sorted(ranks) != list(range(size)):
+            raise SystemExit(f"{size} claimants got the ranks {sorted(ranks)}")
+        for claimant in claimants:
+            claimant.go_on()
+        for claimant in claimants:
+            claimant.wait_until_ended(SECONDS)
+        return took
+    finally:
+        for claimant in claimants:
+            claimant.close()
+
+
+def said(claimant: Claimant, wanted: Callable[[int], bool]) -> int:
+    """Wait until a claimant announces a rank that is wanted, and return it; or leave, with what it said."""
+    rank = claimant.wait_for(lambda message: "error" in message or wanted(message["rank"]), SECONDS)
+    if rank is None or "error" in rank:
+        raise SystemExit(f"a claimant failed: {rank}")
+    return int(rank["rank"])
+
+
+def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
+    """Print requests and time for each number of claimants."""
+    with Nursery() as nursery:
+        for size in sizes:
+            # Hundreds of processes are hard on a small machine, and on who shares it.
+            turns = range(repeats if size <= 128 else 1)
+            times = [meet(nursery, [server.endpoint] * size, f"{size}-{turn}") for turn in turns]
+            with EtcdPath(server.endpoint) as path:
+                ways = [path.client() for _ in range(size)]
+                meet(nursery, [way.endpoint for way in ways], f"{size}-counted")
+                # A barrier begins with the key of who arrives; to leave, with the end of the lease.
+                joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
+                passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
+            print(
+                f"{size:4} claimants: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each makes "
+                f"{min(joined)} to {max(joined)} requests to join, and {max(passed)} at most to pass a barrier too",
+                flush=True,
+            )
+
+
+def first(requests: Sequence[Request], wanted: Callable[[Request], bool]) -> int:
+    """Return how many requests were made before the first one that is wanted."""
+    return next(number for number, request in enumerate(requests) if wanted(request))
+
+
+class Grpc:
+    """The smallest client of etcd's gRPC: one request at a time."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, port = endpoint.removeprefix("http://").split(":")
+        self._authority = f"{host}:{port}"
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self._connection.initiate_connection()
+
+    def put(self) -> None:
+        """Put one key, and wait for the answer."""
+        stream = self._connection.get_next_available_stream_id()
+        message = b"\x0a\x02/x\x12\x011"
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/etcdserverpb.KV/Put"),
+            (":authority", self._authority),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ]
+        self._connection.send_headers(stream, headers)
+        self._connection.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=True)
+        self._socket.sendall(self._connection.data_to_send())
+        while True:
+            for event in self._connection.receive_data(self._socket.recv(65536)):
+                if isinstance(event, h2.events.StreamEnded):
+                    self._socket.sendall(self._connection.data_to_send())
+                    return
+            self._socket.sendall(self._connection.data_to_send())
+
+
+def latency(protocol: str, endpoint: str) -> None:
+    """Print the median time of a put in milliseconds; in a process of its own, as clients are."""
+    if protocol == "grpc":
+        put: Callable[[], None] = Grpc(endpoint).put
+    else:
+        from pytest_nixl.etcd.client import connect
+        from pytest_nixl.etcd.endpoints import parse_endpoints
+
+        client = connect(parse_endpoints(endpoint))
+
+        def put() -> None:
+            client.put("/x", b"1")
+
+    times = []
+    for _ in range(REQUESTS):
+        start = time.perf_counter()
+        put()
+        times.append(time.perf_counter() - start)
+    print(median(times) * 1000)
+
+
+def path_cost(server: EmbeddedServer, repeats: int) -> None:
+    """Print what a path that only passes adds to a put, for both protocols."""
+    with EtcdPath(server.endpoint) as path:
+        way = path.client()
+
+        def measured(protocol: str, endpoint: str) -> float:
+            command = [sys.executable, __file__, "--latency", protocol, endpoint]
+            return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+        for protocol, name in (("grpc", "gRPC (HTTP/2)"), ("gateway", "gateway (HTTP/1.1)")):
+            added, plain = [], []
+            for turn in range(repeats):
+                pair = [(0, server.endpoint), (1, way.endpoint)]
+                order = pair if turn % 2 else pair[::-1]
+                found = {place: measured(protocol, endpoint) for place, endpoint in order}
+                plain.append(found[0])
+                added.append(found[1] - found[0])
+            print(
+                f"a path that only passes, {name}: {median(added):+.2f} ms a request "
+                f"(min {min(added):+.2f}, max {max(added):+.2f}), of {median(plain):.2f} ms",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print every figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="times that each figure is measured (default: 5)")
+    parser.add_argument("--sizes", default="2,4,8,16,32,64,128,256,512", help="numbers of claimants")
+    parser.add_argument("--latency", nargs=2, metavar=("PROTOCOL", "URL"), help="what one of its own processes does")
+    arguments = parser.parse_args()
+    if arguments.latency:
+        latency(*arguments.latency)
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    server = EmbeddedServer.start(keeper())
+    print(
+        f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, etcd {server.version}; "
+        f"medians of {arguments.repeats}"
+    )
+    try:
+        path_cost(server, arguments.repeats)
+        claims(server, arguments.repeats, [int(size) for size in arguments.sizes.split(",")])
+    finally:
+        server.discard()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What claims ranks in these tests, and the etcd of their own that all of them disturb."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_nixl.errors import NotApplicableError
+from pytest_nixl.etcd.fixtures import PrivateEtcd
+from pytest_nixl.etcd.path import EtcdPath
+from pytest_nixl.race.nursery import Nursery
+from pytest_nixl.race.subject import NixlbenchSubject
+from pytest_nixl.settings import Settings
+
+from .race import Race
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """What forks claimants."""
+    with Nursery() as started:
+        yield started
+
+
+@pytest.fixture
+def race(nixl_private_etcd: PrivateEtcd, nursery: Nursery) -> Iterator[Race]:
+    """An etcd to disturb, a path to it, and claimants, which end with the test."""
+    with EtcdPath(nixl_private_etcd.endpoint) as path:
+        opened = Race(nixl_private_etcd, path, nursery, f"/pytest-nixl/{secrets.token_hex(8)}/")
+        try:
+            yield opened
+        finally:
+            for claimant in opened.claimants:
+                claimant.close()
+
+
+@pytest.fixture
+def nixlbench(nixl_settings: Settings) -> NixlbenchSubject:
+    """The real nixlbench: that of ``--nixl-nixlbench``, or that on PATH."""
+    program = nixl_settings.nixlbench or shutil.which("nixlbench")
+    if not program:
+        raise NotApplicableError("there is no nixlbench on PATH, and --nixl-nixlbench PATH names none")
+    return NixlbenchSubject(program)

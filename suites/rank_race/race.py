@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What claims ranks in these tests: claimants, on an etcd that they may disturb and a path to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.fixtures import PrivateEtcd
+from pytest_nixl.etcd.path import EtcdPath
+from pytest_nixl.race.nursery import Claimant, Nursery
+from pytest_nixl.race.oracle import faults
+from pytest_nixl.race.subject import FunctionSubject, MembershipSubject, Outcome
+
+FUNCTIONS = "pytest_nixl.race.functions"
+
+
+@dataclass
+class Race:
+    """An etcd to disturb, a path to it, and claimants."""
+
+    server: PrivateEtcd
+    path: EtcdPath
+    nursery: Nursery
+    #: Where keys of this test are.
+    prefix: str
+    claimants: list[Claimant] = field(default_factory=list)
+
+    @property
+    def etcd(self) -> EtcdClient:
+        """A client that does not go by the path."""
+        return self.server.client
+
+    @property
+    def membership(self) -> MembershipSubject:
+        """Our own way to claim ranks."""
+        return MembershipSubject(self.nursery)
+
+    @property
+    def known_bad(self) -> FunctionSubject:
+        """The way of the seed, which is broken."""
+        return FunctionSubject(self.nursery, f"{FUNCTIONS}:read_modify_write")
+
+    def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
+              **more: Any) -> Claimant:  # fmt: skip
+        """Start a claimant in a process of its own. ``group`` is without the test's prefix."""
+        arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
+        claimant = self.nursery.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
+        self.claimants.append(claimant)
+        return claimant
+
+    def outcomes(self, claimants: Sequence[Claimant], seconds: float) -> list[Outcome]:
+        """Wait for what became of claims, ``seconds`` for all together."""
+        deadline = time.monotonic() + seconds
+        return [
+            _outcome(number, claimant, max(0.0, deadline - time.monotonic()))
+            for number, claimant in enumerate(claimants)
+        ]
+
+    def faults(self, claimants: Sequence[Claimant], size: int, group: str, seconds: float) -> list[str]:
+        """Wait for claims, and return what is wrong with their ranks."""
+        found = self.outcomes(claimants, seconds)
+        return faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
+
+
+def _outcome(number: int, claimant: Claimant, seconds: float) -> Outcome:
+    name, message = f"claimant {number}", claimant.wait(seconds)
+    if message is None:
+        return Outcome(name, pid=claimant.pid, error="has no rank in time")
+    if "rank" in message:
+        return Outcome(name, message["rank"], message["host"], claimant.pid)
+    return Outcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can two processes of the nixlbench that is installed here get one rank? Where there is none, nobody can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.race.amplify import amplify
+from pytest_nixl.race.explore import Explorer, Run
+from pytest_nixl.race.subject import NixlbenchSubject, remedy_for
+
+from ..conftest import FindingFixture
+from .race import Race
+
+Decide = Callable[[Judgement], None]
+
+#: Times that the claims are made to overlap: a race is found each time.
+RUNS = 3
+#: Bounds of the look at lost answers.
+ORDERS, SECONDS = 100, 60.0
+
+
+@pytest.mark.nixl_check("nixlbench-ranks-unique")
+def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
+    nixlbench: NixlbenchSubject, race: Race, verdict: Decide
+) -> None:
+    """Two processes whose registrations overlap get rank 0 and rank 1, as under nixlbench's lock they must."""
+    for run in range(1, RUNS + 1):
+        done = amplify(race.path, race.etcd, nixlbench, 2, group=f"race-{run}-")
+        if done.faults:
+            verdict(Judgement(Verdict.FAIL, "; ".join(done.faults), remedy_for(done.outcomes)))
+            return
+    verdict(Judgement(Verdict.PASS, f"two processes that registered at once got two ranks, {RUNS} times"))
+
+
+@pytest.mark.nixl_check("nixlbench-lost-answer")
+def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
+    nixlbench: NixlbenchSubject, race: Race, finding: FindingFixture
+) -> None:
+    """No answer of etcd that is lost while nixlbench registers makes a second rank 0."""
+    explorer = Explorer(race.path, race.etcd, nixlbench, 2, group="race-lost-", losses=True)
+    report = explorer.explore(runs=ORDERS, seconds=SECONDS, until=_is_twice)
+    twice = next(filter(_is_twice, report.bad), None)
+    seen = f"{twice.faults[0]}; {report}\n{twice.describe()}" if twice is not None else str(report)
+    finding("NIXLBENCH-RANK-TWICE", twice is not None, seen)
+
+
+def _is_twice(run: Run) -> bool:
+    return run.twice

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken ways to claim a rank, as functions that claimants call: each is the fault of a check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.race.functions import read_modify_write
+
+
+def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:
+    """Claim as the seed did, where our membership is meant."""
+    read_modify_write(endpoint, group, size, announce)
+
+
+def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Ask for a key of its own process: another one in each run."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint)) as client:
+        client.get(f"{group}{os.getpid()}")
+        client.put(f"{group}x", b"")
+        announce(0)
+
+
+def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """End without a word."""
+    os._exit(3)

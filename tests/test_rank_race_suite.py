@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of the suite rank_race, each with the fault that it is for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ROOT, Finished, run
+
+SUITE = "suites/rank_race"
+
+#: A plugin that has our membership claim as the second seed did, and waits less for what will not come.
+SEEDS_OWN = """
+from pytest_nixl.race.nursery import Nursery
+
+def pytest_configure():
+    start = Nursery.start
+    def start_other(self, function, arguments, changed=None):
+        name = "race_functions:seeds_own" if ":membership" in function else function
+        return start(self, name, arguments, changed)
+    Nursery.start = start_other
+
+def pytest_collection_finish():
+    from suites.rank_race import test_membership
+    test_membership.SECONDS = 3.0
+"""
+
+#: A plugin that has the known race replaced by what is sound.
+SOUND = """
+from pytest_nixl.race.nursery import Nursery
+
+def pytest_configure():
+    start = Nursery.start
+    def start_other(self, function, arguments, changed=None):
+        return start(self, function.replace("read_modify_write", "create_without_token"), arguments, changed)
+    Nursery.start = start_other
+"""
+
+CHECKS = {
+    "test_simultaneous_claims": ("FAIL ranks-unique: rank 0 was given 2 times: to claimant 0 (",),
+    "test_no_order_of_requests": ("FAIL ranks-in-every-order: ", "of those run are bad", "seed 2:"),
+    "test_a_claim_whose_answer": ("FAIL ranks-lost-answer: ", "2 claimants have 0 places after a lost answer"),
+    "test_who_comes_late": ("FAIL ranks-late-claimant: ", "a late claimant was not refused by the names"),
+    "test_keys_of_a_dead_group": ("FAIL ranks-stale-keys: ", "nobody has rank "),
+}
+
+#: A plugin for the checks whose fault is in what surrounds the claims: leases that outlive everybody, an etcd that has
+#: forgotten all, an etcd of which no member is left.
+AROUND = """
+import shutil
+
+def pytest_collection_finish():
+    from pytest_nixl.etcd.fixtures import PrivateEtcd
+    from pytest_nixl.etcd.trio import Trio
+    from suites.rank_race import test_membership
+    test_membership.SECONDS, test_membership.SHORT = 8.0, 600
+    PrivateEtcd.restart = lambda self: (shutil.rmtree(self.server._data), self.server.restart())
+    Trio.kill_leader = Trio.close
+"""
+NEVER_MENDS = {
+    "test_a_killed_claimant": ("FAIL ranks-after-a-kill: ", "has no rank in time"),
+    "test_an_etcd_that_restarts": ("FAIL ranks-etcd-restart: ", "FencedError: this member of group 'restarted' ("),
+    "test_another_leader": ("FAIL ranks-leader-change: ",),
+}
+
+
+def suite(tmp_path: Path, plugin: str, *tests: str) -> Finished:
+    (tmp_path / "broken.py").write_text(plugin)
+    search = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])
+    # Of the orders, those without a fault are enough.
+    chosen = f"({' or '.join(tests)}) and not one-lost-answer and not one-crash"
+    return run("-p", "broken", f"{SUITE}/test_membership.py", "-k", chosen, env={"PYTHONPATH": search})
+
+
+def test_each_check_sees_the_seeds_own_way(tmp_path: Path) -> None:
+    done = suite(tmp_path, SEEDS_OWN, *CHECKS)
+    for words in itertools.chain.from_iterable(CHECKS.values()):
+        assert words in done.output
+    assert "remedy: this is a defect of pytest-nixl's membership: report it" in done.output
+    assert "Traceback" not in done.output
+    assert " PASS" not in done.output.rsplit("NIXL verdict", 1)[1]
+    assert done.code == 1
+
+
+def test_each_check_sees_what_never_mends(tmp_path: Path) -> None:
+    done = suite(tmp_path, AROUND, *NEVER_MENDS)
+    for words in itertools.chain.from_iterable(NEVER_MENDS.values()):
+        assert words in done.output
+    assert " PASS" not in done.output.rsplit("NIXL verdict", 1)[1]
+    assert done.code == 1
+
+
+def test_a_look_that_sees_no_race_is_an_error(tmp_path: Path) -> None:
+    done = suite(tmp_path, SOUND, "is_there_is_seen")
+    assert "ERROR rank-race-is-seen: the known race was not seen when amplified and explored" in done.output
+    assert done.code == 1
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> str:
+    """A double of nixlbench, as a program."""
+    program = tmp_path / "nixlbench"
+    text = (ROOT / "tests" / "nixlbench_standin.py").read_text()
+    program.write_text(text.replace("#!/usr/bin/env python3", f"#!{sys.executable}", 1))
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_nixlbench_that_races_is_named(standin: str) -> None:
+    done = run(f"{SUITE}/test_nixlbench.py", "-k", "start_at_once", f"--nixl-nixlbench={standin}",
+               env={"STANDIN_RACY": "1"})  # fmt: skip
+    assert "FAIL nixlbench-ranks-unique: rank 0 was given 2 times: to claimant 0 (" in done.output
+    assert "keys in etcd: xferbench/race-1-" in done.output
+    assert "remedy: Two processes were given one rank, so that the run cannot start: use a nixlbench" in done.output
+    assert done.code == 1
+
+
+def test_a_nixlbench_on_path_with_a_lock_warns_of_lost_answers(standin: str) -> None:
+    search = os.pathsep.join([str(Path(standin).parent), os.environ["PATH"]])
+    assert shutil.which("nixlbench", path=search)
+    done = run(f"{SUITE}/test_nixlbench.py", env={"PATH": search})
+    assert "WARN NIXLBENCH-RANK-TWICE: nixlbench gives a rank twice after one answer of etcd was lost" in done.output
+    assert ", its answer lost" in done.output
+    assert "1 PASS, 1 WARN" in done.output
+    assert done.code == 0
+
+
+def test_without_a_nixlbench_nothing_is_said_of_it() -> None:
+    done = run(f"{SUITE}/test_nixlbench.py", env={"PATH": "/nowhere"})
+    both = "nixlbench-ranks-unique, nixlbench-lost-answer"
+    assert f"NOT-APPLICABLE {both}: there is no nixlbench on PATH, and --nixl-nixlbench PATH" in done.output
+    assert done.code == 0
