@@ -132,6 +132,9 @@ class TestKeys:
         lease = client.lease(30)
         client.put("/l/1", b"", lease)
         assert client.create("/l/2", b"", lease)
+        assert [client.lease_of(key) for key in ("/l/1", "/l/none")] == [lease.id, None]
+        client.put("/no/lease", b"")
+        assert client.lease_of("/no/lease") == 0
         assert lease.ttl == 30
         assert lease.refresh() == 30
         lease.revoke()

@@ -226,7 +226,7 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
         wait_until(lambda: not directory.exists(), 15, "the run directory has gone")
         wait_until(lambda: not mentioning(str(directory)), 5, "no process of the run is left")
         assert not running(told["etcd"])
-        assert not running(told["keeper"])
+        wait_until(lambda: not running(told["keeper"]), 5, "the keeper, which ends last, has gone")
         assert client.count_prefix("/") == 0
         if server == "container":
             assert told["name"] not in container_names()

@@ -6,19 +6,23 @@ Keys are text, values are bytes, times are seconds. Every method raises :class:`
 
 from __future__ import annotations
 
-import base64
+import contextlib
+import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError, explain_answer, explain_transport, no_gateway, not_etcd, related
+from pytest_nixl.etcd.transaction import KeyValue, absent, decode, encode, key_range, put, put_payload, txn
 
 if TYPE_CHECKING:
     import requests
     from etcd3gw.client import Etcd3Client
 
-__all__ = ["EtcdClient", "EtcdError", "Lease", "connect"]
+__all__ = ["EtcdClient", "EtcdError", "Event", "Lease", "Watched", "connect"]
 
 #: Failures that happen before a request was sent, so that any request may go to the next member.
 _BEFORE_SENDING = {"refused", "unresolved", "unreachable"}
@@ -100,25 +104,35 @@ class EtcdClient:
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
         """Store ``value``; with a lease the key goes when that ends."""
-        self._post("/kv/put", _put(key, value, lease))
+        self._post("/kv/put", put_payload(key, value, lease))
 
     def get(self, key: str) -> bytes | None:
         """Return the value of ``key``, None where there is none."""
-        kvs = self._post("/kv/range", {"key": _encode(key)}).get("kvs", [])
-        return _decode(kvs[0].get("value", "")) if kvs else None
+        kvs = self._post("/kv/range", {"key": encode(key)}).get("kvs", [])
+        return decode(kvs[0].get("value", "")) if kvs else None
 
     def get_prefix(self, prefix: str) -> dict[str, bytes]:
         """Return every key that starts with ``prefix``, in the order of the keys."""
-        answer = self._post("/kv/range", {**_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
-        return {_decode(kv["key"]).decode(): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
+        answer = self._post("/kv/range", {**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
+        return {decode(kv["key"]).decode(): decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
+
+    def by_creation(self, prefix: str) -> tuple[KeyValue, ...]:
+        """Return every key that starts with ``prefix``, in the order of their creation."""
+        answer = self._post("/kv/range", {**key_range(prefix), "sort_order": "ASCEND", "sort_target": "CREATE"})
+        return tuple(KeyValue.of(item) for item in answer.get("kvs", ()))
+
+    def lease_of(self, key: str) -> int | None:
+        """Return etcd's number of the lease that ``key`` was put with, 0 for none; None where there is no such key."""
+        kvs = self._post("/kv/range", {"key": encode(key), "keys_only": True}).get("kvs", [])
+        return int(kvs[0].get("lease", 0)) if kvs else None
 
     def count_prefix(self, prefix: str) -> int:
         """Return how many keys start with ``prefix``."""
-        return int(self._post("/kv/range", {**_range(prefix), "count_only": True}).get("count", 0))
+        return int(self._post("/kv/range", {**key_range(prefix), "count_only": True}).get("count", 0))
 
     def delete(self, key: str) -> bool:
         """Delete ``key``; return whether it was there."""
-        return int(self._post("/kv/deleterange", {"key": _encode(key)}).get("deleted", 0)) > 0
+        return int(self._post("/kv/deleterange", {"key": encode(key)}).get("deleted", 0)) > 0
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete every key that starts with ``prefix``; return how many.
@@ -127,20 +141,91 @@ class EtcdClient:
         """
         if not prefix.strip("/"):
             raise ValueError(f"refused to delete every key of an etcd: the prefix is {prefix!r}")
-        return int(self._post("/kv/deleterange", _range(prefix)).get("deleted", 0))
+        return int(self._post("/kv/deleterange", key_range(prefix)).get("deleted", 0))
 
     def create(self, key: str, value: bytes, lease: Lease | None = None) -> bool:
         """Store ``value`` if ``key`` is absent, in one transaction; return whether it was.
 
         The request is never repeated once it may have been sent: a lost answer is an error, not False.
         """
-        absent = {"key": _encode(key), "result": "EQUAL", "target": "CREATE", "create_revision": 0}
-        put = {"request_put": _put(key, value, lease)}
-        return bool(self.transaction({"compare": [absent], "success": [put], "failure": []}).get("succeeded", False))
+        answer = self.transaction(txn([absent(key)], [put(key, value, lease)]))
+        return bool(answer.get("succeeded", False))
 
     def transaction(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Send a transaction in the gateway's own JSON form. It is never repeated once it may have been sent."""
         return self._post("/kv/txn", payload, repeatable=False)
+
+    def watch(self, *watched: Watched, seconds: float) -> Iterator[Event]:
+        """Yield what happens to keys, all of it and in order, and end when ``seconds`` have passed.
+
+        A connection that breaks, or a member that dies, is replaced, and nothing is missed. What happens to two watched
+        keys may come in another order. Where something happens late, the end may come half of ``seconds`` later.
+
+        :param watched: what to watch, each from its own revision on.
+        :raises EtcdError: ``compacted`` where the etcd has forgotten that revision.
+        """
+        deadline = time.monotonic() + seconds
+        failures = 0
+        revisions = {number: item.since for number, item in enumerate(watched, 1)}
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                for number, event in self._watch_once(watched, revisions, left):
+                    yield event
+                    revisions[number], failures = event.item.mod_revision + 1, 0
+                    if deadline - time.monotonic() < left / 2:
+                        break  # a connection waits as long as it was told at its start: take one that waits less
+            except EtcdError as error:
+                if error.cause not in _OF_ONE_MEMBER:
+                    raise
+                failures += 1
+                self._current = (self._current + 1) % len(self._members)
+                time.sleep(min(0.02 * failures, 0.5, max(0.0, deadline - time.monotonic())))
+
+    def _watch_once(
+        self, watched: Sequence[Watched], revisions: Mapping[int, int], seconds: float
+    ) -> Iterator[tuple[int, Event]]:
+        """Watch over one connection, until nothing has come for ``seconds``."""
+        from requests.exceptions import ConnectionError, RequestException
+
+        member = self._members[self._current]
+        body = "\n".join(
+            json.dumps({"create_request": item.payload(n, revisions[n])}) for n, item in enumerate(watched, 1)
+        )
+        try:
+            answer = self._session.post(f"{member}/v3/watch", data=body, stream=True, timeout=(self._timeout, seconds))
+        except (RequestException, OSError, ValueError) as error:
+            raise self._explain(member, error) from error
+        with contextlib.closing(answer):
+            if answer.status_code != 200:
+                raise self._explain_answer(member, answer.text, answer.reason)
+            try:
+                start = b""
+                for part in answer.iter_content(chunk_size=None):
+                    *lines, start = (start + part).split(b"\n")
+                    for line in filter(None, lines):
+                        yield from self._events(member, json.loads(line))
+            except ConnectionError as error:
+                # So requests calls a read that takes too long here: all is well, and nothing has happened.
+                if "Read timed out" in str(error):
+                    return
+                raise self._explain(member, error) from error
+            except (RequestException, OSError) as error:
+                raise self._explain(member, error) from error
+        raise EtcdError(f"etcd at {member}: it ended a watch", cause="closed", endpoint=str(member))
+
+    @staticmethod
+    def _events(member: Endpoint, message: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
+        result = message.get("result")
+        if result is None:
+            raise explain_answer(member, json.dumps(message.get("error"))) or not_etcd(member, "its answer is no watch")
+        if "compact_revision" in result:
+            raise EtcdError(
+                f"etcd at {member}: it was compacted, and has forgotten what is asked for", cause="compacted"
+            )
+        if result.get("canceled"):
+            raise EtcdError(f"etcd at {member}: it ended a watch: {result.get('cancel_reason', '')}", cause="closed")
+        for event in result.get("events", ()):
+            yield int(result["watch_id"]), Event(KeyValue.of(event["kv"]), event.get("type") == "DELETE")
 
     def lease(self, ttl_seconds: int) -> Lease:
         """Ask for a lease of ``ttl_seconds``."""
@@ -230,6 +315,32 @@ class EtcdClient:
         if "authentication is not enabled" in answer.text:
             return ""
         raise self._explain_answer(member, answer.text, answer.reason)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What :meth:`EtcdClient.watch` watches: one key, or every key that starts with it."""
+
+    key: str
+    #: The first revision of interest.
+    since: int
+    prefix: bool = False
+    #: Whether only deletions are of interest: etcd then sends nothing else.
+    deletions: bool = False
+
+    def payload(self, number: int, revision: int) -> dict[str, Any]:
+        """The request as the gateway takes it."""
+        keys: dict[str, Any] = dict(key_range(self.key)) if self.prefix else {"key": encode(self.key)}
+        filters = {"filters": ["NOPUT"]} if self.deletions else {}
+        return {**keys, **filters, "start_revision": revision, "watch_id": number}
+
+
+@dataclass(frozen=True)
+class Event:
+    """A key was written or deleted; of a deleted one, ``item`` has its key and the revision only."""
+
+    item: KeyValue
+    deleted: bool
 
 
 class Lease:
@@ -356,26 +467,3 @@ def _no_auth(request: Any) -> Any:
 
 def _base(url: str) -> str:
     return "/".join(url.split("/", 3)[:3])
-
-
-def _encode(text: str | bytes) -> str:
-    data = text.encode() if isinstance(text, str) else text
-    return base64.b64encode(data).decode()
-
-
-def _decode(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def _put(key: str, value: bytes, lease: Lease | None) -> dict[str, Any]:
-    payload: dict[str, Any] = {"key": _encode(key), "value": _encode(value)}
-    return {**payload, "lease": lease.id} if lease else payload
-
-
-def _range(prefix: str) -> dict[str, str]:
-    """The half-open range of keys that start with ``prefix``; of all keys where that is empty."""
-    data = prefix.encode()
-    while data and data[-1] == 0xFF:
-        data = data[:-1]
-    end = data[:-1] + bytes([data[-1] + 1]) if data else b"\0"
-    return {"key": _encode(prefix or b"\0"), "range_end": _encode(end)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient
+    from pytest_nixl.etcd.path import EtcdPath
     from pytest_nixl.etcd.servers import EtcdServer, OwnServer, SessionEtcd
     from pytest_nixl.settings import Settings
 
@@ -105,6 +107,19 @@ def nixl_private_etcd(nixl_settings: Settings) -> Iterator[PrivateEtcd]:
             yield PrivateEtcd(server, client)
     finally:
         server.discard()
+
+
+@pytest.fixture
+def nixl_etcd_path() -> Iterator[Callable[[str], EtcdPath]]:
+    """Open a path to the etcd with the given URL, which counts, holds, cuts and loses requests; it ends with the test.
+
+    ``client = nixl_etcd_path(nixl_etcd.endpoint).client("agent")``: who is given ``client.endpoint`` goes that way, and
+    ``client.requests`` tells what it asked. Of several URLs the path goes to the first one.
+    """
+    from pytest_nixl.etcd.path import EtcdPath
+
+    with ExitStack() as opened:
+        yield lambda endpoint: opened.enter_context(EtcdPath(endpoint.split(",")[0]))
 
 
 @pytest.fixture

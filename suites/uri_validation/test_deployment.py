@@ -1,35 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the etcd endpoints that this deployment uses of a form that NIXL accepts?"""
+"""Do the etcd endpoints that this deployment uses work with NIXL? Where none are given, those of this run's etcd."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.etcd.endpoints import parse_endpoints, redact
 from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.keeper import keeper
 from pytest_nixl.settings import Settings
+
+from ..conftest import FindingFixture
+from .deployment import (
+    Deployment,
+    judge_connection,
+    judge_form,
+    judge_health,
+    judge_publication,
+    judge_resolution,
+    notes_about,
+)
 
 
 @pytest.mark.nixl_check("endpoints-well-formed")
-def test_endpoints_are_well_formed(nixl_settings: Settings, verdict: Callable[[Judgement], None]) -> None:
-    """NIXL_ETCD_ENDPOINTS, or what stands for it, is a list of http://HOST:PORT: NIXL ignores others without a word."""
-    if not nixl_settings.etcd:
-        verdict(Judgement(Verdict.PASS, "no etcd is given, and that of this run is well-formed"))
-        return
-    source = nixl_settings.sources["etcd"].removeprefix("environment ")
-    try:
-        endpoints = parse_endpoints(nixl_settings.etcd)
-    except ValueError as error:
-        remedy = "correct the variable in the deployment: NIXL publishes nothing with it, and says so only on stderr"
-        verdict(Judgement(Verdict.FAIL, f"{source}: {error}", remedy))
-        return
-    encrypted = [str(endpoint) for endpoint in endpoints if endpoint.scheme == "https"]
-    if encrypted:
-        reason = f"{source} asks for https ({', '.join(encrypted)}), and NIXL speaks plaintext to it"
-        remedy = "give NIXL a plaintext address: `etcd grpc-proxy start` beside the agent reaches an etcd behind TLS"
-        verdict(Judgement(Verdict.WARN, reason, remedy))
-        return
-    verdict(Judgement(Verdict.PASS, redact(os.environ.get(source, nixl_settings.etcd))))
+def test_endpoints_are_well_formed(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
+    """NIXL reads the endpoints: it ignores a malformed one without a word to Python."""
+    verdict(judge_form(deployment))
+
+
+@pytest.mark.nixl_check("endpoints-resolve")
+def test_endpoints_resolve(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
+    """The names in them resolve on this machine, as NIXL's client asks: to IPv4 first."""
+    verdict(judge_resolution(deployment))
+
+
+@pytest.mark.nixl_check("endpoints-connect")
+def test_endpoints_answer_tcp(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
+    """Something listens at each address that NIXL makes of them."""
+    verdict(judge_connection(deployment))
+
+
+@pytest.mark.nixl_check("endpoints-healthy")
+def test_endpoints_are_those_of_an_etcd(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
+    """What answers there is an etcd, by its own word."""
+    verdict(judge_health(deployment))
+
+
+@pytest.mark.nixl_check("endpoints-publish")
+def test_an_agent_publishes_through_the_endpoints(
+    deployment: Deployment, nixl_settings: Settings, verdict: Callable[[Judgement], None]
+) -> None:
+    """A real agent that is given them verbatim publishes its metadata, and the key is there."""
+    verdict(judge_publication(deployment, nixl_settings, keeper()))
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        pytest.param("NIXL-ETCD-HTTPS-PLAINTEXT", marks=pytest.mark.nixl_check("endpoints-encrypted")),
+        pytest.param("NIXL-ETCD-CREDENTIALS-DROPPED", marks=pytest.mark.nixl_check("endpoints-authenticated")),
+        pytest.param("NIXL-ETCD-MEMBER-DROPPED", marks=pytest.mark.nixl_check("endpoints-all-used")),
+    ],
+)
+def test_endpoints_meet_no_known_defect(
+    id: str, deployment: Deployment, finding: FindingFixture, verdict: Callable[[Judgement], None]
+) -> None:
+    """They ask for nothing that NIXL is known to leave out: encryption, credentials, one of several members."""
+    met = notes_about(deployment, id)
+    if met:
+        finding(id, True, f"{deployment}: {'; '.join(met)}; {deployment.explanation.remedy}", affects=True)
+    else:
+        verdict(Judgement(Verdict.PASS, f"{deployment} does not meet it"))

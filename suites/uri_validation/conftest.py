@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints of the deployment, and the corpus of texts with what real programs made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.settings import Settings
+
+from .corpus import Entry, load_corpus
+from .deployment import Deployment, is_set_and_empty
+
+
+@pytest.fixture
+def deployment(request: pytest.FixtureRequest, nixl_settings: Settings) -> Deployment:
+    """The endpoints that NIXL is given here; those of this run's own etcd where none are."""
+    given = nixl_settings.etcd or is_set_and_empty(nixl_settings)
+    return Deployment.of(nixl_settings, "" if given else request.getfixturevalue("nixl_etcd").endpoint)
+
+
+@pytest.fixture
+def corpus() -> tuple[Entry, ...]:
+    """Every recorded text."""
+    return load_corpus()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the NIXL that is installed read endpoints as our model of it says? On an etcd of our own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from pytest_nixl.etcd.embedded import free_ports
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.explain import Address, Outcome, explain
+from pytest_nixl.etcd.fixtures import PrivateEtcd
+from pytest_nixl.etcd.trial import Trial, try_texts
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.keeper import keeper
+from pytest_nixl.settings import Settings
+
+from .corpus import Entry
+
+REMEDY = "NIXL or our model of it has changed: please report both lines, with the version of NIXL, to pytest-nixl"
+
+
+@pytest.mark.nixl_check("endpoints-conform")
+def test_nixl_reads_every_text_as_predicted(
+    corpus: tuple[Entry, ...],
+    nixl_private_etcd: PrivateEtcd,
+    nixl_settings: Settings,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """Each text of the corpus, given to a real agent, has the outcome that `pytest-nixl endpoint` tells of it."""
+    texts = [entry.text for entry in _filled(corpus, nixl_private_etcd)]
+    expected = {text: explain(text).predict(_answers) for text in texts}
+    trials = _tried(expected, nixl_private_etcd, nixl_settings)
+    differences = [line for trial in trials if (line := _difference(trial))]
+    if differences:
+        said = f"{len(differences)} of {len(texts)} texts are not read as predicted: {'; '.join(differences)}"
+        verdict(Judgement(Verdict.FAIL, said, REMEDY))
+    else:
+        verdict(Judgement(Verdict.PASS, f"NIXL {trials[0].version} reads {len(texts)} texts as predicted"))
+
+
+def _difference(trial: Trial) -> str:
+    explanation = explain(trial.text)
+    predicted = explanation.predict(_answers, trial.version)
+    if trial.agrees(predicted):
+        return ""
+    words = f" ({trial.words})" if trial.words else ""
+    return f"{explanation.text!r}: predicted: {predicted}; NIXL {trial.version}: {trial.outcome}{words}"
+
+
+@pytest.mark.nixl_check("endpoint-rewrites-work")
+def test_what_we_advise_to_write_works(
+    corpus: tuple[Entry, ...],
+    nixl_private_etcd: PrivateEtcd,
+    nixl_settings: Settings,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """A real agent publishes with every rewrite that names the etcd."""
+    rewrites = {
+        rewrite: Outcome.PUBLISHES
+        for entry in _filled(corpus, nixl_private_etcd)
+        if (rewrite := explain(entry.text).rewrite) and any(_answers(address) for address in _members(rewrite))
+    }
+    broken = [
+        f"{trial.text}: {trial.outcome} ({trial.words})"
+        for trial in _tried(rewrites, nixl_private_etcd, nixl_settings)
+        if trial.outcome is not Outcome.PUBLISHES
+    ]
+    if broken:
+        verdict(Judgement(Verdict.FAIL, f"advised and not working: {'; '.join(broken)}", REMEDY))
+    else:
+        verdict(Judgement(Verdict.PASS, f"{len(rewrites)} rewrites work"))
+
+
+def _filled(corpus: tuple[Entry, ...], etcd: PrivateEtcd) -> list[Entry]:
+    (endpoint,) = parse_endpoints(etcd.endpoint)
+    (dead,) = free_ports(1)
+    return [entry.at(endpoint.port, dead, endpoint.host) for entry in corpus]
+
+
+def _tried(texts: Mapping[str, Outcome], etcd: PrivateEtcd, settings: Settings) -> list[Trial]:
+    return list(
+        try_texts(texts, keeper=keeper(), client=etcd.client, namespace="/conformance", timeout=settings.timeout)
+    )
+
+
+def _members(text: str) -> list[Address]:
+    return [Address(endpoint.host, endpoint.port) for endpoint in parse_endpoints(text)]
+
+
+def _answers(address: Address) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), timeout=2).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NIXL promises with an endpoint and does not keep: known defects, looked for on servers of our own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from pytest_nixl.agent import NixlAgent
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.explain import Outcome
+from pytest_nixl.etcd.fixtures import PrivateEtcd
+from pytest_nixl.etcd.trial import Trial, complaint, try_texts
+from pytest_nixl.keeper import keeper
+from pytest_nixl.settings import Settings
+from pytest_nixl.waiting import wait_until
+from pytest_nixl.worker.process import NixlError
+
+from ..conftest import FindingFixture
+
+#: What the first bytes of a connection tell: HTTP/2 in plaintext, or a TLS handshake.
+PLAINTEXT, TLS = b"PRI * HTTP/2.0", b"\x16\x03"
+
+
+@pytest.mark.nixl_check("https-is-encrypted")
+def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture) -> None:
+    """An agent that is given https:// opens the connection with a TLS handshake."""
+    with _Listener() as listener:
+        nixl_agent.another(
+            "speaker",
+            backends=[],
+            listen_thread=True,
+            environment={"NIXL_ETCD_ENDPOINTS": f"https://127.0.0.1:{listener.port}", "NIXL_ETCD_NAMESPACE": "/https"},
+        )
+        said = wait_until(listener.heard, "an agent to speak to its etcd", seconds=nixl_settings.timeout)
+    assert said.startswith((PLAINTEXT, TLS)), f"the agent began with {said!r}, which is neither HTTP/2 nor TLS"
+    finding("NIXL-ETCD-HTTPS-PLAINTEXT", said.startswith(PLAINTEXT), f"a connection to https:// begins with {said!r}")
+
+
+@pytest.mark.nixl_check("credentials-are-used")
+def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Settings, finding: FindingFixture) -> None:
+    """An agent that is given a user and password reaches an etcd: with them, or without where it needs none."""
+    bare = nixl_private_etcd.endpoint.removeprefix("http://")
+    trial = _try(f"http://user:password@{bare}", nixl_private_etcd, nixl_settings)
+    how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome}, and wrote {trial.words!r}"
+    finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not Outcome.PUBLISHES, how)
+
+
+@pytest.mark.nixl_check("unread-members-are-reported")
+def test_a_member_that_cannot_be_read_is_reported(
+    nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
+) -> None:
+    """Of a list with one malformed member, the other one serves, and the first is named on stderr."""
+    good, bad = nixl_private_etcd.endpoint, f"{nixl_private_etcd.endpoint}/"
+    environment = {"NIXL_ETCD_ENDPOINTS": f"{bad},{good}", "NIXL_ETCD_NAMESPACE": "/members"}
+    agent = nixl_agent.another("member", backends=[], listen_thread=True, environment=environment)
+    wait_until(
+        lambda: nixl_private_etcd.client.get("/members/member/") is not None,
+        "an agent to use the good one of two members",
+        seconds=nixl_settings.timeout,
+        remedy=lambda: complaint(agent.worker.output(), agent.name),
+    )
+    port = parse_endpoints(good)[0].port
+    named = [line for line in agent.worker.output().splitlines() if str(port) in line]
+    how = f"of two members, the first with a slash behind its port, NIXL used the second and wrote {named or 'nothing'}"
+    finding("NIXL-ETCD-MEMBER-DROPPED", not named, how)
+
+
+@pytest.mark.nixl_check("failures-are-raised")
+def test_a_failure_to_publish_is_raised(
+    nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
+) -> None:
+    """An agent whose endpoint cannot be read does not return from send_local_metadata() as if all were well."""
+    environment = {"NIXL_ETCD_ENDPOINTS": f"{nixl_private_etcd.endpoint}/", "NIXL_ETCD_NAMESPACE": "/silent"}
+    agent = nixl_agent.another("silent", listen_thread=True, environment=environment)
+    agent.register(agent.allocate(4096))
+    raised = ""
+    try:
+        agent.send_local_metadata()
+    except NixlError as error:
+        raised = error.type_name
+    stored = nixl_private_etcd.client.count_prefix("/silent/")
+    assert not stored, "NIXL published through an endpoint with a slash behind its port: see endpoints-conform"
+    what = f"raised {raised}" if raised else "returned, and nothing is in etcd"
+    finding("NIXL-ETCD-SILENT-FAILURE", not raised, f"with an endpoint that NIXL cannot read it {what}")
+
+
+def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> Trial:
+    (trial,) = try_texts(
+        {text: Outcome.INVALID}, keeper=keeper(), client=etcd.client, namespace="/trial", timeout=settings.timeout
+    )
+    return trial
+
+
+class _Listener:
+    """A port on loopback that takes connections and keeps the first bytes of the first one that says something."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._heard = b""
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def heard(self) -> bytes:
+        return self._heard
+
+    def _listen(self) -> None:
+        while not self._heard:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed: the test is over
+            with connection:
+                connection.settimeout(5)
+                try:
+                    self._heard = connection.recv(len(PLAINTEXT))
+                except OSError:
+                    continue
+
+    def __enter__(self) -> _Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A thread in accept() is woken by a shutdown, and not by close() alone.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
