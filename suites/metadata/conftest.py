@@ -1,18 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two agents that publish to the session's etcd, in a namespace of their own."""
+"""Agents that publish to the run's etcd, in a namespace of the test's own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.agent import Agents
+from pytest_nixl.backends import between_agents
+from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.etcd.endpoints import redact
 from pytest_nixl.etcd.fixtures import EtcdFixture
+from pytest_nixl.keeper import keeper
+from pytest_nixl.settings import Settings
+from pytest_nixl.worker.places import Here
+
+from .namespace import Namespace
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd.path import EtcdPath, PathClient
+
+
+@pytest.fixture(autouse=True)
+def agents_meet(nixl_settings: Settings) -> None:
+    """:raises NotApplicableError: where only storage backends are asked for."""
+    if not between_agents(nixl_settings.backend):
+        names = ",".join(nixl_settings.backend)
+        raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no agent learns of another for it")
 
 
 @pytest.fixture
-def etcd_agents(nixl_etcd: EtcdFixture, nixl_agent: NixlAgent) -> tuple[NixlAgent, NixlAgent]:
-    """A publisher and a finder."""
-    environment = {"NIXL_ETCD_ENDPOINTS": nixl_etcd.endpoint, "NIXL_ETCD_NAMESPACE": nixl_etcd.prefix.rstrip("/")}
-    publisher = nixl_agent.another("publisher", environment=environment, listen_thread=True)
-    finder = nixl_agent.another("finder", environment=environment, listen_thread=True)
-    return publisher, finder
+def agents(nixl_settings: Settings, nixl_etcd_path: Callable[[str], EtcdPath]) -> Iterator[Agents]:
+    """Agents in workers of their own, which all end with the test: before the ways to etcd that they may have.
+
+    They have UCX, whatever backend is asked for: the exchange is the same for all, and LIBFABRIC's agents wait inside
+    the loading of metadata until the other one is polled.
+    """
+    with Agents(Here(keeper()), replace(nixl_settings, backend=("UCX",))) as started:
+        yield started
+
+
+@pytest.fixture
+def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings) -> Namespace:
+    """A namespace in the run's etcd, under the test's own prefix.
+
+    :raises NixlPluginError: at once, where NIXL cannot reach that etcd: every step would wait for its whole time.
+    """
+    encrypted = any(member.startswith("https://") for member in nixl_etcd.client.endpoints)
+    if encrypted or nixl_settings.etcd_user or "@" in nixl_etcd.endpoint:
+        raise NixlPluginError(
+            f"NIXL cannot use the etcd at {redact(nixl_etcd.endpoint)}: it speaks plaintext, and sends no password",
+            "run `etcd grpc-proxy start` with the certificates beside the agents, and give its http:// address with "
+            "--nixl-etcd; with a password there is no way",
+        )
+    name = nixl_etcd.prefix.rstrip("/")
+    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, nixl_settings.timeout)
+
+
+@pytest.fixture
+def way(nixl_etcd: EtcdFixture, nixl_etcd_path: Callable[[str], EtcdPath]) -> PathClient:
+    """A way of our own to the run's etcd: it counts what agents ask, and can be cut with no harm to anybody else."""
+    return nixl_etcd_path(nixl_etcd.endpoint).client("agents")

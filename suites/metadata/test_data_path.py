@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is etcd in the way of transfers, and what do agents make of it when it is away?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_nixl.agent import NixlAgent
+from pytest_nixl.waiting import wait_until
+from pytest_nixl.worker.process import NixlError
+
+from .moving import registered, write_and_compare
+from .namespace import Namespace, comes_true, complaint, knows
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd.path import PathClient
+    from suites.conftest import FindingFixture
+
+TRANSFERS = 25
+#: Seconds that an agent has to hear of what another one withdrew: it takes some hundredths, on a busy machine 2 s.
+NOTICED = 5.0
+
+
+@pytest.mark.nixl_check("data-path-without-etcd")
+def test_transfers_do_not_touch_etcd(namespace: Namespace, way: PathClient) -> None:
+    """Transfers make no request on the way to etcd that both agents use, and go on while it is cut."""
+    publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
+    target = registered(publisher)
+    namespace.publish(publisher)
+    namespace.find(finder, publisher, target)
+    write_and_compare(finder, publisher, target, namespace.seconds)  # connects
+    asked = len(way.requests)
+    assert asked, "the agents found each other with no request on the way that was to count them"
+    for _ in range(TRANSFERS):
+        write_and_compare(finder, publisher, target, namespace.seconds)
+    made = way.requests[asked:]
+    assert not made, f"{TRANSFERS} transfers made {len(made)} requests to etcd: {', '.join(map(str, made[:3]))}"
+    way.cut()
+    for _ in range(TRANSFERS):
+        write_and_compare(finder, publisher, target, namespace.seconds)
+
+
+@pytest.mark.nixl_check("metadata-while-etcd-is-away")
+def test_an_agent_is_told_that_nothing_was_published(
+    namespace: Namespace, way: PathClient, finding: FindingFixture
+) -> None:
+    """With etcd away, publishing is an error; with etcd back, publishing again succeeds."""
+    (publisher,) = namespace.reached_by(way.endpoint).start("publisher")
+    namespace.publish(publisher)
+    way.cut()
+    registered(publisher)
+    try:
+        publisher.send_local_metadata()
+    except NixlError as error:
+        silent, told = False, f"raised an error: {error.reason}"
+    else:
+        # What is sent may wait for etcd, and be no failure: it is one when NIXL gives it up.
+        silent = comes_true(lambda: bool(complaint(publisher)), seconds=NOTICED)
+        told = f"returned as after a success, and NIXL wrote {complaint(publisher) or 'nothing'}"
+    way.restore()
+    _publish_repeatedly(namespace, publisher)
+    finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {told}")
+
+
+@pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
+def test_an_agent_fetches_again_when_etcd_is_back(
+    namespace: Namespace, way: PathClient, finding: FindingFixture
+) -> None:
+    """A fetch while etcd is away comes to nothing, and the next one, when etcd is back, is done."""
+    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
+    namespace.publish(publisher)
+    way.cut()
+    finder.fetch_remote_metadata(publisher.name)
+    wait_until(
+        lambda: complaint(finder),
+        f"{finder.worker.name} to say that it cannot fetch, since it is cut off from etcd",
+        seconds=namespace.seconds,
+        remedy=lambda: "it has said nothing: what it asked before the cut was answered, or its log has another form",
+    )
+    asked = len(way.requests)
+    way.restore()
+
+    def found() -> bool:
+        finder.fetch_remote_metadata(publisher.name)
+        return comes_true(lambda: knows(finder, publisher), seconds=0.5)
+
+    back = comes_true(found, seconds=NOTICED)
+    finder.worker.kill()  # it would not end by itself
+    finding(
+        "NIXL-ETCD-FETCH-STUCK",
+        not back,
+        f"after a fetch with etcd cut off, fetches {'are done again' if back else 'were not done'} with etcd back: "
+        f"{len(way.requests) - asked} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}",
+    )
+
+
+@pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
+def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
+    namespace: Namespace, way: PathClient, finding: FindingFixture
+) -> None:
+    """An agent whose connection to etcd was cut and came back still hears of what the others withdraw."""
+    (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
+    namespace.publish(publisher)
+    namespace.find(finder, publisher)
+    namespace.await_watch(way, finder, publisher)
+    way.cut()
+    way.restore()
+    _publish_repeatedly(namespace, finder)  # it reaches etcd again; a fetch that came too soon would stick
+    publisher.invalidate_local_metadata()
+    namespace.await_gone(publisher)
+    forgotten = comes_true(lambda: not knows(finder, publisher), seconds=NOTICED)
+    finding(
+        "NIXL-ETCD-WATCH-LOST",
+        not forgotten,
+        "etcd was away for a moment, and the finder reaches it again; what was withdrawn since, it "
+        + ("forgot" if forgotten else f"still believes in {NOTICED:g} s later"),
+    )
+
+
+def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:
+    """Publish until it is there: NIXL tries once, and its connection is not up again at once."""
+    metadata = agent.get_agent_metadata()
+
+    def published() -> bool:
+        agent.send_local_metadata()
+        return comes_true(lambda: namespace.client.get(namespace.key(agent)) == metadata, seconds=0.5)
+
+    wait_until(
+        published,
+        f"{agent.worker.name} to publish again, now that its etcd is back",
+        seconds=namespace.seconds,
+        remedy=lambda: (
+            f"restart it: its client of etcd does not come back; NIXL wrote: {complaint(agent) or 'nothing'}"
+        ),
+    )

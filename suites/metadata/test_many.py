@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do very many agents find each other?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pytest_nixl.agent import NixlAgent
+from pytest_nixl.waiting import wait_until
+
+from .moving import registered, write_and_compare
+from .namespace import Namespace, complaint, knows
+
+WORKERS, EACH = 4, 50
+
+
+@pytest.mark.nixl_check("metadata-of-200-agents")
+def test_two_hundred_agents_find_each_other(namespace: Namespace) -> None:
+    """All publish, one of each worker finds all others and writes to one of the next worker, and all withdraw."""
+    finders = namespace.start(*(f"finder-{number}" for number in range(WORKERS)))
+    with ThreadPoolExecutor(WORKERS) as pool:  # a thread for each worker, which does one thing at a time
+        crews = list(pool.map(_crew, finders))
+        everybody = [agent for crew in crews for agent in crew]
+        targets = [registered(crew[-1]) for crew in crews]
+        list(pool.map(lambda crew: [agent.send_local_metadata() for agent in crew], crews))
+        _await_keys(namespace, everybody, there=True)
+        list(pool.map(lambda finder: _fetch_others(finder, everybody), finders))
+        list(pool.map(lambda finder: _await_others(namespace, finder, everybody), finders))
+    for number, finder in enumerate(finders):
+        following = (number + 1) % WORKERS
+        write_and_compare(finder, crews[following][-1], targets[following], namespace.seconds)
+    for finder in finders:
+        namespace.await_fetches(finder)  # each watches for what it found, too
+    for agent in everybody:
+        agent.invalidate_local_metadata()
+    _await_keys(namespace, everybody, there=False)
+    for number, finder in enumerate(finders):
+        namespace.await_forgotten(finder, crews[number - 1][-1])
+
+
+def _crew(finder: NixlAgent) -> list[NixlAgent]:
+    return [finder, *(finder.beside(f"{finder.name}-{number}") for number in range(1, EACH))]
+
+
+def _fetch_others(finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:
+    for agent in everybody:
+        if agent is not finder:
+            finder.fetch_remote_metadata(agent.name)
+
+
+def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:
+    missing = [agent for agent in everybody if agent is not finder]
+
+    def all_found() -> bool:
+        while missing and knows(finder, missing[0]):
+            del missing[0]
+        return not missing
+
+    wait_until(
+        all_found,
+        f"{finder.worker.name} to load the metadata of {len(missing)} agents",
+        seconds=namespace.seconds,
+        remedy=lambda: (
+            f"{len(missing)} are missing, {missing[0].name} the first; NIXL wrote: {complaint(finder) or 'nothing'}"
+        ),
+    )
+
+
+def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, there: bool) -> None:
+    wanted = {namespace.key(agent) for agent in everybody} if there else set()
+
+    def found() -> set[str]:
+        return {key for key, value in namespace.client.get_prefix(f"{namespace.name}/finder").items() if value}
+
+    wait_until(
+        lambda: found() == wanted,
+        f"etcd to have the metadata of {len(wanted)} agents under {namespace.name}/",
+        seconds=namespace.seconds,
+        remedy=lambda: f"it has {len(found())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
+    )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do namespaces keep deployments apart, and does a deployment stay together?"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_nixl.agent import Agents
+from pytest_nixl.etcd.fixtures import PrivateEtcd
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.settings import Settings
+
+from .moving import registered, write_and_compare
+from .namespace import DEFAULT, DOCUMENTED, Namespace
+
+if TYPE_CHECKING:
+    from suites.conftest import FindingFixture
+
+
+@pytest.mark.nixl_check("metadata-namespaces-apart")
+def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
+    """Each finder reaches the agent of its own namespace, though one in the other has the same name."""
+    both = [namespace.part("one"), namespace.part("two")]
+    owners = [part.start("same")[0] for part in both]
+    targets = [registered(owner) for owner in owners]
+    for part, owner in zip(both, owners, strict=True):
+        part.publish(owner)
+    for part, owner, target in zip(both, owners, targets, strict=True):
+        finder = owner.beside("finder")
+        part.find(finder, owner, target)
+        # The bytes are compared in the worker of this namespace's agent: the other's would not have them.
+        write_and_compare(finder, owner, target, part.seconds)
+    owners[0].invalidate_local_metadata()
+    both[0].await_gone(owners[0])
+    assert both[1].labels(owners[1]) == ["metadata"], "what was withdrawn in one namespace is gone from the other too"
+
+
+@pytest.mark.nixl_check("metadata-default-namespace")
+def test_the_default_namespace_is_the_documented_one(
+    nixl_private_etcd: PrivateEtcd, agents: Agents, nixl_settings: Settings, finding: FindingFixture
+) -> None:
+    """An agent without NIXL_ETCD_NAMESPACE and one with the documented default publish under the same prefix."""
+    server = nixl_private_etcd
+    unset, documented = (
+        Namespace(agents, server.client, server.endpoint, name, nixl_settings.timeout) for name in (None, DOCUMENTED)
+    )
+    (one,), (other,) = unset.start("one"), documented.start("other")
+    documented.publish(other)
+    unset.publish_anywhere(one)
+    finding(
+        "NIXL-ETCD-NAMESPACE-SLASH",
+        server.client.get(documented.key(one)) is None,
+        f"in etcd are {', '.join(sorted(server.client.get_prefix('/')))}",
+    )
+
+
+@pytest.mark.nixl_check("metadata-by-several-endpoints")
+def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace: Namespace) -> None:
+    """NIXL publishes to, and fetches from, the member that answers, though the one before it does not."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else can take it
+        listed = namespace.reached_by(f"http://127.0.0.1:{nobody.getsockname()[1]},{namespace.endpoint}")
+        publisher, finder = listed.start("publisher", "finder")
+        target = registered(publisher)
+        listed.publish(publisher)
+        listed.find(finder, publisher, target)
+        write_and_compare(finder, publisher, target, listed.seconds)
+
+
+@pytest.mark.nixl_check("namespace-well-formed")
+def test_the_namespace_of_this_deployment_cannot_split_it(verdict: Callable[[Judgement], None]) -> None:
+    """NIXL_ETCD_NAMESPACE is not set, or set to what cannot be taken for the default."""
+    verdict(judge_namespace(os.environ.get("NIXL_ETCD_NAMESPACE")))
+
+
+def judge_namespace(name: str | None) -> Judgement:
+    """Return the verdict on the NIXL_ETCD_NAMESPACE of a deployment; None where it is not set."""
+    if name is None:
+        return Judgement(Verdict.PASS, f"NIXL_ETCD_NAMESPACE is not set: agents publish under {DEFAULT}/<agent>/")
+    if name.rstrip("/") == DOCUMENTED and name != DEFAULT:
+        reason = (
+            f"NIXL_ETCD_NAMESPACE={name}: agents publish under {name}/<agent>/, and agents without the variable under "
+            f"{DEFAULT}/<agent>/, though its documentation calls the two the same: they never find each other"
+        )
+        return Judgement(Verdict.WARN, reason, "set it for every agent of the deployment, or for none")
+    if not name.startswith("/"):
+        reason = f"NIXL_ETCD_NAMESPACE={name!r} does not start with a slash: keys are {name}/<agent>/"
+        return Judgement(Verdict.WARN, reason, "start it with a slash, as tools and roles that know NIXL's keys expect")
+    return Judgement(Verdict.PASS, f"agents publish under {name}/<agent>/")
