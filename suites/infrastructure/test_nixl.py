@@ -11,8 +11,8 @@ from pytest_nixl.settings import Settings
 
 @pytest.mark.nixl_check("nixl-loads")
 def test_nixl_loads(nixl_agent: NixlAgent) -> None:
-    """NIXL can be imported, in a process of its own, and makes an agent with a name and metadata."""
-    assert nixl_agent.get_agent_metadata(), "the agent has no metadata"
+    """NIXL can be imported, in a process of its own, and makes an agent that knows its plugins."""
+    assert nixl_agent.get_plugin_list(), "the agent finds no plugin"
     assert nixl_agent.worker.versions["nixl"], "the NIXL package does not tell its version"
 
 

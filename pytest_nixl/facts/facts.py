@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All facts of one host, gathered in one place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.facts.environment import Environment, read_environment
+from pytest_nixl.facts.etcd import EtcdFacts, read_etcd
+from pytest_nixl.facts.fact import from_plain, to_plain
+from pytest_nixl.facts.gpu import Gpus, read_gpus
+from pytest_nixl.facts.host import Host, read_host
+from pytest_nixl.facts.network import Network, Nic, read_network
+from pytest_nixl.facts.pci import PciDevice, bridges_shared, read_pci
+from pytest_nixl.facts.peers import Peer, read_peers
+from pytest_nixl.facts.rdma import RdmaDevice, read_rdma
+from pytest_nixl.facts.root import Root
+from pytest_nixl.facts.secrets import hide_all, hider
+from pytest_nixl.facts.software import Software, read_software
+
+#: Where the address of the etcd comes from, in this order.
+ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
+
+FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
+
+
+@dataclass(frozen=True)
+class Near:
+    """A GPU and the RDMA devices that are nearest to it: under the same PCI switch, or at least the same root.
+
+    :param how: ``switch``, ``root`` or, where neither is so, ``far``.
+    """
+
+    gpu: int
+    devices: tuple[str, ...]
+    how: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one host is."""
+
+    host: Host
+    network: Network
+    rdma: tuple[RdmaDevice, ...]
+    pci: tuple[PciDevice, ...]
+    gpu: Gpus
+    near: tuple[Near, ...]
+    software: Software
+    environment: Environment
+    etcd: EtcdFacts
+    peers: tuple[Peer, ...]
+
+    @property
+    def nics(self) -> tuple[Nic, ...]:
+        """The interfaces that a cable or a cloud is behind."""
+        return tuple(nic for nic in self.network.nics if not nic.virtual)
+
+    @property
+    def efa(self) -> tuple[RdmaDevice, ...]:
+        """The RDMA devices that are EFA."""
+        return tuple(device for device in self.rdma if device.kind == "efa")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def gather(
+    root: Root,
+    *,
+    backends: Sequence[str] = ("UCX",),
+    etcd: str | None = None,
+    connect: Callable[[], Any] | None = None,
+    nixlbench: str = "",
+    peers: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Facts:
+    """Gather the facts of this machine or of a recorded tree, without secrets.
+
+    :param backends: those to make, in a worker; none: NIXL is loaded, and no more.
+    :param etcd: its endpoints; None: those of the environment; empty: none is asked.
+    :param connect: makes the client of that etcd.
+    :param peers: hosts that this one must reach.
+    """
+    source = "given"
+    if etcd is None:
+        source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
+        etcd = environ.get(source, "") if source else ""
+    rdma, gpu = read_rdma(root), read_gpus(root)
+    facts = Facts(
+        host=read_host(root),
+        network=read_network(root),
+        rdma=rdma,
+        pci=read_pci(root),
+        gpu=gpu,
+        near=nearest(gpu, rdma),
+        software=read_software(root, backends, nixlbench),
+        environment=read_environment(root, environ),
+        etcd=read_etcd(root, etcd, source, connect),
+        peers=read_peers(root, peers),
+    )
+    # Every reader hides what it knows to be a secret; this finds those that came another way, as in a message.
+    return from_plain(Facts, hide_all(facts.plain(), hider(environ)))
+
+
+def nearest(gpu: Gpus, rdma: Sequence[RdmaDevice]) -> tuple[Near, ...]:
+    """Return for each GPU the RDMA devices nearest to it."""
+    return tuple(_near(each.index, each.path, rdma) for each in gpu.gpus if each.path)
+
+
+def _near(index: int, path: str, rdma: Sequence[RdmaDevice]) -> Near:
+    shared = {device.name: bridges_shared(path, device.path) for device in rdma if device.path}
+    most = max(shared.values(), default=0)
+    # What hangs on the root itself has no bridge above it: one that is shared is that of a switch.
+    if most:
+        return Near(index, tuple(name for name, count in shared.items() if count == most), "switch")
+    root_complex = path.split("/")[3:4]
+    same = tuple(device.name for device in rdma if device.path.split("/")[3:4] == root_complex)
+    return Near(index, same, "root" if same else "far")
+
+
+def read_facts(path: Path) -> Facts:
+    """Read the facts that were written to a file. :raises ValueError: where it holds none."""
+    try:
+        return from_plain(Facts, json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no facts ({error}): expected {FACTS_FORM}") from None

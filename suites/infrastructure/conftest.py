@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of this host, and what each check makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.doctor.check import Wanted, judge
+from pytest_nixl.etcd.fixtures import EtcdFixture
+from pytest_nixl.etcd.servers import ExternalServer
+from pytest_nixl.facts.etcd import read_etcd
+from pytest_nixl.facts.facts import Facts, gather
+from pytest_nixl.facts.root import Root
+from pytest_nixl.gate.profiles import Profile
+from pytest_nixl.gate.verdicts import Judgement
+from pytest_nixl.settings import Settings
+
+#: A question is asked by the id of its check.
+Ask = Callable[[str], Judgement]
+
+
+@pytest.fixture(scope="session")
+def facts(nixl_settings: Settings) -> Facts:
+    """What this host is, and of the etcd that the deployment has, if any."""
+    return gather(
+        Root(),
+        backends=nixl_settings.backend,
+        etcd=nixl_settings.etcd,
+        connect=lambda: ExternalServer.of(nixl_settings).client(),
+    )
+
+
+@pytest.fixture(scope="session")
+def wanted(nixl_settings: Settings, profile: Profile) -> Wanted:
+    """What this host should be."""
+    return Wanted(profile, nixl_settings.backend)
+
+
+@pytest.fixture
+def ask(facts: Facts, wanted: Wanted) -> Ask:
+    """Ask a check of the facts of this host."""
+    return lambda check: judge(check, facts, wanted)
+
+
+@pytest.fixture
+def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Wanted) -> Ask:
+    """Ask a check that is about the etcd of this run."""
+    found = replace(facts, etcd=read_etcd(Root(), nixl_etcd.endpoint, "this run", lambda: nixl_etcd.client))
+    return lambda check: judge(check, found, wanted)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is what NIXL stands on there, once, and whole?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.gate.verdicts import Judgement
+
+
+@pytest.mark.nixl_check("plugin-libraries")
+def test_nothing_is_missing_of_what_the_plugins_need(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """Every library, and every version of a symbol, is there that the requested backends' plugins need."""
+    verdict(ask("plugin-libraries"))
+
+
+@pytest.mark.nixl_check("libraries-once")
+def test_each_library_is_loaded_once(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """No process with NIXL has two copies of UCX, libfabric or another library."""
+    verdict(ask("libraries-once"))
+
+
+@pytest.mark.nixl_check("etcd-client-library")
+def test_nixl_has_its_client_library_of_etcd(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """NIXL was built with etcd, and the library is there."""
+    verdict(ask("etcd-client-library"))
+
+
+@pytest.mark.nixl_check("etcd-client-patch")
+def test_the_client_library_takes_addresses_as_they_are(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """Where an image is built with the patch that skips the check of addresses, the library has it."""
+    verdict(ask("etcd-client-patch"))
+
+
+@pytest.mark.nixl_check("nixlbench-starts")
+def test_nixlbench_starts(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """Where nixlbench is installed, it starts."""
+    verdict(ask("nixlbench-starts"))

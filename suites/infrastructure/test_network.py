@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are interfaces, addresses and names such that hosts reach each other?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.gate.verdicts import Judgement
+
+
+@pytest.mark.nixl_check("nics-up")
+def test_interfaces_are_up(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """Every interface is up that traffic goes over."""
+    verdict(ask("nics-up"))
+
+
+@pytest.mark.nixl_check("nic-rate")
+def test_interfaces_have_the_rate_of_the_profile(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """No interface is slower than the profile says."""
+    verdict(ask("nic-rate"))
+
+
+@pytest.mark.nixl_check("mtu")
+def test_interfaces_of_one_kind_have_one_mtu(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """Interfaces of one kind have one MTU."""
+    verdict(ask("mtu"))
+
+
+@pytest.mark.nixl_check("link-local")
+def test_agents_give_no_link_local_address(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """No agent of UCX gives others an address of 169.254.0.0/16."""
+    verdict(ask("link-local"))
+
+
+@pytest.mark.nixl_check("names-resolve")
+def test_names_resolve(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """The names resolve that ranks meet by, also in a pod of hostNetwork."""
+    verdict(ask("names-resolve"))
+
+
+@pytest.mark.nixl_check("peer-reachable")
+def test_peers_are_reached(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """Every other host is reached."""
+    verdict(ask("peer-reachable"))

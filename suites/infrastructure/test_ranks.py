@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are all ranks alike?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.doctor.ranks import ranks_agree
+from pytest_nixl.facts.facts import Facts
+from pytest_nixl.gate.verdicts import Judgement
+
+
+@pytest.mark.nixl_check("ranks-agree")
+def test_ranks_agree(facts: Facts, verdict: Callable[[Judgement], None]) -> None:
+    """What must be alike on every rank is: versions, rates, MTU, drivers, variables, slash for slash."""
+    verdict(ranks_agree([facts]))

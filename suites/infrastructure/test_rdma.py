@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are the RDMA devices there, up, fast and open?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.gate.verdicts import Judgement
+
+
+@pytest.mark.nixl_check("rdma-devices")
+def test_every_rdma_device_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """There are as many RDMA devices as the profile says, each with its driver."""
+    verdict(ask("rdma-devices"))
+
+
+@pytest.mark.nixl_check("rdma-ports")
+def test_a_port_of_every_rdma_device_is_active(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """Every RDMA device has a port that carries."""
+    verdict(ask("rdma-ports"))
+
+
+@pytest.mark.nixl_check("rdma-rate")
+def test_every_rdma_device_has_the_rate_of_the_profile(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """No RDMA device is slower than the profile says, nor than the others."""
+    verdict(ask("rdma-rate"))
+
+
+@pytest.mark.nixl_check("uverbs-open")
+def test_every_uverbs_node_can_be_opened(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """A process can open the device node of every RDMA device."""
+    verdict(ask("uverbs-open"))
