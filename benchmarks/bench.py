@@ -3,7 +3,8 @@
 
 * the sweep: the whole command, 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and what one more size costs;
 * delivered bandwidth as we measure it, beside a bare NIXL loop with the same pattern of transfers, in the same run;
-* what an installed and unused plugin adds to the start of pytest.
+* what an installed and unused plugin adds to the start of pytest;
+* ``pytest-nixl doctor``, which loads NIXL and makes a backend.
 """
 
 from __future__ import annotations
@@ -122,14 +123,28 @@ def startup(repeats: int) -> None:
     print(f"start of pytest, plugin installed and unused: {median(added):+.1f} ms (of {median(without) * 1000:.0f} ms)")
 
 
+def doctor(repeats: int) -> None:
+    """Time the doctor's whole command."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_nixl.cli", "doctor"], capture_output=True, text=True, check=False
+        )
+        taken.append(time.perf_counter() - start)
+        if "NIXL doctor: " not in done.stdout:
+            raise SystemExit(f"pytest-nixl doctor failed:\n{done.stdout}{done.stderr}")
+    print(f"pytest-nixl doctor: {median(taken):.2f} s {spread(taken)}")
+
+
 def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="times that each figure is measured (default: 5)")
-    parser.add_argument("figures", nargs="*", help="sweep, bare, startup (default: all)")
+    parser.add_argument("figures", nargs="*", help="sweep, bare, startup, doctor (default: all)")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; medians of {arguments.repeats}", flush=True)
-    chosen = {"startup": startup, "sweep": sweep, "bare": beside_bare_loop}
+    chosen = {"startup": startup, "doctor": doctor, "sweep": sweep, "bare": beside_bare_loop}
     for name in arguments.figures or chosen:
         chosen[name](arguments.repeats)
         sys.stdout.flush()

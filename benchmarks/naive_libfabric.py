@@ -1,35 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a loop that stops its clock at DONE claims of LIBFABRIC's WRITE, beside what is delivered.
 
-Run it where LIBFABRIC works, with an interface that is up and is not loopback: see docs/libfabric.md.
+The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It carries no
+notification and asks the target nothing. Run it where LIBFABRIC works, with an interface that is up and is not the
+loopback: see docs/libfabric.md. Two arguments, if given, are the commands that start the initiator's worker and the
+target's in a network of their own, such as ``"nsenter --target=PID --net --mount"``.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
 from dataclasses import replace
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
 from pytest_nixl.keeper import close_keeper, keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.record.samples import percentile
+from pytest_nixl.link import Link, Pairs
 from pytest_nixl.settings import MemoryPair, Settings, read_settings
+from pytest_nixl.worker.places import Here
+from pytest_nixl.worker.process import results
 
-BLOCK = 65536
+BLOCKS = (65536, 1 << 20)
+COUNT = 200
+
+
+def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[float]:
+    """Return the seconds from post to DONE of single WRITEs; this runs in the initiator's worker."""
+    local = agent.get_xfer_descs([(here, block, 0)], "DRAM")
+    remote = agent.get_xfer_descs([(there, block, 0)], "DRAM")
+    handle = agent.initialize_xfer("WRITE", local, remote, target)
+    seconds = []
+    for _ in range(COUNT):
+        start = time.perf_counter()
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        seconds.append(time.perf_counter() - start)
+        assert state == "DONE", state
+        until = time.perf_counter() + 0.001
+        while time.perf_counter() < until:  # the libraries are asked on, as an application's own loop would
+            agent.check_xfer_state(handle)
+    return seconds
+
+
+def claimed(link: Link, block: int) -> float:
+    """Return the bytes per second that the median of the naive loop claims."""
+    serving = link.target.worker.request("serve", agent=link.target.ref, patience=30.0)
+    arguments = {"here": link.source.address, "there": link.destination.address, "block": block}
+    running = link.initiator.worker.request(
+        "run", agent=link.initiator.ref, function="naive_libfabric:naive",
+        arguments={**arguments, "target": link.target.name},
+    )  # fmt: skip
+    seconds: list[float] = results([running], serving=serving)[0]
+    return block / median(seconds)
 
 
 def main() -> None:
-    """Print, for three launches, the median of single WRITEs by DONE and the delivered bandwidth."""
+    """Print, for three launches and two sizes, what the naive loop claims and what is delivered."""
     config = SimpleNamespace(getoption=lambda name, default=None: default, getini=lambda name: None)
-    settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=(BLOCK,))
+    settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=BLOCKS)
     for _ in range(3):
-        pairs = Pairs(keeper(), settings)
-        samples = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM")).measure(BLOCK)
-        fastest, median = samples.latencies[0], percentile(samples.latencies, 50)
-        print(
-            f"64 KiB WRITE over {'+'.join(samples.transports)}: by DONE {BLOCK / median / 1e9:.2f} GB/s in the median "
-            f"({BLOCK / fastest / 1e9:.2f} at best), delivered {samples.bandwidth / 1e9:.2f} GB/s"
-        )
+        one, other = (Here(keeper(), rank, shlex.split(prefix)) for rank, prefix in enumerate(sys.argv[1:] or ("", "")))
+        pairs = Pairs((one, other), settings)
+        link = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM"))
+        for block in BLOCKS:
+            samples = link.measure(block)
+            print(
+                f"{block >> 10:4} KiB WRITE over {'+'.join(samples.transports)}: the naive loop claims "
+                f"{claimed(link, block) / 1e9:.2f} GB/s, delivered {samples.bandwidth / 1e9:.2f} GB/s"
+            )
         pairs.close()
     close_keeper()
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pytest_nixl.keeper import Keeper
+from pytest_nixl.backends import between_agents
 from pytest_nixl.settings import Settings
+from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker
 from pytest_nixl.worker.wire import Ref
 
@@ -74,6 +75,7 @@ class NixlAgent:
         self.ref = ref
         self.name = name
         self._siblings: Agents | None = None
+        self._made_with: dict[str, Any] = {}
 
     @classmethod
     def within(
@@ -94,25 +96,39 @@ class NixlAgent:
         :raises WorkerError: where it fails; the worker is then ended.
         """
         name = name or f"rank{worker.rank}-{worker.role}-{next(_numbers)}"
+        options: dict[str, Any] = {
+            "backends": list(backends),
+            "progress_thread": progress_thread,
+            "listen_thread": listen_thread,
+            "telemetry": telemetry,
+        }
         try:
-            reply = worker.call(
-                "create_agent",
-                name=name,
-                backends=list(backends),
-                progress_thread=progress_thread,
-                listen_thread=listen_thread,
-                listen_port=listen_port,
-                telemetry=telemetry,
-            )
+            reply = worker.call("create_agent", name=name, listen_port=listen_port, **options)
         except BaseException:
             worker.kill()
             raise
         worker.versions.update(reply["versions"])
-        return cls(worker, reply["agent"], name)
+        agent = cls(worker, reply["agent"], name)
+        agent._made_with = options
+        return agent
 
     def close(self) -> None:
         """End the worker, with everything in it."""
         self.worker.close()
+
+    def beside(self, name: str | None = None, **options: Any) -> NixlAgent:
+        """Make one more agent in the same worker: it shares the process, its memory and its environment.
+
+        :param options: as :meth:`within`; what is not given is as it was for this agent, but for the listening port.
+        :raises WorkerError: where it fails; the worker is then ended, with every agent in it.
+        """
+        return NixlAgent.within(self.worker, name=name, **{**self._made_with, **options})
+
+    def delete(self) -> None:
+        """Delete the agent alone, as ``del agent`` does in a program that goes on. NIXL can take minutes over it where
+        its etcd does not answer: the worker is then ended.
+        """
+        self.worker.call("forget", objects=[self.ref])
 
     def another(self, name: str | None = None, **options: Any) -> NixlAgent:
         """Start one more agent in one more worker, which ends with the same test; options as :meth:`Agents.start`."""
@@ -124,9 +140,15 @@ class NixlAgent:
         """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out."""
         return self.worker.call("run", agent=self.ref, function=function, arguments=arguments)
 
-    def allocate(self, size: int, memory: str = "DRAM") -> Buffer:
-        """Make a buffer of ``size`` bytes in the worker. It is not registered yet: see :meth:`register`."""
-        reply = self.worker.call("allocate", size=size, memory_type=memory)
+    def allocate(self, size: int, memory: str = "DRAM", *, directory: str = "", alignment: int = 1) -> Buffer:
+        """Make a buffer of ``size`` bytes in the worker. It is not registered yet: see :meth:`register`.
+
+        :param memory: ``DRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
+        :param directory: where a file is made; empty: the system's directory for temporary files.
+        :param alignment: what NIXL's offsets and lengths in a file are multiples of; of 4096, the page cache is passed
+            by where the file system can.
+        """
+        reply = self.worker.call("allocate", size=size, memory_type=memory, directory=directory, alignment=alignment)
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 
     def register(self, buffer: Buffer) -> Ref:
@@ -368,10 +390,10 @@ class NixlAgent:
 class Agents:
     """Agents in workers of their own, which all end when the context is left."""
 
-    def __init__(self, keeper: Keeper, settings: Settings) -> None:
-        self._keeper = keeper
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
         self._settings = settings
-        self._agents: list[NixlAgent] = []
+        self._workers: list[Worker] = []
 
     def start(
         self,
@@ -383,26 +405,42 @@ class Agents:
     ) -> NixlAgent:
         """Start a worker and an agent in it.
 
-        :param backends: the first one of the settings where it is None.
+        :param backends: where it is None the first one of the settings that moves bytes between agents.
         :param environment: variables for the worker; None unsets one.
         :param options: as :meth:`NixlAgent.within`.
         :raises WorkerError: where the worker or the agent cannot be made.
         """
+        return self.start_each([name], backends=backends, environment=environment, **options)[0]
+
+    def start_each(
+        self,
+        names: Sequence[str | None],
+        *,
+        backends: Sequence[str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
+        **options: Any,
+    ) -> list[NixlAgent]:
+        """Start a worker with an agent for each name. The workers load NIXL at the same time; else as :meth:`start`."""
         # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
-        worker = Worker(self._keeper, rank=0, role="agent", environment=changed, timeout=self._settings.timeout)
-        chosen = self._settings.backend[:1] if backends is None else backends
-        agent = NixlAgent.within(worker, backends=chosen, name=name, **options)
-        agent._siblings = self
-        self._agents.append(agent)
-        return agent
+        asked = self._settings.backend
+        chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
+        started = len(self._workers)
+        for _ in names:
+            self._workers.append(self._place.start("agent", changed, self._settings.timeout))
+        agents = []
+        for worker, name in zip(self._workers[started:], names, strict=True):
+            agent = NixlAgent.within(worker, backends=chosen, name=name, **options)
+            agent._siblings = self
+            agents.append(agent)
+        return agents
 
     def __enter__(self) -> Agents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for agent in self._agents:
-            agent.close()
+        for worker in self._workers:
+            worker.close()
 
 
 def _plain(descriptors: Sequence[Descriptor] | Ref) -> Any:

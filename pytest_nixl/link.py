@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.agent import Buffer, NixlAgent
 from pytest_nixl.backends import BACKENDS, Backend
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.keeper import Keeper
+from pytest_nixl.evidence.counted import counted
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
 from pytest_nixl.settings import MemoryPair, Settings
 from pytest_nixl.units import MIB
+from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker, results
 from pytest_nixl.worker.wire import Ref
 
@@ -45,21 +47,26 @@ class _Transfers:
 class Pair:
     """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it.
 
-    :param prefixes: of the commands that start the initiator's worker and the target's: into a network namespace, say.
+    Of a storage backend it is one worker with one agent, whose target is a file.
+
+    :param capacity: bytes of each end's buffer.
+    :param alignment: what the offsets and lengths of all transfers are multiples of.
+    :param places: where the initiator's worker starts and where the target's.
     """
 
     def __init__(
         self,
-        keeper: Keeper,
+        places: tuple[Place, Place],
         settings: Settings,
         backend: Backend,
         memory: MemoryPair,
         capacity: int,
-        prefixes: Sequence[Sequence[str]] = ((), ()),
+        alignment: int = 1,
     ) -> None:
         self.backend = backend
         self.memory = memory
         self.capacity = capacity
+        self._directory, self._alignment = settings.directory, alignment
         self._settle = FIRST_SETTLE_SECONDS
         # Metadata goes by the workers' own channel: an etcd that is down must not hold up these agents.
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
@@ -68,29 +75,24 @@ class Pair:
         workers: list[Worker] = []
         try:
             # Both start before either is waited for.
-            for rank, role in enumerate(("initiator", "target")):
-                workers.append(
-                    Worker(
-                        keeper,
-                        rank=rank,
-                        role=role,
-                        environment=environment,
-                        timeout=settings.timeout,
-                        prefix=prefixes[rank],
-                    )
-                )
-            self.initiator, self.target = (
-                self._end(worker, kind) for worker, kind in zip(workers, (memory.initiator, memory.target), strict=True)
-            )
-            self._connect()
+            roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
+            for place, role in zip(places, roles, strict=False):
+                workers.append(place.start(role, environment, settings.timeout))
+            self.initiator = self._end(self._agent(workers[0]), memory.initiator)
+            there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
+            self.target = self._end(there, memory.target)
+            if not backend.STORAGE:
+                self._connect()
         except BaseException:
             for worker in workers:
                 worker.kill()
             raise
 
-    def _end(self, worker: Worker, memory: str) -> _End:
-        agent = NixlAgent.within(worker, backends=[self.backend.NAME], progress_thread=False)
-        buffer = agent.allocate(self.capacity, memory)
+    def _agent(self, worker: Worker) -> NixlAgent:
+        return NixlAgent.within(worker, backends=[self.backend.NAME], progress_thread=False)
+
+    def _end(self, agent: NixlAgent, memory: str) -> _End:
+        buffer = agent.allocate(self.capacity, memory, directory=self._directory, alignment=self._alignment)
         agent.register(buffer)
         return _End(agent, buffer)
 
@@ -168,9 +170,13 @@ class Link:
         """Measure one row, in new workers again and again while ``another`` wants one more launch."""
         samples = self.measure(block, batch=batch, depth=depth)
         while another(samples):
-            self._use(self._pairs.replace(self._pair))
+            self.relaunch()
             samples = samples.with_launch(self.measure(block, batch=batch, depth=depth))
         return samples
+
+    def relaunch(self) -> None:
+        """End both workers and start new ones: what is measured next is of one more launch."""
+        self._use(self._pairs.replace(self._pair))
 
     def measure(self, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
         """Measure one row in one launch.
@@ -191,13 +197,17 @@ class Link:
             found = self._timed(transfers, block)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
+        evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
+        reported = self._pair.backend.transports(self.initiator.worker.output(), self.op, block)
         return Samples(
             key=key,
             windows=tuple(found["windows"]),
             transfers=tuple(found["transfers"]),
             latencies=tuple(found["latencies"]),
-            transports=self._pair.backend.transports(self.initiator.worker.output(), self.op, block),
+            transports=evidence.named(reported),
             corruption=corruption,
+            counted=evidence,
+            others=(found["others"],),
         )
 
     @contextlib.contextmanager
@@ -263,16 +273,26 @@ class Link:
             warmup=settings.warmup,
             settle=self._pair.settle(),
             duration=settings.duration,
+            op=self.op,
+            own=self._beside_the_initiator(),
         )
         return found
 
-    def _run(self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float) -> Any:
-        """Let the target serve while the initiator runs ``command``; return the initiator's answer."""
+    def _beside_the_initiator(self) -> list[int]:
+        """The processes of this row on the initiator's host, besides the initiator: they are no others."""
+        ends = self.initiator.worker, self.target.worker
+        return [ends[1].pid] if ends[0].versions["host"] == ends[1].versions["host"] else []
+
+    def _run(
+        self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]
+    ) -> Any:
+        """Let the target, where that is an agent, serve while the initiator runs ``command``; return its answer."""
         # Workers give up a little before we do, so that their own words for it are heard.
         patience = seconds + 5
-        serving: Pending = self.target.worker.request(
-            "serve", seconds=patience, agent=self.target.ref, patience=seconds
-        )
+        storage = self._pair.backend.STORAGE
+        serving: Pending | None = None
+        if not storage:
+            serving = self.target.worker.request("serve", seconds=patience, agent=self.target.ref, patience=seconds)
         running = self.initiator.worker.request(
             command,
             seconds=patience,
@@ -281,8 +301,9 @@ class Link:
             plain=transfers.plain,
             tagged=transfers.tagged,
             patience=seconds,
-            acknowledged=self.op == "WRITE",
+            acknowledged=self.op == "WRITE" and not storage,
             tag_each=not self._pair.backend.DONE_IS_DELIVERED,
+            storage=self.destination.ref if storage and self.op == "WRITE" else None,
             **arguments,
         )
         return results([running], serving=serving)[0]
@@ -291,13 +312,12 @@ class Link:
 class Pairs:
     """The pairs of a session, made when first needed and used again while they are healthy.
 
-    :param prefixes: as :class:`Pair` takes them.
+    :param places: as :class:`Pair` takes them.
     """
 
-    def __init__(self, keeper: Keeper, settings: Settings, prefixes: Sequence[Sequence[str]] = ((), ())) -> None:
-        self._keeper = keeper
+    def __init__(self, places: tuple[Place, Place], settings: Settings) -> None:
+        self._places = places
         self._settings = settings
-        self._prefixes = prefixes
         self._pairs: dict[tuple[str, MemoryPair], Pair] = {}
 
     def link(self, backend: str, op: str, memory: MemoryPair) -> Link:
@@ -315,7 +335,9 @@ class Pairs:
         return self._launch(pair.backend, pair.memory)
 
     def _launch(self, backend: Backend, memory: MemoryPair) -> Pair:
-        pair = Pair(self._keeper, self._settings, backend, memory, self._capacity(), self._prefixes)
+        blocks = self._settings.blocks
+        capacity = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
+        pair = Pair(self._places, self._settings, backend, memory, capacity, math.gcd(*blocks))
         self._pairs[backend.NAME, memory] = pair
         return pair
 
@@ -324,7 +346,3 @@ class Pairs:
         for pair in self._pairs.values():
             pair.close()
         self._pairs.clear()
-
-    def _capacity(self) -> int:
-        settings = self._settings
-        return max(settings.blocks) * max(settings.batch) * max(settings.depth)

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from pytest_nixl.backends import libfabric, ucx
+from pytest_nixl.backends import libfabric, posix, ucx
 
-__all__ = ["BACKENDS", "UNSUPPORTED", "Backend"]
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents"]
 
 
 class Backend(Protocol):
     """What the plugin has to know of a backend of NIXL."""
 
     NAME: str
+    #: Whether it moves bytes between an agent's memory and a file of its own, with no other agent.
+    STORAGE: bool
     #: Whether a transfer's DONE means that its bytes are in place. Where not, every transfer carries a notification.
     DONE_IS_DELIVERED: bool
 
@@ -45,7 +47,7 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND)}
+BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)}
 
 #: Plugins of NIXL that are not driven, and why.
 UNSUPPORTED = {
@@ -54,7 +56,13 @@ UNSUPPORTED = {
     "GDS_MT": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
     "GPUNETIO": "it needs a GPU and an adapter with DOCA GPUNetIO",
     "GUSLI": "it needs a GUSLI block server",
+    "HF3FS": "it needs a 3FS cluster",
     "INFINIA": "it needs a DDN Infinia cluster",
+    "MOONCAKE": "it needs the Mooncake transfer engine",
     "OBJ": "it needs an S3 object store",
-    "POSIX": "it moves bytes between memory and files, and only agent to agent is measured so far",
 }
+
+
+def between_agents(names: Sequence[str]) -> tuple[str, ...]:
+    """Return those backends that move bytes from one agent to another."""
+    return tuple(name for name in names if not BACKENDS[name].STORAGE)

@@ -232,16 +232,17 @@ def check_version(number: int, path: str) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str]) -> str | None:
-    """Return NIXL's plugin file: in NIXL_PLUGIN_DIR, beside the libnixl.so that is loaded, or in a package of NIXL.
+def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], name: str = PLUGIN) -> str | None:
+    """Return a plugin's file: in NIXL_PLUGIN_DIR, beside the libnixl.so that is loaded, or in a package of NIXL.
 
     :param maps: this process's ``/proc/self/maps``.
+    :param name: what the file is called.
     """
     folders = [environ["NIXL_PLUGIN_DIR"]] if environ.get("NIXL_PLUGIN_DIR") else []
     for path in re.findall(r"(/\S*)/libnixl(?:-[0-9a-f]+)?\.so", maps):
         folders += [f"{path}/plugins", f"{path}/nixl"]
-    files = [f"{folder}/{PLUGIN}" for folder in folders]
-    files += [path for package in packages for path in _package_files(package) if os.path.basename(path) == PLUGIN]
+    files = [f"{folder}/{name}" for folder in folders]
+    files += [path for package in packages for path in _package_files(package) if os.path.basename(path) == name]
     return next((path for path in files if os.path.isfile(path)), None)
 
 
@@ -258,6 +259,7 @@ class LibfabricBackend:
     """The LIBFABRIC backend. A WRITE's DONE means that it was posted: bytes come later, and then the notification."""
 
     NAME = "LIBFABRIC"
+    STORAGE = False
     DONE_IS_DELIVERED = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:

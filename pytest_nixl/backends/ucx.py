@@ -30,6 +30,7 @@ class UcxBackend:
     """The UCX backend. Its DONE comes after a flush of the endpoint, so the bytes are in place."""
 
     NAME = "UCX"
+    STORAGE = False
     DONE_IS_DELIVERED = True
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ A reading is a folder with the layout of ``/sys``, or a text with a line for eac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ _SOURCES = {
     "rdma_write_bytes": (("rdma_write_bytes", 1),),
     "rdma_read_bytes": (("rdma_read_bytes", 1),),
 }
+#: The counters that tell what moved.
+SOURCES = frozenset(name for sources in _SOURCES.values() for name, _ in sources)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Moved:
         exact = self.exact(op)
         packets = self.rx_bytes if op == "READ" else self.tx_bytes
         return exact or packets or 0
+
+    def counts(self, op: str) -> bool:
+        """Whether it has a counter for ``WRITE`` or ``READ`` that is worth something."""
+        read = (self.rdma_read_bytes, self.rx_bytes)
+        written = (self.rdma_write_bytes, self.tx_bytes)
+        return any(count is not None for count in (read if op == "READ" else written))
 
     def exact(self, op: str) -> int:
         """Return the bytes of payload that it counted for ``op``; 0 where it counts none."""
@@ -156,10 +164,12 @@ def _kind(values: Mapping[str, int]) -> str:
     return "rdma" if any(name.startswith(("port_", "rdma_")) for name in values) else "net"
 
 
-def read_sysfs(root: Path = Path("/sys")) -> Reading:
+def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None) -> Reading:
     """Read every RDMA port and every network interface under ``root``.
 
     Bonds and bridges are left out, as they count again what their members count.
+
+    :param only: the counters to read; None: all.
     """
     devices: dict[str, Device] = {}
     faults: list[str] = []
@@ -168,14 +178,14 @@ def read_sysfs(root: Path = Path("/sys")) -> Reading:
         for port in ports:
             values: dict[str, int] = {}
             for folder in ("counters", "hw_counters"):
-                values.update(_values(port / folder, faults))
+                values.update(_values(port / folder, faults, only))
             name = adapter.name if len(ports) == 1 else f"{adapter.name}:{port.name}"
             kind = _kind(values) if values else "rdma"
             devices[name] = Device(name, "efa" if kind == "efa" else "rdma", values)
     for interface in _children(root / "class" / "net"):
         if any((interface / folder).is_dir() for folder in ("bonding", "bridge")):
             continue
-        if values := _values(interface / "statistics", faults):
+        if values := _values(interface / "statistics", faults, only):
             devices[interface.name] = Device(interface.name, "net", values)
     return Reading(devices, tuple(faults))
 
@@ -187,10 +197,10 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _values(folder: Path, faults: list[str]) -> dict[str, int]:
+def _values(folder: Path, faults: list[str], only: Collection[str] | None) -> dict[str, int]:
     values = {}
     try:
-        files = sorted(path for path in folder.iterdir() if path.is_file())
+        files = sorted(path for path in folder.iterdir() if (only is None or path.name in only) and path.is_file())
     except OSError:
         return {}
     for file in files:
@@ -201,7 +211,7 @@ def _values(folder: Path, faults: list[str]) -> dict[str, int]:
             continue
         if _VALUE.fullmatch(text):
             values[file.name] = int(text)
-        elif any(file.name == name for sources in _SOURCES.values() for name, _ in sources):
+        elif file.name in SOURCES:
             faults.append(f"{file} holds {text[:20]!r}, not a number of bytes")
     return values
 

@@ -11,13 +11,17 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pytest_nixl.backends import BACKENDS
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.worker import memory, transfer
+from pytest_nixl.evidence.counted import Counting
+from pytest_nixl.evidence.others import Others
+from pytest_nixl.worker import transfer
+from pytest_nixl.worker.files import FileBuffer
+from pytest_nixl.worker.memory import DramBuffer
 from pytest_nixl.worker.wire import Ref
 
 #: The public methods of NIXL's agent that may be called by name.
@@ -62,6 +66,9 @@ AGENT_METHODS = frozenset(
         "update_notifs",
     }
 )
+
+#: The methods that make a descriptor list, and the class of what they return.
+_LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 
 #: What the packages that carry NIXL are called.
 _NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
@@ -130,7 +137,7 @@ class Commands:
                 raise NixlPluginError(f"NIXL has no plugin {backend}: it has {has}", _plugin_remedy())
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
                 agent.create_backend(backend)
-        if ucx := _ucx_version():
+        if ucx := ucx_version():
             versions["ucx"] = ucx
         return {"agent": self._keep(agent, "agent"), "versions": versions}
 
@@ -140,6 +147,8 @@ class Commands:
             raise RefusedError(f"{method!r} is no public method of NIXL's agent")
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
+        if method in _LISTS and resolved[:1] == [[]]:
+            return self._reply(_empty_list(self._get(agent), method, *resolved[1:], **named))
         return self._reply(getattr(self._get(agent), method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
@@ -149,9 +158,15 @@ class Commands:
             raise RefusedError(f"{function!r} is not module:function")
         return getattr(importlib.import_module(module), name)(self._get(agent), **arguments)
 
-    def do_allocate(self, size: int, memory_type: str) -> dict[str, Any]:
-        """Make a buffer."""
-        buffer = memory.allocate(size, memory_type)
+    def do_allocate(self, size: int, memory_type: str, directory: str, alignment: int) -> dict[str, Any]:
+        """Make a buffer; ``directory`` and ``alignment`` are of a file, as :class:`FileBuffer` takes them."""
+        buffer: DramBuffer | FileBuffer
+        if memory_type == "FILE":
+            buffer = FileBuffer(size, directory, alignment)
+        elif memory_type == "DRAM":
+            buffer = DramBuffer(size)
+        else:
+            raise RefusedError(f"{memory_type} buffers are not made by this version: only DRAM and FILE")
         return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
     def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
@@ -177,7 +192,7 @@ class Commands:
         self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
 
     def do_move(
-        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: bool
+        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
     ) -> None:
         """Make each prepared transfer once, and wait until it is delivered."""
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
@@ -190,15 +205,29 @@ class Commands:
         plain: list[Ref],
         tagged: list[Ref],
         patience: float,
+        op: str,
+        own: list[int],
         iterations: int,
         warmup: int,
         settle: float,
         duration: float,
-        **how: bool,
+        **how: Any,
     ) -> dict[str, Any]:
-        """Time windows of the prepared transfers."""
+        """Time windows of the prepared transfers, and see what this host's devices and other processes do meanwhile.
+
+        :param own: processes of this host that belong to the row, besides this one.
+        """
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
-        return transfer.measure(initiator, iterations=iterations, warmup=warmup, settle=settle, duration=duration)
+        counting, others = Counting(op), Others(own)
+        found = transfer.measure(
+            initiator,
+            iterations=iterations,
+            warmup=warmup,
+            settle=settle,
+            duration=duration,
+            around=_both(others, counting),
+        )
+        return {**found, "counted": counting.plain(), "others": others.cores}
 
     def do_serve(self, agent: Ref, patience: float) -> int:
         """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
@@ -219,6 +248,7 @@ class Commands:
         *,
         acknowledged: bool,
         tag_each: bool,
+        storage: Ref | None = None,
     ) -> transfer.Initiator:
         return transfer.Initiator(
             self._get(agent),
@@ -227,6 +257,7 @@ class Commands:
             [self._get(handle) for handle in tagged],
             acknowledged=acknowledged,
             tag_each=tag_each,
+            sync=self._get(storage).sync if storage is not None else None,
             deadline=time.monotonic() + patience,
         )
 
@@ -259,6 +290,20 @@ class Commands:
         return self._keep(value, type(value).__name__)
 
 
+@contextlib.contextmanager
+def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _empty_list(agent: Any, method: str, mem_type: str) -> Any:
+    """Make a list of no descriptors: metadata of connections alone wants one, and NIXL's own method cannot."""
+    bindings = sys.modules[type(agent.agent).__module__]
+    return getattr(bindings, _LISTS[method])(agent.nixl_mems[mem_type])
+
+
 def _plugin_remedy() -> str:
     folder = os.environ.get("NIXL_PLUGIN_DIR")
     where = f"NIXL_PLUGIN_DIR={folder}: unset it, or point it at" if folder else "NIXL_PLUGIN_DIR is not set: look at"
@@ -277,7 +322,7 @@ def _nixl_version(nixl: Any) -> dict[str, str]:
     return {"nixl": package[1], "nixl_package": package[0], "nixl_module": str(module.__file__)}
 
 
-def _ucx_version() -> str:
+def ucx_version() -> str:
     """Return the version of the UCX that this process has loaded, by its own word; empty where it has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]

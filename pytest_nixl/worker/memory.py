@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,61 @@ def _pattern(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
         yield offset, words.view(np.uint8)[:length]
 
 
-class DramBuffer:
+class PatternBuffer(ABC):
+    """``size`` bytes that are filled with a pattern and compared with it; ``_get`` and ``_put`` say where they are."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
+        for start, chunk in _pattern(seed, size):
+            self.write(offset + start, np.bitwise_not(chunk).data if inverted else chunk.data)
+
+    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
+        wrong, first = 0, None
+        for start, chunk in _pattern(seed, size):
+            # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
+            found = np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8)
+            if np.array_equal(found, chunk):
+                continue
+            places = np.flatnonzero(found != chunk)
+            wrong += len(places)
+            if first is None:
+                place = int(places[0])
+                first = {"offset": start + place, "expected": int(chunk[place]), "found": int(found[place])}
+        return None if first is None else {"wrong_bytes": wrong, "total_bytes": size, **first}
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a copy of ``size`` bytes at ``offset``."""
+        self._check(offset, size)
+        return self._get(offset, size)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write ``data`` at ``offset``."""
+        self._check(offset, len(data))
+        self._put(offset, memoryview(data))
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise IndexError(f"bytes {offset} to {offset + size} are not inside a buffer of {self.size} bytes")
+
+    @abstractmethod
+    def _get(self, offset: int, size: int) -> bytes: ...
+
+    @abstractmethod
+    def _put(self, offset: int, data: memoryview) -> None: ...
+
+
+class DramBuffer(PatternBuffer):
     """``size`` bytes of host memory: private, in huge pages where the kernel gives them, and touched."""
 
     memory = "DRAM"
     device = 0
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        super().__init__(size)
         # Whole huge pages from a boundary on: else the speed of a small block would depend on the size of the buffer.
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
         pages = mmap.mmap(-1, length + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -45,43 +92,8 @@ class DramBuffer:
         self._bytes.fill(0)
         self.address: int = self._bytes.ctypes.data
 
-    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
-        """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
-        for start, chunk in _pattern(seed, size):
-            part = self._part(offset + start, len(chunk))
-            np.bitwise_not(chunk, out=part) if inverted else np.copyto(part, chunk)
+    def _get(self, offset: int, size: int) -> bytes:
+        return self._bytes[offset : offset + size].tobytes()
 
-    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
-        """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
-        wrong, first = 0, None
-        for start, chunk in _pattern(seed, size):
-            # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
-            found = self._part(offset + start, len(chunk)).copy()
-            if np.array_equal(found, chunk):
-                continue
-            places = np.flatnonzero(found != chunk)
-            wrong += len(places)
-            if first is None:
-                place = int(places[0])
-                first = {"offset": start + place, "expected": int(chunk[place]), "found": int(found[place])}
-        return None if first is None else {"wrong_bytes": wrong, "total_bytes": size, **first}
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return ``size`` bytes at ``offset``."""
-        return self._part(offset, size).tobytes()
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write ``data`` at ``offset``."""
-        np.copyto(self._part(offset, len(data)), np.frombuffer(data, dtype=np.uint8))
-
-    def _part(self, offset: int, size: int) -> Bytes:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise IndexError(f"bytes {offset} to {offset + size} are not inside a buffer of {self.size} bytes")
-        return self._bytes[offset : offset + size]
-
-
-def allocate(size: int, memory: str) -> Any:
-    """Return a buffer of ``size`` bytes. :raises ValueError: for a memory type that this version cannot make."""
-    if memory != "DRAM":
-        raise ValueError(f"{memory} buffers are not made by this version: only DRAM")
-    return DramBuffer(size)
+    def _put(self, offset: int, data: memoryview) -> None:
+        np.copyto(self._bytes[offset : offset + len(data)], np.frombuffer(data, dtype=np.uint8))

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.keeper import Keeper
 from pytest_nixl.worker.wire import decode, encode
 
 _TAIL_LINES = 12
@@ -61,48 +58,58 @@ class Pending:
         return self.worker._answer(self)
 
 
+class Process(Protocol):
+    """A worker's process, on this host or on a peer's."""
+
+    #: Where it is spoken to, one line of JSON for each message; it reads as closed once the process has ended.
+    channel: socket.socket
+
+    @property
+    def pid(self) -> int:
+        """The process id, on its host."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the exit code, negative for a signal, once it has ended; None where it has not within ``seconds``."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and forget it."""
+        ...
+
+    def state(self) -> str:
+        """Say what its kernel has it doing."""
+        ...
+
+    def ask_for_stacks(self) -> None:
+        """Have it write the stacks of its threads to its log."""
+        ...
+
+    def output(self) -> str:
+        """All that it has written to stdout and stderr."""
+        ...
+
+
 class Worker:
-    """One child process that owns NIXL.
+    """One process that owns NIXL.
 
     :param rank: the rank that it works for; named in every failure.
     :param role: what it is to the link: ``initiator``, ``target`` or ``agent``.
-    :param environment: what differs from pytest's own variables; None unsets one.
     :param timeout: seconds that any step may take.
-    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
     """
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        *,
-        rank: int,
-        role: str,
-        environment: Mapping[str, str | None],
-        timeout: float,
-        prefix: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, process: Process, *, rank: int, role: str, timeout: float) -> None:
         self.rank = rank
         self.role = role
         self.timeout = timeout
-        self._keeper = keeper
+        self._process = process
         self._buffer = b""
         self._requests = 0
-        ours, theirs = socket.socketpair()
-        self._channel = ours
-        with theirs:
-            script = Path(__file__).with_name("__main__.py")
-            self.log = _log_path(keeper.directory, rank, role)
-            with self.log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
-                    start_new_session=True,
-                )
-        keeper.watch_process(self._process.pid)
         self._pending: Pending | None = self.request("hello", path=sys.path)
         self._versions: dict[str, Any] | None = None
 
@@ -119,7 +126,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._process.poll() is None
+        return self._process.alive
 
     @property
     def versions(self) -> dict[str, Any]:
@@ -147,7 +154,7 @@ class Worker:
 
     def output(self) -> str:
         """All that the worker has written to stdout and stderr."""
-        return self.log.read_text(errors="replace")
+        return self._process.output()
 
     def tail(self) -> str:
         """The last lines of that, without UCX's tables and what NIXL says of its ordinary steps."""
@@ -156,25 +163,24 @@ class Worker:
 
     def kill(self) -> None:
         """End the process at once."""
-        if self.alive:
-            self._process.kill()
-        self._process.wait()
-        self._channel.close()
-        self._keeper.unwatch_process(self.pid)
+        self._process.kill()
 
     def close(self) -> None:
         """Let the process end by itself, and end it where it does not within two seconds."""
         if self.alive:
-            try:
+            with contextlib.suppress(OSError):
                 self._send("exit")
-                self._process.wait(timeout=2)
-            except (OSError, subprocess.TimeoutExpired):
-                pass
+                self._process.wait(2)
         self.kill()
 
     def fileno(self) -> int:
         """The descriptor to wait on for an answer."""
-        return self._channel.fileno()
+        return self._process.channel.fileno()
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer is here already: it came together with the one before it."""
+        return b"\n" in self._buffer
 
     def cancel(self) -> None:
         """Ask a worker that serves to stop serving; there is no answer to this."""
@@ -184,7 +190,8 @@ class Worker:
             return
 
     def _send(self, command: str, number: int = 0, arguments: Mapping[str, Any] | None = None) -> None:
-        self._channel.sendall(encode({"command": command, "number": number, "arguments": dict(arguments or {})}))
+        message = {"command": command, "number": number, "arguments": dict(arguments or {})}
+        self._process.channel.sendall(encode(message))
 
     def _answer(self, pending: Pending) -> Any:
         while True:
@@ -198,7 +205,7 @@ class Worker:
     def _line(self, pending: Pending) -> bytes:
         while b"\n" not in self._buffer:
             left = pending.deadline - time.monotonic()
-            if left <= 0 or not select.select([self._channel], [], [], left)[0]:
+            if left <= 0 or not select.select([self._process.channel], [], [], left)[0]:
                 raise self._hung(pending)
             chunk = self._receive()
             if not chunk:
@@ -209,25 +216,25 @@ class Worker:
 
     def _receive(self) -> bytes:
         try:
-            return self._channel.recv(1 << 20)
+            return self._process.channel.recv(1 << 20)
         except ConnectionResetError:
             return b""
 
     def _died(self, step: str) -> WorkerError:
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
+        code = self._process.wait(5)
+        if code is None and self.alive:  # it has closed its channel, and stays
             self._process.kill()
-            code = self._process.wait()
-        reason = f"{self.name} {_how_it_ended(code)} during {step!r}"
+            code = self._process.wait(5)
+        how = "has gone with its rank" if code is None else _how_it_ended(code)
+        reason = f"{self.name} {how} during {step!r}"
         remedy = "read its last lines below: a crash in NIXL, UCX or a driver shows there; `dmesg` shows the OOM killer"
         tail = self.tail()
         self.kill()
         return WorkerDiedError(reason, remedy, _quoted(tail))
 
     def _hung(self, pending: Pending) -> WorkerError:
-        state = _process_state(self.pid)
-        self._process.send_signal(signal.SIGUSR1)
+        state = self._process.state()
+        self._process.ask_for_stacks()
         patience = time.monotonic() + _STACKS_SECONDS
         while _STACKS_MARK not in self.output() and time.monotonic() < patience and self.alive:
             time.sleep(0.01)
@@ -261,7 +268,7 @@ class Worker:
 
 
 def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
-    """Wait for the answers of several workers at once, and return them in order.
+    """Wait for the answers of several workers at once, and return them in order; each worker's come in its own order.
 
     :param serving: a request that goes on until it is cancelled, which is done when the others are answered.
     :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error
@@ -269,17 +276,17 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
     """
     errors: list[WorkerError] = []
     answers: dict[Pending, Any] = {}
-    waiting = {item.worker: item for item in ([*pending, serving] if serving else pending)}
+    waiting = [*pending, serving] if serving else list(pending)
     while waiting:
-        if serving is not None and list(waiting.values()) == [serving]:
+        if serving is not None and waiting == [serving]:
             serving.worker.cancel()
-        for item in _ready(list(waiting.values())):
-            del waiting[item.worker]
+        for item in _ready(waiting):
+            waiting.remove(item)
             try:
                 answers[item] = item.result()
             except WorkerError as error:
                 errors.append(error)
-                for other in waiting.values():
+                for other in waiting:
                     other.deadline = min(other.deadline, time.monotonic() + _PARTNER_GRACE)
                     other.worker.cancel()
     if errors:
@@ -294,10 +301,12 @@ def _how_far_from_the_cause(error: WorkerError) -> int:
 
 def _ready(waiting: Sequence[Pending]) -> list[Pending]:
     """Return those that have something to read, or the one whose deadline passed first."""
-    first = min(waiting, key=lambda item: item.deadline)
-    channels = [item.worker for item in waiting]
-    ready = select.select(channels, [], [], max(0.0, first.deadline - time.monotonic()))[0]
-    return [item for item in waiting if item.worker in ready] or [first]
+    heads = {item.worker: item for item in reversed(waiting)}
+    if answered := [item for item in heads.values() if item.worker.answered]:
+        return answered
+    first = min(heads.values(), key=lambda item: item.deadline)
+    ready = select.select(list(heads), [], [], max(0.0, first.deadline - time.monotonic()))[0]
+    return [heads[worker] for worker in ready] or [first]
 
 
 def _how_it_ended(code: int) -> str:
@@ -306,31 +315,5 @@ def _how_it_ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}"
 
 
-_STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "in a system call that cannot be interrupted (a driver or a file system)",
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "dead",
-}
-
-
-def _process_state(pid: int) -> str:
-    """Return what the kernel says that a process is doing."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-    return _STATES.get(letter, f"in state {letter}")
-
-
 def _quoted(tail: str) -> str:
     return f"its last lines:\n{tail}" if tail else "it wrote nothing to stderr"
-
-
-def _log_path(directory: Path, rank: int, role: str) -> Path:
-    number = 0
-    while (path := directory / f"rank{rank}-{role}-{number}.log").exists():
-        number += 1
-    return path

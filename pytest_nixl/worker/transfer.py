@@ -3,8 +3,8 @@
 
 A window is ``n`` transfers, ``depth`` of them in flight. A WRITE's window ends when the target's acknowledgement is
 here: the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that
-NIXL delivers after the data, and the target answers when it has them all. A READ's window ends with its last DONE, as
-the bytes are then at the initiator.
+NIXL delivers after the data, and the target answers when it has them all. A WRITE to storage ends with a sync of the
+file. A READ's window ends with its last DONE, as the bytes are then at the initiator.
 
 A handle that was once posted with a notification sends it again with every later post, also with an empty one: so each
 slot has two handles, one plain and one tagged.
@@ -20,6 +20,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 WINDOWS = 10
@@ -57,7 +58,8 @@ class Initiator:
 
     :param plain: one prepared transfer for each slot in flight; its length is the depth.
     :param tagged: the same transfers once more, for those that carry a notification.
-    :param acknowledged: whether a window ends with the target's acknowledgement (WRITE).
+    :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
+    :param sync: what a window ends with where no agent is the target (WRITE to storage); None: nothing.
     :param tag_each: whether every transfer carries a notification, not only a window's last.
     :param deadline: ``time.monotonic()`` at which any wait gives up.
     """
@@ -72,6 +74,7 @@ class Initiator:
         acknowledged: bool,
         tag_each: bool,
         deadline: float,
+        sync: Callable[[], None] | None = None,
     ) -> None:
         self._agent = agent
         self._target = target
@@ -79,6 +82,7 @@ class Initiator:
         self._tagged = tagged
         self._acknowledged = acknowledged
         self._tag_each = tag_each
+        self._sync = sync
         self._deadline = deadline
         self._window = 0
 
@@ -96,6 +100,8 @@ class Initiator:
         run(transfers, first_tagged, token, start, stamps)
         if self._acknowledged:
             self._wait_for(_acknowledgement(self._window))
+        if self._sync is not None:
+            self._sync()
         return (time.perf_counter_ns() - start) / 1e9
 
     def greet(self) -> None:
@@ -175,13 +181,22 @@ class Initiator:
             raise StepTimeoutError(f"the deadline passed while waiting for {what}")
 
 
-def measure(initiator: Initiator, *, iterations: int, warmup: int, settle: float, duration: float) -> dict[str, Any]:
+def measure(
+    initiator: Initiator,
+    *,
+    iterations: int,
+    warmup: int,
+    settle: float,
+    duration: float,
+    around: AbstractContextManager[object],
+) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
     :param iterations: transfers to time at least.
     :param warmup: transfers before anything else.
     :param settle: seconds of transfers before the first window.
     :param duration: seconds to measure at least.
+    :param around: entered before the first window and left after the last.
     """
     if warmup:
         initiator.window(warmup, stamps_for(warmup))
@@ -190,9 +205,10 @@ def measure(initiator: Initiator, *, iterations: int, warmup: int, settle: float
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
-    while len(windows) < WINDOWS or sum(windows) < duration:
-        windows.append(initiator.window(per_window, stamps))
-        latencies.extend(stamps)
+    with around:
+        while len(windows) < WINDOWS or sum(windows) < duration:
+            windows.append(initiator.window(per_window, stamps))
+            latencies.extend(stamps)
     return {
         "windows": windows,
         "transfers": [per_window] * len(windows),

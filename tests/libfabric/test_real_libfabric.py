@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,14 @@ from driver import build
 from hosts import Host, one_host, require_tools, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
+from pytest_nixl.evidence.counters import HEADERS_SHARE
+from pytest_nixl.gate.judge import judge
+from pytest_nixl.gate.profiles import Expectation
+from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Link, Pairs
 from pytest_nixl.settings import MemoryPair, Settings
+from pytest_nixl.worker.places import Here
 
 DRAM = MemoryPair("DRAM", "DRAM")
 ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
@@ -47,7 +53,7 @@ def run_in(host: Host, *arguments: str, **env: str) -> Finished:
     variables = environment(**{"PYTEST_NIXL_LIBCUDA": os.environ["PYTEST_NIXL_LIBCUDA"], **env})
     done = subprocess.run(
         [*host.prefix, *command(*arguments)],
-        cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
+        cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout)
 
@@ -65,6 +71,27 @@ def test_the_bandwidth_suite_passes_and_records_as_it_does_for_ucx(host: Host, t
     recorded = json.loads(written.read_text())["benchmarks"]
     assert recorded[0]["fullname"] == "LIBFABRIC/WRITE/DRAM:DRAM/4KiB/batch2/depth3/0-1"
     assert recorded[0]["extra_info"]["transports"] == ["tcp/veth0"]
+
+
+@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
+def test_the_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, backend: str) -> None:
+    written = tmp_path / "run.json"
+    with two_hosts() as hosts:
+        done = run_in(
+            hosts[0], BANDWIDTH, f"--nixl-backend={backend}", "--nixl-blocks=64KiB,1MiB", "--nixl-gate",
+            f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}", f"--benchmark-json={written}",
+            "-p", "second_host", PYTHONPATH=str(Path(__file__).parent), UCX_TLS="tcp",
+            PYTEST_NIXL_TEST_TARGET=shlex.join(hosts[1].prefix),
+        )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.verdicts == {f"{op} {block}": "PASS" for op in ("WRITE", "READ") for block in ("64KiB", "1MiB")}
+    for row in json.loads(written.read_text())["benchmarks"]:
+        assert row["fullname"].startswith(f"{backend}/")
+        figures = row["extra_info"]
+        assert figures["transports"] == ["tcp/veth0"]
+        # Not by loopback: the cable between the two carried it.
+        assert list(figures["counted_bytes"]) == ["veth0"]
+        assert figures["counted_bytes"]["veth0"] >= figures["payload_bytes"]
 
 
 def test_the_whole_of_the_suites_runs(host: Host) -> None:
@@ -102,7 +129,8 @@ def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host)
 @contextmanager
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
-    pairs = Pairs(keeper(), settings, (hosts[0].prefix, hosts[1].prefix))
+    one, other = (Here(keeper(), rank, host.prefix) for rank, host in enumerate(hosts))
+    pairs = Pairs((one, other), settings)
     try:
         yield pairs.link(backend, op, DRAM)
     finally:
@@ -124,8 +152,30 @@ def test_bytes_cross_from_one_host_to_another(
         payload = 65536 * sum(samples.transfers)
         for host, name, count in ((sender, "tx_bytes", before[0]), (receiver, "rx_bytes", before[1])):
             assert host.counter("veth0", name) - count >= payload
+        assert samples.counted is not None
+        assert samples.counted.payload == payload
+        (carrier,) = samples.counted.carriers(samples.transports)
+        assert carrier.device == "veth0"
+        assert payload <= carrier.carried <= payload * (1 + HEADERS_SHARE)
         # Nothing is logged for each transfer: that would be measured too.
         assert len(one.initiator.worker.output().splitlines()) < 1000
+
+
+@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
+def test_a_device_that_counts_nothing_did_not_carry_the_row(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with two_hosts() as hosts:
+        # The double is for bytes that take another way than the backend says: the counters of this host stand still.
+        counters = "/sys/class/net/veth0/statistics"
+        freeze = "mount -t tmpfs none $0 && echo 7 > $0/tx_bytes && echo 7 > $0/rx_bytes"
+        hosts[0].run("sh", "-c", freeze, counters)
+        with link(make_settings(), backend, "WRITE", hosts) as one:
+            samples = one.measure(65536)
+    judgement = judge(samples, Expectation(source="a test", transports=("tcp",), floor=1.0))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert f"{backend} reported tcp/veth0, and veth0 and lo counted 0 bytes of a payload of" in judgement.reason
 
 
 def test_the_stand_in_is_refused_where_a_real_driver_is(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the initiator's own devices counted while a row was timed, beside the transports that its backend reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from pytest_nixl.evidence.counters import CARRIED_SHARE, SOURCES, Reading, difference, read_sysfs
+from pytest_nixl.gate.machine import EFA, card, is_network
+
+_LOOPBACK = "lo"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A device of the initiator's host: ``kind`` as in :mod:`~pytest_nixl.evidence.counters`, and bytes it carried."""
+
+    device: str
+    kind: str
+    carried: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """All devices whose counters could be read before and after the timed transfers, and the bytes of those."""
+
+    devices: tuple[Carrier, ...]
+    payload: int
+
+    def __add__(self, other: Counted) -> Counted:
+        """Return the sums over two launches; a device that only one of them saw is left out."""
+        there = {item.device: item.carried for item in other.devices}
+        both = (
+            replace(item, carried=item.carried + there[item.device]) for item in self.devices if item.device in there
+        )
+        return Counted(tuple(both), self.payload + other.payload)
+
+    def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
+        """Return the devices that these transports can have used and that carried a part of the payload."""
+        kinds = {_kind(name) for name in transports}
+        least = max(1.0, self.payload * CARRIED_SHARE)
+        return tuple(item for item in self.devices if item.kind in kinds and item.carried >= least)
+
+    def named(self, transports: Sequence[str]) -> tuple[str, ...]:
+        """Return the transports, with the devices that carried the bytes where the backend did not name any."""
+        found: dict[str, None] = {}
+        for name in transports:
+            carriers = () if "/" in name else self.carriers([name])
+            found.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
+        return tuple(found)
+
+    def contradiction(self, transports: Sequence[str]) -> str:
+        """Say in what the counters contradict the transports; empty: in nothing, or they cannot tell.
+
+        They can where every device that is named, or one of the kind where none is, has counters here. What the kernel
+        sends to an address of its own host is counted by its loopback.
+        """
+        if not transports or not all(is_network(name) or name == f"tcp/{_LOOPBACK}" for name in transports):
+            return ""
+        asked = [item for name in transports for item in self._asked(name)]
+        if not asked or not all(self._asked(name) for name in transports):
+            return ""
+        if any(item.kind == "net" for item in asked):
+            asked += [item for item in self.devices if item.device == _LOOPBACK]
+        names = dict.fromkeys(asked)
+        carried = sum(item.carried for item in names)
+        if carried >= self.payload * (1 - CARRIED_SHARE):
+            return ""
+        shown = " and ".join(item.device for item in names)
+        return (
+            f"reported {' and '.join(transports)}, and {shown} counted {carried:,} bytes of a payload of "
+            f"{self.payload:,}: the rest went another way"
+        )
+
+    def _asked(self, transport: str) -> list[Carrier]:
+        """The devices that a transport names, or, where it names none, those of its kind."""
+        name = card(transport)
+        if not name:
+            return [item for item in self.devices if item.kind == _kind(transport)]
+        return [item for item in self.devices if item.device == name or item.device.startswith(f"{name}:")]
+
+
+def _kind(transport: str) -> str:
+    name = transport.partition("/")[0]
+    if name in EFA:
+        return "efa"
+    return "net" if name in ("tcp", "sockets") else "rdma"
+
+
+class Counting:
+    """Reads the counters when it is entered and when it is left: in a worker, around the timed windows."""
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+        self._before = self._after = Reading({})
+
+    def __enter__(self) -> Counting:
+        self._before = read_sysfs(only=SOURCES)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._after = read_sysfs(only=SOURCES)
+
+    def plain(self) -> list[Any]:
+        """Return name, kind and bytes of each device that could be read, as JSON values for :func:`counted`."""
+        moved = difference(self._before, self._after)
+        return [
+            [name, item.device.kind, item.carried(self._op)]
+            for name, item in moved.items()
+            if not item.faults and item.counts(self._op)
+        ]
+
+
+def counted(plain: Sequence[Any], payload: int) -> Counted:
+    """Restore what :meth:`Counting.plain` returned, for a payload in bytes."""
+    return Counted(tuple(Carrier(*item) for item in plain), payload)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where workers are started: on this host, or on a peer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.worker.local import LocalProcess
+from pytest_nixl.worker.process import Worker
+
+
+class Place(Protocol):
+    """A rank, as somewhere to start workers."""
+
+    rank: int
+
+    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+        """Start a worker; it is waited for when it is first asked.
+
+        :param role: ``initiator``, ``target`` or ``agent``.
+        :param environment: what differs from that rank's own variables; None unsets one.
+        :param timeout: seconds that any step of it may take.
+        """
+        ...
+
+
+class Here:
+    """The host of this process.
+
+    :param rank: the rank that its workers work for: with no cluster this process starts its one peer's as well.
+    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
+    """
+
+    def __init__(self, keeper: Keeper, rank: int = 0, prefix: Sequence[str] = ()) -> None:
+        self.rank = rank
+        self._keeper = keeper
+        self._prefix = prefix
+
+    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+        """Start a worker as a child of this process."""
+        process = LocalProcess(self._keeper, f"rank{self.rank}-{role}", environment, self._prefix)
+        return Worker(process, rank=self.rank, role=role, timeout=timeout)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often comparisons of two images are wrong: on launches over a cable that loses 10 % of its rate, or nothing.
+
+Real launches are measured, in turn; comparisons are then drawn from them, and made as a run makes them: 5 launches a
+side, 7 where these are INCONCLUSIVE.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from driver import build
+from hosts import require_tools, two_hosts
+from test_real_libfabric import link
+
+from pytest_nixl.gate.compared import wants_launch
+from pytest_nixl.gate.regression import compare_launches
+from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.link import Link, Pairs
+from pytest_nixl.record.recorded import Row
+from pytest_nixl.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair, Settings
+from pytest_nixl.worker.places import Here
+
+MIB = 1 << 20
+MARGIN = 0.05
+DRAWN = 2000
+MakeSettings = Callable[..., Settings]
+Values = list[float]
+
+
+def launches() -> int:
+    """Launches of each condition: PYTEST_NIXL_LAUNCHES, 60 by default; fewer only show that this runs."""
+    return int(os.environ.get("PYTEST_NIXL_LAUNCHES", "60"))
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_tools()
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Processes that take a core each."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait()
+
+
+def in_turn(links: Sequence[Link], count: int, *, depth: int) -> list[Values]:
+    """Measure ``count`` launches of each link in the order ABBA ABBA ..., each in new workers."""
+    found: list[Values] = [[] for _ in links]
+    for number in range(count):
+        for place in range(len(links)) if number % 2 == 0 else reversed(range(len(links))):
+            samples = links[place].measure(MIB, depth=depth)
+            assert samples.corruption is None
+            found[place] += samples.values
+            links[place].relaunch()
+    return found
+
+
+def verdict(before: Values, now: Values) -> Verdict:
+    """Compare as a run does: with two more launches a side where five leave it open."""
+    for count in range(COMPARED_LAUNCHES, MOST_LAUNCHES + 1):
+        sides = before[:count], now[:count]
+        if not wants_launch(Row("row", tuple(sides[0]), {}), tuple(sides[1]), MARGIN):
+            break
+    return compare_launches(*sides, MARGIN).verdict
+
+
+def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict]:
+    """Compare launches drawn by chance; where both sides are of one image, no launch is on both sides."""
+    choose = random.Random(seed)
+    found: Counter[Verdict] = Counter()
+    for _ in range(count):
+        if before is now:
+            both = choose.sample(before, 2 * MOST_LAUNCHES)
+            one, other = both[:MOST_LAUNCHES], both[MOST_LAUNCHES:]
+        else:
+            one, other = choose.sample(before, MOST_LAUNCHES), choose.sample(now, MOST_LAUNCHES)
+        found[verdict(one, other)] += 1
+    return found
+
+
+def successive(before: Values, now: Values) -> Counter[Verdict]:
+    """Compare launches that were made one after the other: with all that drifts and lasts."""
+    found: Counter[Verdict] = Counter()
+    if before is now:  # ABBA ABBA ... among the launches of one image
+        sides = ([v for n, v in enumerate(before) if n % 4 in kept] for kept in ((0, 3), (1, 2)))
+        before, now = sides
+    for start in range(0, len(before) - MOST_LAUNCHES + 1):
+        found[verdict(before[start:], now[start:])] += 1
+    return found
+
+
+def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]:
+    """Return between what the rate of a verdict is, with 95 % confidence: the launches themselves drawn again."""
+    choose, others = random.Random(1), []
+    for number in range(100):
+        again = choose.choices(before, k=len(before))
+        other = again if before is now else choose.choices(now, k=len(now))
+        # Drawn again, a launch may be there twice: a hair apart, as the test takes no two for equal.
+        again[:] = [value * (1 + 1e-9 * place) for place, value in enumerate(again)]
+        others.append(drawn(again, other, number, 100)[wanted] / 100)
+    others.sort()
+    return others[2], others[-3]
+
+
+def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float, str]:
+    """Return the rate of a verdict and a line on it."""
+    low, high = between(before, now, wanted)
+    all_ = drawn(before, now, 0, DRAWN)
+    share = all_[wanted] / DRAWN
+    said = ", ".join(f"{100 * all_[one] / DRAWN:.1f} % {one}" for one in Verdict if all_[one])
+    row = successive(before, now)
+    in_row = ", ".join(f"{row[one]} {one}" for one in Verdict if row[one])
+    return share, (
+        f"{name}: {wanted} in {100 * share:.2f} % of {DRAWN} drawn (95 % between {100 * low:.0f} and "
+        f"{100 * high:.0f} %); all: {said}; of {sum(row.values())} made of successive launches: {in_row}"
+    )
+
+
+def settings(make_settings: MakeSettings) -> Settings:
+    return make_settings(blocks=(MIB,), depth=(2,), iterations=40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("load", [0, 2], ids=["quiet", "loaded"])
+def test_a_loss_of_ten_percent_is_found_and_no_loss_is_not(
+    make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], load: int
+) -> None:
+    with ExitStack() as stack:
+        cables = [stack.enter_context(two_hosts(name)) for name in ("1gbit", "900mbit")]
+        links = [stack.enter_context(link(settings(make_settings), "UCX", "WRITE", hosts)) for hosts in cables]
+        with busy(load):
+            whole, lost = in_turn(links, launches(), depth=2)
+    name = "loaded" if load else "quiet"
+    found, words = told(f"{name}, 10 % lost, {len(lost)} launches", whole, lost, Verdict.REGRESSED)
+    alarms, none = told(f"{name}, nothing lost, {len(whole)} launches", whole, whole, Verdict.REGRESSED)
+    slower, more = told(f"{name}, nothing lost at 900 Mbit/s", lost, lost, Verdict.REGRESSED)
+    with capsys.disabled():
+        print(f"\n{words}\n{none}\n{more}")
+        print(f"load of the machine: {os.getloadavg()}, cores: {os.cpu_count()}")
+        for label, values in (("1gbit", whole), ("900mbit", lost)):
+            print(f"MB/s at {label}: {' '.join(f'{value / 1e6:.4g}' for value in values)}")
+    assert max(alarms, slower) <= 0.01
+    if not load:
+        assert found >= 0.95
+
+
+@pytest.mark.soak
+def test_loopback_may_say_inconclusive_and_not_regressed(
+    make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_TLS")
+    from pytest_nixl.keeper import keeper
+
+    pairs = Pairs((Here(keeper(), 0), Here(keeper(), 1)), settings(make_settings))
+    try:
+        [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)
+    finally:
+        pairs.close()
+    alarms, words = told(f"loopback, nothing lost, {len(values)} launches", values, values, Verdict.REGRESSED)
+    with capsys.disabled():
+        spread = f"{min(values) / 1e9:.3g} to {max(values) / 1e9:.3g} GB/s"
+        print(f"\n{words}; {spread}; load of the machine: {os.getloadavg()}")
+    assert alarms <= 0.01
