@@ -11,17 +11,17 @@ import pytest
 
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
-from pytest_nixl.record.samples import RowKey
+from pytest_nixl.run import asked_links
 from pytest_nixl.settings import Settings, launcher_ranks
 
 if TYPE_CHECKING:
     from pytest_nixl.gate.profiles import Profile
 
 
-def refuse_accidents(config: pytest.Config) -> None:
-    """Refuse a gate that could not see anything. :raises pytest.UsageError: naming the option at fault."""
+def refuse_accidents(config: pytest.Config, option: str) -> None:
+    """Refuse ``option`` where it could not see anything. :raises pytest.UsageError: naming the option at fault."""
     for fault in _accidents(config):
-        raise pytest.UsageError(f"--nixl-gate is refused with {fault}")
+        raise pytest.UsageError(f"{option} is refused with {fault}")
 
 
 def _accidents(config: pytest.Config) -> Iterator[str]:
@@ -79,9 +79,8 @@ def _missed_rows(settings: Settings, results: Sequence[Result]) -> Iterator[Resu
 
 def asked_rows(settings: Settings) -> Iterator[str]:
     """Yield the key of every row that the settings ask for."""
-    asked = product(settings.backend, settings.memory, settings.op, settings.blocks, settings.batch, settings.depth)
-    for backend, memory, op, block, batch, depth in asked:
-        yield str(RowKey(backend, op, memory, block, batch, depth))
+    for link, block, batch, depth in product(asked_links(settings), settings.blocks, settings.batch, settings.depth):
+        yield str(link.key(block, batch, depth))
 
 
 def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:

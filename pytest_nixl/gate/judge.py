@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -21,6 +20,11 @@ AGREEING_WINDOWS = 0.75
 _TOO_SLOW = (
     "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
     "again alone, and if it stays slow compare the transports and devices with those of a healthy machine."
+)
+
+_DISTURBED = (
+    "Stop what else runs on the machine and run the row again; if it stays so, the floor is within the noise of this "
+    "machine: give it a lower one."
 )
 
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
@@ -51,7 +55,9 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
             f"{row}: the profile expects nothing of this row",
             "Add an [[expect]] that applies to it to the profile, or choose another with --nixl-profile.",
         )
-    judgement = _transport(row, samples, expectation) or _untimed(row, samples, expectation)
+    judgement = (
+        _transport(row, samples, expectation) or _contradicted(row, samples) or _untimed(row, samples, expectation)
+    )
     if judgement is not None:
         return judgement
     speed = implausible or _speed(row, samples, expectation)
@@ -94,6 +100,19 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
         Verdict.WRONG_TRANSPORT,
         f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only",
         _transport_remedy(samples.key.backend, set(accepted)),
+    )
+
+
+def _contradicted(row: str, samples: Samples) -> Judgement | None:
+    words = samples.counted.contradiction(samples.transports) if samples.counted is not None else ""
+    if not words:
+        return None
+    return Judgement(
+        Verdict.WRONG_TRANSPORT,
+        f"{row}: {samples.key.backend} {words}",
+        "See that initiator and target are on two hosts: within one, a library may use shared memory and not say so "
+        "(libfabric's efa provider does; FI_EFA_ENABLE_SHM_TRANSFER=0 forbids it); else read in the workers' logs "
+        "which devices they opened.",
     )
 
 
@@ -172,18 +191,22 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
     if floor is None:
         return None
     if len(samples.values) > 1:
-        return _speed_of_launches(row, samples.values, floor)
+        return _speed_of_launches(row, samples, floor)
     windows = len(samples.rates)
     above = sum(window >= floor for window in samples.rates)
     passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
     if passed and above >= agreeing:
         return None
     figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
-    if not passed and windows - above >= agreeing:
+    if not passed and windows - above >= agreeing and not samples.disturbed:
         return Judgement(
             Verdict.FAIL,
             f"{figures}, and {windows - above} of {windows} windows are below it",
             _TOO_SLOW,
+        )
+    if not passed and samples.disturbed:
+        return Judgement(
+            Verdict.INCONCLUSIVE, f"{figures}, and others took {samples.others[0]:.1f} cores meanwhile", _DISTURBED
         )
     return Judgement(
         Verdict.INCONCLUSIVE,
@@ -201,11 +224,12 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
-    return decide_floor(samples.values, expectation.floor).verdict is None
+    return decide_floor(samples.values, expectation.floor, others=samples.others).verdict is None
 
 
-def _speed_of_launches(row: str, values: Sequence[float], floor: float) -> Judgement | None:
-    decision = decide_floor(values, floor)
+def _speed_of_launches(row: str, samples: Samples, floor: float) -> Judgement | None:
+    values = samples.values
+    decision = decide_floor(values, floor, others=samples.others)
     if decision.verdict is Verdict.PASS:
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
@@ -214,8 +238,7 @@ def _speed_of_launches(row: str, values: Sequence[float], floor: float) -> Judge
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{figures}; {decision.reason}",
-        "Stop what else runs on the machine and run the row again; if it stays so, the floor is within the noise of "
-        "this machine: give it a lower one.",
+        _DISTURBED,
     )
 
 

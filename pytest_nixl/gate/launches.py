@@ -31,6 +31,9 @@ AGREEING_LAUNCHES = 0.75
 LEAST_SPREAD, WIDE_SPREAD = 0.002, 0.03
 FEWEST_WIDE_LAUNCHES = 5
 
+#: Cores that others may take beside a launch; beside more of them it may support PASS, not FAIL.
+DISTURBED_CORES = 0.3
+
 # Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom, by scipy.stats.t.ppf(.995, df) of SciPy 1.17.
 _T995 = (63.656741, 9.924843, 5.840909, 4.604095, 4.032143, 3.707428)
 
@@ -54,7 +57,9 @@ class FloorDecision:
     interval: tuple[float, float] | None = None
 
 
-def decide_floor(values: Sequence[float], floor: float, *, budget: int = MOST_LAUNCHES) -> FloorDecision:
+def decide_floor(
+    values: Sequence[float], floor: float, *, others: Sequence[float] = (), budget: int = MOST_LAUNCHES
+) -> FloorDecision:
     """Decide from what each launch delivered whether the row is above ``floor``; all are bytes per second.
 
     y is the log of a value and h = t(.995, k - 1) * max(sd, 0.2 %) / sqrt(k). PASS if mean - h is above the floor's log
@@ -62,12 +67,29 @@ def decide_floor(values: Sequence[float], floor: float, *, budget: int = MOST_LA
     is over 3 %; after ``budget`` launches INCONCLUSIVE. A single launch decides where it is 4 times the floor or a
     quarter of it.
 
+    Other processes make a row slower, and never faster than it is: a launch beside which they took more than 0.3 of a
+    core does not count for FAIL. Where the other launches do not decide that alone, more are needed.
+
+    :param others: cores that other processes took beside each launch; empty: not known, and taken for none.
     :raises ValueError: for a value or floor that is not a number above zero, no value, or more than 7.
     """
     if not 1 <= len(values) <= MOST_LAUNCHES:
         raise ValueError(f"{len(values)} launches: expected 1 to {MOST_LAUNCHES}")
     if not all(0 < number < math.inf for number in (floor, *values)):
         raise ValueError(f"{(floor, *values)} are not all finite numbers above zero")
+    decision = _decide(values, floor, budget)
+    if decision.verdict is Verdict.PASS or not others or max(others) <= DISTURBED_CORES:
+        return decision
+    quiet = [value for value, cores in zip(values, others, strict=True) if cores <= DISTURBED_CORES]
+    alone = _decide(quiet, floor, budget) if quiet else None
+    if alone is not None and alone.verdict is Verdict.FAIL:
+        return alone
+    busy = len(values) - len(quiet)
+    words = f"{decision.reason}, but beside {busy} of {len(values)} others took up to {max(others):.1f} cores"
+    return _undecided(len(values), words, budget, decision.interval)
+
+
+def _decide(values: Sequence[float], floor: float, budget: int) -> FloorDecision:
     k = len(values)
     if k == 1 and (values[0] >= FAR * floor or values[0] <= floor / FAR):
         verdict = Verdict.PASS if values[0] > floor else Verdict.FAIL

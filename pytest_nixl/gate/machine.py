@@ -86,6 +86,10 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
     if machine is None or not _over_network(samples, expectation):
         return None
     nics = devices(samples.transports)
+    if samples.counted is not None and (carriers := samples.counted.carriers(samples.transports)):
+        nics = tuple(item.device for item in carriers if item.device != "lo")
+        if not nics:
+            return None  # the kernel took it to another process of the host
     if nics is None:
         # What a GPU reaches says nothing of rows between host memories: those may use every card.
         if machine.nics > 1 and "VRAM" not in (samples.key.memory.initiator, samples.key.memory.target):
@@ -102,12 +106,14 @@ def is_network(transport: str) -> bool:
     return re.split(r"[;:]", name)[0] in NETWORK and device != "lo"
 
 
-def devices(transports: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the network cards that ``name/device`` transports tell of, each once; None: one tells of none.
+def card(transport: str) -> str:
+    """Return the network card that a transport names, without what UCX and libfabric add (``mlx5_0:1``, ``…-rdm``)."""
+    return re.sub(r"(:1|-rdm|-dgrm)$", "", transport.partition("/")[2])
 
-    What UCX and libfabric add to a card's name is dropped: ``mlx5_0:1``, ``rdmap79s0-rdm``.
-    """
-    names = [re.sub(r"(:1|-rdm|-dgrm)$", "", transport.partition("/")[2]) for transport in transports]
+
+def devices(transports: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the network cards that ``name/device`` transports tell of, each once; None: one tells of none."""
+    names = [card(transport) for transport in transports]
     return tuple(dict.fromkeys(names)) if names and all(names) else None
 
 

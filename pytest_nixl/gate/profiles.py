@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import cache, lru_cache
 from importlib import resources
 from itertools import combinations
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nixl import units
+from pytest_nixl.gate.findings import Acceptance, known_finding
 from pytest_nixl.gate.machine import Machine, is_network
-from pytest_nixl.settings import MEMORIES, OPS, MemoryPair
+from pytest_nixl.settings import MEMORY_FORM, OPS, MemoryPair
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, and [[expect]] tables"
+PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
 SOURCE_FORM = "a text that says where each figure is from"
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
 TRANSPORTS_FORM = 'names as they stand before the "/" of what the backend reports, such as "cma"'
@@ -100,6 +102,7 @@ class Profile:
     :param expectations: at most one of them applies to a row.
     :param machine: its hardware, from which ceilings follow; None: the profile does not say.
     :param recorded: figures of others, never used as a floor.
+    :param accepted: findings that only warn, each until its day.
     """
 
     name: str
@@ -109,6 +112,11 @@ class Profile:
     expectations: tuple[Expectation, ...]
     machine: Machine | None = None
     recorded: tuple[Recorded, ...] = ()
+    accepted: tuple[Acceptance, ...] = ()
+
+    def acceptance(self, finding: str) -> Acceptance | None:
+        """Return what is said of the finding with this id; None: it is not accepted."""
+        return next((item for item in self.accepted if item.id == finding), None)
 
     def expectation(self, key: RowKey) -> Expectation | None:
         """Return what is said of the row ``key``; None: nothing."""
@@ -169,7 +177,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         fault = str(error).rstrip(".") or "nested too deeply"
         raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
     document = _Table(where, data, PROFILE_FORM)
-    document.allow("profile", "required", "machine", "expect", "recorded")
+    document.allow("profile", "required", "machine", "expect", "recorded", "accept")
     head = document.table("profile", mandatory=True)
     head.allow("name", "summary")
     required = document.table("required")
@@ -191,7 +199,20 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         expectations=expectations,
         machine=machine,
         recorded=tuple(_recorded(table, machine) for table in document.tables("recorded")),
+        accepted=_accepted(document.tables("accept")),
     )
+
+
+def _accepted(tables: Sequence[_Table]) -> tuple[Acceptance, ...]:
+    accepted: dict[str, Acceptance] = {}
+    for table in tables:
+        table.allow("id", "reason", "expires")
+        id = table.text("id", "the id of a finding", known_finding, mandatory=True) or ""
+        if id in accepted:
+            raise table.fault("id", f"{id} is accepted twice", "one [[accept]] for each finding")
+        reason = table.text("reason", "a text that says why it is accepted here", _filled, mandatory=True) or ""
+        accepted[id] = Acceptance(id, reason, table.day("expires"))
+    return tuple(accepted.values())
 
 
 def _machine(table: _Table) -> Machine:
@@ -220,7 +241,7 @@ def _recorded(table: _Table, machine: Machine | None) -> Recorded:
         plausible=table.flag("plausible", default=True),
         backend=table.text("backend", 'the name of a backend such as "UCX"', _backend),
         op=table.text("op", " or ".join(OPS), _op),
-        memory=table.text("memory", "INITIATOR:TARGET with DRAM or VRAM", _memory),
+        memory=table.text("memory", MEMORY_FORM, MemoryPair.parse),
         blocks=table.text("blocks", RANGE_FORM, _range),
         bandwidth=table.text("bandwidth", units.RATE_FORM, _positive(units.parse_rate)),
         p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
@@ -263,7 +284,7 @@ def _expectation(table: _Table, machine: Machine | None) -> Expectation:
         source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
         backend=table.texts("backend", 'names of backends such as "UCX"', _backend),
         op=table.texts("op", " or ".join(OPS), _op),
-        memory=table.texts("memory", "INITIATOR:TARGET with DRAM or VRAM", _memory),
+        memory=table.texts("memory", MEMORY_FORM, MemoryPair.parse),
         batch=table.counts("batch"),
         depth=table.counts("depth"),
         blocks=table.text("blocks", RANGE_FORM, _range),
@@ -352,6 +373,16 @@ class _Table:
             raise self.fault(key, f"{_kind(value)}, not a boolean", "true or false, without quotes")
         return value
 
+    def day(self, key: str) -> date:
+        """Read the mandatory day at ``key``."""
+        form = "a day without quotes, such as 2030-01-31"
+        if key not in self.data:
+            raise self.fault(key, "missing", form)
+        value = self.data[key]
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise self.fault(key, f"{_kind(value)}, not a day", form)
+        return value
+
     def _count(self, key: str, value: object, form: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.fault(key, f"{_kind(value)}, not a whole number", form)
@@ -423,13 +454,6 @@ def _op(text: str) -> str:
     if text.upper() not in OPS:
         raise ValueError(f"{text!r} is no operation")
     return text.upper()
-
-
-def _memory(text: str) -> MemoryPair:
-    initiator, _, target = text.upper().partition(":")
-    if initiator not in MEMORIES or target not in MEMORIES:
-        raise ValueError(f"{text!r} is no pair of memory types")
-    return MemoryPair(initiator, target)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -18,6 +18,8 @@ class Verdict(str, Enum):
     ERROR = "ERROR"
     MISSING = "MISSING"
     REGRESSED = "REGRESSED"
+    UNCHANGED = "UNCHANGED"
+    IMPROVED = "IMPROVED"
     INCONCLUSIVE = "INCONCLUSIVE"
     NO_EXPECTATION = "NO-EXPECTATION"
     UNKNOWN = "UNKNOWN"
@@ -64,14 +66,19 @@ def outcome(verdict: Verdict, *, gate: bool, required: bool = False) -> Outcome:
     return Outcome.WARN if verdict is Verdict.WARN else Outcome.PASS
 
 
+#: What needs no word of explanation.
+GOOD = frozenset((Verdict.PASS, Verdict.UNCHANGED, Verdict.IMPROVED))
+
+
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its reason in one sentence and what to do about it."""
+    """A verdict with its reason in one sentence and what to do about it; ``finding``: the id of that it is about."""
 
     verdict: Verdict
     reason: str
     remedy: str = ""
+    finding: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.verdict}: {self.reason}"
+        text = f"{self.verdict} {self.finding}: {self.reason}" if self.finding else f"{self.verdict}: {self.reason}"
         return f"{text}\nremedy: {self.remedy}" if self.remedy else text

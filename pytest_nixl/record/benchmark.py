@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.record.samples import Samples
+from pytest_nixl.record.samples import Samples, percentile
+
+if TYPE_CHECKING:
+    from pytest_nixl.link import Link
 
 
 class ReplayClock:
@@ -52,25 +55,51 @@ def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: 
     A round is one window, and its time the seconds for one transfer in it: the median round is the row's delivered
     bandwidth. ``fullname`` is the row's key, so that runs from a clone and from a wheel compare.
     """
-    clock.load(tuple(s / n for s, n in zip(samples.windows, samples.transfers, strict=True)))
+    clock.load(rounds(samples))
     key = samples.key
     benchmark.fullname = str(key)
     benchmark.name = str(key)
     benchmark.group = f"{key.backend} {key.op} {key.memory}"
-    benchmark.extra_info.update(
-        {
-            "key": str(key),
-            "GB/s": samples.bandwidth / 1e9,
-            "Gb/s": samples.bandwidth * 8 / 1e9,
-            "p50_us": samples.p50 * 1e6,
-            "p99_us": samples.p99 * 1e6,
-            "transfers": sum(samples.transfers),
-            "transfer_bytes": samples.transfer_bytes,
-            "transports": list(samples.transports),
-            **extra,
-        }
-    )
+    benchmark.extra_info.update({**described(samples), **extra})
     benchmark.pedantic(_nothing, rounds=len(samples.windows), iterations=1, warmup_rounds=0)
+
+
+def versions_of(link: Link) -> dict[str, str]:
+    """Return what the workers of a link told of themselves; the target's only where it differs."""
+    here, there = (
+        {name: str(value) for name, value in end.worker.versions.items() if name not in ("pid", "host", "nixl_module")}
+        for end in (link.initiator, link.target)
+    )
+    return {**here, **{f"target_{name}": text for name, text in there.items() if here.get(name) != text}}
+
+
+def rounds(samples: Samples) -> tuple[float, ...]:
+    """Return what pytest-benchmark takes for a round: in each window, the seconds for one transfer."""
+    return tuple(s / n for s, n in zip(samples.windows, samples.transfers, strict=True))
+
+
+def described(samples: Samples) -> dict[str, object]:
+    """Return what a record says of a row beside pytest-benchmark's statistics; ``launches`` are bytes per second."""
+    latencies = {f"p{percent:g}_us": percentile(samples.latencies, percent) * 1e6 for percent in (50, 90, 99, 99.9)}
+    return {
+        "key": str(samples.key),
+        "GB/s": samples.bandwidth / 1e9,
+        "Gb/s": samples.bandwidth * 8 / 1e9,
+        "launches": list(samples.values),
+        **latencies,
+        "transfers": sum(samples.transfers),
+        "transfer_bytes": samples.transfer_bytes,
+        "others_cores": list(samples.others),
+        "transports": list(samples.transports),
+        "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,
+        "counted_bytes": _counted(samples),
+    }
+
+
+def _counted(samples: Samples) -> dict[str, int]:
+    """Bytes that each device of the initiator's host carried of the payload, as its own counters say."""
+    carriers = samples.counted.carriers(samples.transports) if samples.counted is not None else ()
+    return {item.device: item.carried for item in carriers}
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_nixl.gate.machine import row_ceiling
 from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.record.samples import percentile
 
 if TYPE_CHECKING:
     from pytest_nixl.gate.machine import Machine
@@ -29,6 +30,10 @@ class Figures:
     floor: float
     ceiling: float
     transports: tuple[str, ...]
+    #: Bytes per second of each launch.
+    values: tuple[float, ...] = ()
+    p90: float = 0.0
+    p999: float = 0.0
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Figures:
@@ -42,6 +47,9 @@ class Figures:
             floor=(expectation and expectation.floor) or 0.0,
             ceiling=ceiling.value if ceiling else 0.0,
             transports=samples.transports,
+            values=samples.values,
+            p90=percentile(samples.latencies, 90),
+            p999=percentile(samples.latencies, 99.9),
         )
 
 
@@ -61,6 +69,8 @@ class Result:
     row: str = ""
     figures: Figures | None = None
     repeat: str = ""
+    #: The id of the finding that the check looked for.
+    finding: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -71,7 +81,8 @@ class Result:
         """Restore what :meth:`plain` returned."""
         figures = data["figures"]
         if figures is not None:
-            figures = Figures(**{**figures, "transports": tuple(figures["transports"])})
+            tuples = {name: tuple(figures.get(name, ())) for name in ("transports", "values")}
+            figures = Figures(**{**figures, **tuples})
         return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures})
 
     def properties(self) -> list[tuple[str, object]]:
@@ -79,6 +90,8 @@ class Result:
         shown: list[tuple[str, object]] = [("nixl_check", self.check), ("nixl_verdict", self.verdict.value)]
         if self.reason:
             shown.append(("nixl_reason", self.reason))
+        if self.finding:
+            shown.append(("nixl_finding", self.finding))
         if self.row:
             shown.append(("nixl_row", self.row))
         if self.figures is not None:

@@ -10,6 +10,8 @@ from itertools import islice
 from statistics import median
 
 from pytest_nixl import units
+from pytest_nixl.evidence.counted import Counted
+from pytest_nixl.gate.launches import DISTURBED_CORES
 from pytest_nixl.settings import MemoryPair
 
 
@@ -59,6 +61,8 @@ class Samples:
     :param transports: what carried the bytes as the backend reports it (``cma/memory``, ``tcp/eth0``); empty: unknown.
     :param corruption: the first comparison that failed; None: every byte compared was right.
     :param launches: how many of the windows are of each launch, in order; empty: all are of one.
+    :param counted: what the initiator's devices counted meanwhile; None: they were not read.
+    :param others: cores that other processes of the initiator's host took beside each launch; empty: not known.
     """
 
     key: RowKey
@@ -68,6 +72,8 @@ class Samples:
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
     launches: tuple[int, ...] = ()
+    counted: Counted | None = None
+    others: tuple[float, ...] = ()
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples and those of one more launch of the same row."""
@@ -78,7 +84,9 @@ class Samples:
             latencies=self.latencies + other.latencies,
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             corruption=self.corruption or other.corruption,
+            others=self.others + other.others,
             launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
+            counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,
         )
 
     @property
@@ -96,6 +104,11 @@ class Samples:
         """Delivered bandwidth of each launch in bytes per second: the median over its windows."""
         windows = iter(self.rates)
         return tuple(median(islice(windows, count)) for count in self.launches or (len(self.windows),))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others took so much beside any launch that it may not fail the row."""
+        return any(cores > DISTURBED_CORES for cores in self.others)
 
     @property
     def bandwidth(self) -> float:

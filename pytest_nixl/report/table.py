@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl import units
-from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 
 _KEY = ("backend", "op", "memory", "block", "batch", "depth")
@@ -36,7 +36,7 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
         yield from _ratios(rows)
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
-        if result.verdict is not Verdict.PASS:
+        if result.verdict not in GOOD:
             alike.setdefault((result.verdict, result.remedy), []).append(result)
     for group in alike.values():
         yield from _explained(group, gate)
@@ -95,11 +95,15 @@ def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
-    """Explain results of one verdict and one remedy: each reason, the remedy once, and how to repeat the first."""
+    """Explain results of one verdict and one remedy: each reason once, the remedy, and how to repeat the first."""
+    alike: dict[str, list[Result]] = {}
     for result in group:
+        alike.setdefault(result.reason, []).append(result)
+    for reason, results in alike.items():
         # The reason that a row was judged by names the row itself.
-        name = "" if result.figures is not None else f" {result.row or result.check}"
-        yield Line(f"{result.verdict}{name}: {result.reason}", _outcome(result, gate))
+        named = (result.finding or result.row or result.check for result in results if result.figures is None)
+        names = ", ".join(dict.fromkeys(named))
+        yield Line(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))
     first = group[0]
     if first.remedy:
         yield Line(f"    remedy: {first.remedy}")

@@ -12,6 +12,7 @@ import pytest
 from pytest_nixl import units
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.record.results import Result
+from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import lines
 from pytest_nixl.run import Run
 from pytest_nixl.settings import Settings, given_options
@@ -40,9 +41,14 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     """Write the table and the verdict."""
     terminal.section("NIXL")
-    for line in lines(run.results, gate=run.settings.gate):
+    shown = list(lines(run.results, gate=run.settings.gate))
+    if run.compared is not None:
+        shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
+    for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))
+    for text in (*run.notes, *run.annotations):
+        terminal.write_line(text)
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pytest-nixl``: what can be said without running a test.
-
-It exits with 0 where all is good, 1 where a verdict fails, and 2, with one sentence on stderr, where it could not run.
-"""
+"""``pytest-nixl profile``: show a profile, learn one from good runs, or judge a recorded run by one."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from pytest_nixl import units
-from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.evidence.counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.gate.judge import rate
 from pytest_nixl.gate.learned import RUNS_FORM, learned_profile
@@ -25,41 +18,9 @@ from pytest_nixl.nixlbench.table import read_output
 from pytest_nixl.nixlbench.verdict import judge_run
 from pytest_nixl.report.table import lines
 
-PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    try:
-        arguments = _parser().parse_args(argv)
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain of it once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except OSError as error:
-        return _refuse(f"{error.filename} cannot be read ({error.strerror})")
-    except (ValueError, NixlPluginError) as error:
-        return _refuse(str(error))
-
-
-def _refuse(sentence: str) -> int:
-    print(f"pytest-nixl: {sentence}", file=sys.stderr)
-    return COULD_NOT_RUN
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl profile`` to the command's parsers."""
     profile = commands.add_parser("profile", help="show a profile, or judge a recorded run by it")
     actions = profile.add_subparsers(required=True, metavar="ACTION")
 
@@ -84,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     judged.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
     judged.set_defaults(run=_judge)
-    return parser
 
 
 def _learn(arguments: argparse.Namespace) -> int:
@@ -97,7 +57,7 @@ def _learn(arguments: argparse.Namespace) -> int:
     for remark in remarks:
         print(remark)
     print(f"{arguments.output}: a profile of {text.count('[[expect]]')} rows from {len(arguments.runs)} runs")
-    return PASSED
+    return 0
 
 
 def _judge(arguments: argparse.Namespace) -> int:
@@ -117,13 +77,13 @@ def _judge(arguments: argparse.Namespace) -> int:
     for line in lines(judged.results, gate=arguments.gate):
         print(line.text)
     failed = any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in judged.results)
-    return FAILED if failed else PASSED
+    return int(failed)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     for line in _shown(load_profile(arguments.profile)):
         print(line)
-    return PASSED
+    return 0
 
 
 def _shown(profile: Profile) -> Iterator[str]:
@@ -137,6 +97,8 @@ def _shown(profile: Profile) -> Iterator[str]:
         yield _rows(expectation)
         yield f"    {', '.join(_figures(expectation))}"
         yield from _sources(expectation.source)
+    for accepted in profile.accepted:
+        yield f"accepted until {accepted.expires}: {accepted.id}: {accepted.reason}"
     for figure in profile.recorded:
         yield ""
         yield from _recorded(figure)
@@ -207,7 +169,3 @@ def _figures(expectation: Expectation) -> Iterator[str]:
             yield f"{name} at most {units.microseconds(bound)} us"
     if expectation.transports is not None:
         yield f"over {' or '.join(expectation.transports)}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl compare``: judge one recorded run by another."""
+
+from __future__ import annotations
+
+import argparse
+
+from pytest_nixl.cli.needs import needs
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl compare`` to the command's parsers."""
+    compare = commands.add_parser(
+        "compare",
+        help="judge one recorded run by another: 0 where it lost nothing, 1 where it did or a row is missing",
+    )
+    text = "a record, a directory (its newest record), or an image of --store"
+    compare.add_argument("before", metavar="A", help=f"the run to judge by: {text}")
+    compare.add_argument("now", metavar="B", help="the run to judge: the same")
+    compare.add_argument("--store", metavar="DIR", default="", help="where images are looked up")
+    compare.add_argument("--max-regression", metavar="SHARE", default="5%",
+                         help="loss up to which a row is unchanged (default: 5%%)")  # fmt: skip
+    compare.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
+    compare.add_argument("--report", metavar="FILE", default="", help="write a report as well: .html, .csv or .prom")
+    compare.set_defaults(run=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    needs("scipy", "compare")
+    from pathlib import Path
+
+    from pytest_nixl.gate.compared import compare_runs, refuse_other_machine
+    from pytest_nixl.gate.verdicts import GOOD, Outcome, outcome
+    from pytest_nixl.record.store import find_baseline
+    from pytest_nixl.report.comparison import lines
+    from pytest_nixl.report.files import Report, write
+    from pytest_nixl.settings import parse_reports, parse_share
+
+    try:
+        margin = parse_share(arguments.max_regression)
+    except ValueError as error:
+        raise ValueError(f"--max-regression: {error}: expected a percentage, such as 5%") from None
+    paths = parse_reports(arguments.report) if arguments.report else ()
+    (before, skipped), (now, more) = (
+        find_baseline(wanted, arguments.store or ".") for wanted in (arguments.before, arguments.now)
+    )
+    refuse_other_machine(before, now)
+    compared = compare_runs(before, now, margin)
+    for note in dict.fromkeys((*skipped, *more)):
+        print(note)
+    for result in compared.results:
+        if result.verdict not in GOOD:
+            print(f"{result.verdict} {result.reason}")
+            print(f"    remedy: {result.remedy}")
+    print(f"{now.name} of {now.when:%Y-%m-%d %H:%M} UTC", end="")
+    for line in lines(compared, gate=arguments.gate):
+        print(line.text)
+    for path in paths:
+        write(Report(now, compared, (before, now), gate=arguments.gate), Path(path))
+    return int(any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in compared.results))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl doctor``: what is wrong with this machine, in words, without pytest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pytest_nixl.settings import parse_backends
+
+if TYPE_CHECKING:
+    from pytest_nixl.facts.facts import Facts
+    from pytest_nixl.facts.root import Root
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl doctor`` to the command's parsers."""
+    doctor = commands.add_parser("doctor", help="say what is wrong with this machine, or with a recorded one")
+    doctor.add_argument("--profile", metavar="NAME|FILE", default="loopback", help="what to expect (default: loopback)")
+    doctor.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--image", action="store_true",
+        help="ask only what an image can answer that is being built: no GPU, no network card and no etcd is needed",
+    )  # fmt: skip
+    add_sources(doctor)
+    doctor.set_defaults(run=_run)
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where facts come from."""
+    parser.add_argument("--root", metavar="DIR", help="a tree that `pytest-nixl facts --record DIR` wrote")
+    parser.add_argument("--backend", metavar="NAME[,NAME]", help="backends to try (default: NIXL_BACKEND, else UCX)")
+    parser.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
+    parser.add_argument(
+        "--peer", metavar="HOST[:PORT]", action="append", default=[], help="a host to reach; repeatable"
+    )
+    parser.add_argument("--nixlbench", metavar="PATH", default="", help="its file (default: it is looked for on PATH)")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.doctor.check import Wanted
+    from pytest_nixl.doctor.examine import examine, failed, lines, plain
+    from pytest_nixl.facts.root import Root
+    from pytest_nixl.facts.secrets import hide_all, hider
+    from pytest_nixl.gate.profiles import load_profile
+
+    profile = load_profile(arguments.profile)
+    root = Root(arguments.root)
+    facts, backends = gathered(arguments, root, image=arguments.image)
+    wanted = Wanted(profile, backends, image=arguments.image)
+    answers = examine(facts, wanted, gate=arguments.gate)
+    hide = hider(os.environ)
+    if arguments.json:
+        print(json.dumps(hide_all(plain(facts, wanted, answers), hide), indent=1))
+    else:
+        colours = _colours()
+        for line in lines(answers):
+            colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""
+            print(f"{colour}{hide(line.text)}{colour and colours['END']}")
+    return int(failed(answers))
+
+
+def gathered(arguments: argparse.Namespace, root: Root, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
+    """Gather the facts that the options ask for; return them with the backends that are judged."""
+    from pytest_nixl.facts.facts import gather
+    from pytest_nixl.keeper import close_keeper
+
+    given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
+    backends = parse_backends(given or "UCX")
+    try:
+        facts = gather(
+            root,
+            backends=backends,
+            etcd="" if image else arguments.etcd,
+            nixlbench=arguments.nixlbench,
+            peers=() if image else arguments.peer,
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        if root.live:
+            raise
+        raise ValueError(
+            f"{root.folder} is no tree of this version ({error!r}): expected one that `facts --record` wrote"
+        ) from None
+    finally:
+        close_keeper()
+    recorded = tuple(backend.name for backend in facts.software.backends)
+    return facts, backends if root.live or given else recorded or backends
+
+
+def _colours() -> dict[str, str]:
+    """The terminal's colours by outcome; none where it is no terminal, or NO_COLOR is set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return {}
+    return {"PASS": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m", "SKIP": "\033[2m", "END": "\033[0m"}

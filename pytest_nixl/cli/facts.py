@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl facts``: what this host is, as JSON, as the node information template, or as a tree of files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from pytest_nixl.cli.doctor import add_sources, gathered
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl facts`` to the command's parsers."""
+    facts = commands.add_parser("facts", help="say what this host is, record it, or compare several")
+    how = facts.add_mutually_exclusive_group()
+    how.add_argument("--markdown", action="store_true", help="print the node information template, filled in")
+    how.add_argument(
+        "--record", metavar="DIR", type=Path, help="write what was read as a tree, for --root; not there yet"
+    )
+    how.add_argument("--output", metavar="FILE", type=Path, help="write JSON to a file")
+    how.add_argument(
+        "--compare", metavar="FACTS.json", type=Path, nargs="+", help="compare the facts of ranks 0, 1, …, as written"
+    )
+    add_sources(facts)
+    facts.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.facts.markdown import markdown
+    from pytest_nixl.facts.root import Root
+    from pytest_nixl.facts.secrets import hider
+
+    if arguments.compare:
+        return _compare(arguments.compare)
+    if arguments.record is not None and arguments.record.exists():
+        raise ValueError(f"{arguments.record} is there already: expected the name of a new folder")
+    root = Root(arguments.root)
+    facts, _ = gathered(arguments, root)
+    if arguments.record is not None:
+        root.write(arguments.record, hider(os.environ))
+        print(f"{arguments.record}: {len(root.files)} files and {len(root.answers)} answers; "
+              f"judge it by `pytest-nixl doctor --root {arguments.record}`")  # fmt: skip
+    elif arguments.markdown:
+        for line in markdown(facts):
+            print(line)
+    else:
+        text = json.dumps(facts.plain(), indent=1)
+        if arguments.output is None:
+            print(text)
+        else:
+            arguments.output.write_text(text + "\n")
+    return 0
+
+
+def _compare(paths: list[Path]) -> int:
+    from pytest_nixl.doctor.ranks import compare_hosts
+    from pytest_nixl.facts.facts import read_facts
+    from pytest_nixl.gate.verdicts import Outcome, outcome
+
+    if len(paths) < 2:
+        raise ValueError("one file cannot be compared: expected those of two ranks or more")
+    findings = compare_hosts([read_facts(path) for path in paths])
+    for finding in findings:
+        print(finding.judgement)
+    if not findings:
+        print(f"the facts of {len(paths)} ranks are alike")
+    return int(any(outcome(each.judgement.verdict, gate=False) is Outcome.FAIL for each in findings))

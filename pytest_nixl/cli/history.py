@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl history``: each row's course over the runs of a store, and where it changed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_nixl.cli.needs import needs
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl history`` to the command's parsers."""
+    history = commands.add_parser("history", help="show each row's course over the runs of a store, and its changes")
+    history.add_argument("store", metavar="DIR", type=Path, help="the directory that --nixl-store names")
+    history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key has this in it")
+    history.add_argument("--last", metavar="N", type=int, default=0, help="only the newest N runs")
+    history.set_defaults(run=_history)
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    needs("ruptures", "compare")
+    from pytest_nixl.record.store import Store
+    from pytest_nixl.report.history import courses, lines, of_one_machine
+
+    runs, skipped = Store(arguments.store).runs()
+    runs, left_out = of_one_machine(runs[-arguments.last :])
+    for note in (*skipped, *left_out):
+        print(note)
+    if not runs:
+        raise ValueError(f"{arguments.store} has no record of a run: expected the directory that --nixl-store names")
+    found = [course for course in courses(runs) if arguments.row in course.key]
+    if not found:
+        raise ValueError(f"no row has {arguments.row!r} in its key")
+    for line in lines(runs, found):
+        print(line.text)
+    return 0

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl report``: write a recorded run as a page, a table or metrics."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl report`` to the command's parsers."""
+    report = commands.add_parser("report", help="write a recorded run as a page (.html), a table (.csv) or .prom")
+    report.add_argument("run_", metavar="RUN", help="a record, a directory (its newest record), or an image of --store")
+    report.add_argument("output", metavar="FILE", nargs="+", help="what to write; the ending says in which form")
+    report.add_argument("--store", metavar="DIR", default="", help="where images are looked up, and history is from")
+    report.add_argument("--baseline", metavar="A", default="", help="the run to judge it by, as for compare")
+    report.add_argument("--gate", action="store_true", help="count what is undecided as failed")
+    report.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.cli.needs import needs
+    from pytest_nixl.gate.compared import compare_runs, refuse_other_machine
+    from pytest_nixl.record.store import Store, find_baseline
+    from pytest_nixl.report.files import Report, write
+    from pytest_nixl.settings import parse_reports
+
+    paths = parse_reports(",".join(arguments.output))
+    store = arguments.store or (arguments.run_ if Path(arguments.run_).is_dir() else "")
+    run, skipped = find_baseline(arguments.run_, store or ".")
+    history = Store(Path(store)).runs()[0] if store else []
+    compared = None
+    if arguments.baseline:
+        needs("scipy", "compare")
+        before, more = find_baseline(arguments.baseline, store or ".")
+        skipped += [note for note in more if note not in skipped]
+        refuse_other_machine(before, run)
+        compared = compare_runs(before, run, 0.05)
+    for note in skipped:
+        print(note)
+    for path in paths:
+        write(Report(run, compared, tuple(history), gate=arguments.gate), Path(path))
+        print(f"wrote {path}")
+    return 0

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two runs side by side: a line for each row that both have, the verdict over all, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_nixl import units
+from pytest_nixl.gate.compared import Compared, shown_change
+from pytest_nixl.gate.verdicts import outcome
+from pytest_nixl.report.names import short
+from pytest_nixl.report.table import Line
+
+_COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
+
+
+def lines(compared: Compared, *, gate: bool) -> Iterator[Line]:
+    """Yield the table, the verdict over all rows, and what changed."""
+    before, now, comparison = compared.before, compared.now, compared.comparison
+    yield Line("")
+    yield Line(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")
+    cells = [
+        (
+            short(key),
+            units.gigabytes(before.rows[key].bandwidth),
+            units.gigabytes(now.rows[key].bandwidth),
+            shown_change(effect),
+            f"{effect.now}:{effect.before}",
+            f"{effect.p:.2g}",
+        )
+        for key, effect in comparison.rows.items()
+    ]
+    widths = [max(len(line[place]) for line in (_COLUMNS, *cells)) for place in range(len(_COLUMNS))]
+    if cells:
+        yield Line(f"{_join(_COLUMNS, widths)}  verdict")
+    for line, effect in zip(cells, comparison.rows.values(), strict=True):
+        yield Line(f"{_join(line, widths)}  {effect.verdict}", outcome(effect.verdict, gate=False))
+    for item in compared.changes:
+        yield Line(f"changed: {item}")
+    pooled = f" (all rows together: {comparison.pooled.words})" if comparison.pooled is not None else ""
+    yield Line(f"regression: {comparison.verdict}{pooled}", outcome(comparison.verdict, gate=gate))
+
+
+def _host(compared: Compared) -> str:
+    there, here = (run.provenance.host.get("name") for run in (compared.before, compared.now))
+    return "this host" if there == here else f"the host {there}"
+
+
+def _join(cells: tuple[str, ...], widths: list[int]) -> str:
+    first, *others = (
+        cell.ljust(width) if not place else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join((first, *others))

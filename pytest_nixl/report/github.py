@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job of GitHub Actions shows: a summary on its page, and an annotation for each failure. Nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pytest_nixl import units
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.gate.compared import shown_change
+from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.report.files import Report
+from pytest_nixl.report.names import short
+
+#: Annotations of a step that GitHub shows of each kind.
+_MOST_ANNOTATIONS = 10
+
+
+def add_summary(report: Report, environ: Mapping[str, str] = os.environ) -> None:
+    """Add a run to the step's summary, where the job has one. :raises NixlPluginError: where it cannot be written."""
+    path = environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n".join(summary(report)) + "\n")
+    except OSError as error:
+        raise NixlPluginError(
+            f"the step summary {path} cannot be written ({error.strerror})", "See GITHUB_STEP_SUMMARY in the job."
+        ) from None
+
+
+def summary(report: Report) -> Iterator[str]:
+    """Yield lines of Markdown: the verdict, what is not good with its remedy, the rows, and what changed."""
+    run, compared = report.run, report.compared
+    outcomes = [outcome(result.verdict, gate=report.gate) for result in run.results]
+    word = "FAIL" if Outcome.FAIL in outcomes else "PASS, with warnings" if Outcome.WARN in outcomes else "PASS"
+    counts = Counter(result.verdict for result in run.results)
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {word}"
+    yield ""
+    yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
+    yield ""
+    for result in run.results:
+        if result.verdict not in GOOD and result.verdict is not Verdict.NOT_APPLICABLE:
+            yield f"- **{result.verdict}** {_plain(result.reason)}"
+            if result.remedy:
+                yield f"  - {_plain(result.remedy)}"
+    if run.rows:
+        change_column = " change |" if compared is not None else ""
+        yield ""
+        yield f"| row | GB/s | p50 µs | p99 µs | transport |{change_column}"
+        yield f"| --- | ---: | ---: | ---: | --- |{' ---: |' if compared is not None else ''}"
+    for key, row in run.rows.items():
+        latencies = [
+            units.microseconds(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")
+        ]
+        cells = [short(key), units.gigabytes(row.bandwidth), *latencies, "+".join(row.transports)]
+        if compared is not None:
+            effect = compared.comparison.rows.get(key)
+            cells.append(f"{shown_change(effect)} {effect.verdict}" if effect is not None else "")
+        yield f"| {' | '.join(_plain(cell) for cell in cells)} |"
+    if compared is not None and compared.changes:
+        yield ""
+        yield f"Changed since {_plain(compared.before.name)}:"
+        yield ""
+        yield from (f"- {_plain(str(item))}" for item in compared.changes)
+
+
+def workflow_commands(report: Report) -> Iterator[str]:
+    """Yield workflow commands that annotate the run: an error for what failed, a warning for what is in doubt."""
+    for kind, which in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
+        bad = [one for one in report.run.results if outcome(one.verdict, gate=report.gate) is which]
+        for result in bad[:_MOST_ANNOTATIONS]:
+            title = f"NIXL {result.verdict} {result.check}"
+            text = f"{result.reason}\n{result.remedy}" if result.remedy else result.reason
+            yield f"::{kind} title={_property(title)}::{_data(text)}"
+
+
+def _plain(text: str) -> str:
+    """Text that neither ends a cell nor is taken for Markdown or HTML."""
+    for sign in "\\`*_[]|":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("<", "&lt;").replace("\n", " ")
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in Prometheus' text format, for the textfile collector of its node exporter: gauges of the last run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from pytest_nixl.gate.verdicts import Verdict, outcome
+from pytest_nixl.report.files import Report
+from pytest_nixl.units import parse_size
+
+
+def metrics(report: Report) -> str:
+    """Return all metrics of a run: base units, as Prometheus wants them."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    run = report.run
+    yield from _metric("nixl_run_timestamp_seconds", "When the run ended.", [({}, run.when.timestamp())])
+    image = run.provenance.image
+    about = {"image": image.reference, "digest": image.digest, "host": str(run.provenance.host.get("name", ""))}
+    versions = {f"{name}_version": run.provenance.versions.get(name, "") for name in ("nixl", "ucx", "libfabric")}
+    yield from _metric("nixl_run_info", "What the run validated, and where.", [({**about, **versions}, 1.0)])
+    counts = Counter(result.verdict for result in run.results)
+    samples = [({"verdict": str(verdict)}, float(counts[verdict])) for verdict in Verdict]
+    yield from _metric("nixl_checks", "Checks of the run by verdict.", samples)
+    failed = [outcome(result.verdict, gate=report.gate).value == "fail" for result in run.results]
+    yield from _metric("nixl_run_passed", "1 where the run passed.", [({}, float(not any(failed)))])
+    labels = {key: _labels(key) for key in run.rows}
+    yield from _metric(
+        "nixl_bandwidth_bytes_per_second",
+        "Delivered bandwidth of a row: the median over its launches.",
+        [(labels[key], row.bandwidth) for key, row in run.rows.items()],
+    )
+    yield from _metric(
+        "nixl_latency_seconds",
+        "Latency of single transfers of a row, from post to completion.",
+        [
+            ({**labels[key], "quantile": f"{float(name[1:]) / 100:g}"}, seconds)
+            for key, row in run.rows.items()
+            for name, seconds in row.latencies.items()
+            if seconds == seconds  # a recorded run may not tell it
+        ],
+    )
+    for name, text in (("floor", "What the profile expects of a row."), ("ceiling", "What no row can exceed.")):
+        bounds = [(labels[key], float(getattr(row, name))) for key, row in run.rows.items() if getattr(row, name)]
+        yield from _metric(f"nixl_bandwidth_{name}_bytes_per_second", text, bounds)
+    if report.compared is not None:
+        yield from _metric(
+            "nixl_bandwidth_change_ratio",
+            "Bandwidth of a row now by that of the baseline.",
+            [(labels[key], effect.ratio) for key, effect in report.compared.comparison.rows.items()],
+        )
+        regressed = report.compared.comparison.verdict is Verdict.REGRESSED
+        yield from _metric("nixl_regressed", "1 where the run is slower than its baseline.", [({}, float(regressed))])
+
+
+def _metric(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} gauge"
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
+
+
+def _labels(key: str) -> dict[str, str]:
+    backend, op, memory, block, batch, depth, pair = key.split("/")
+    return {
+        "backend": backend,
+        "op": op,
+        "memory": memory,
+        "block_bytes": str(parse_size(block)),
+        "batch": batch.removeprefix("batch"),
+        "depth": depth.removeprefix("depth"),
+        "pair": pair,
+    }
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

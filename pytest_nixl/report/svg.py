@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts as inline SVG: lines over block sizes or runs, bars of change, and a matrix. Colours are the page's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+#: Points of the drawing, which the page scales to its width.
+WIDTH, HEIGHT = 520.0, 300.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 14.0, 46.0
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    :param style: a class of the page's style sheet: ``s0`` to ``s5``, ``floor``, ``limit``.
+    :param spread: at each x, other values that were measured there; drawn as small dots.
+    :param labels: what a point says when it is pointed at; empty: nothing.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    style: str
+    spread: tuple[Point, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from values to points: ``log`` or linear, with the values that are named on it."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    show: Callable[[float], str]
+    log: bool = False
+    title: str = ""
+
+    def share(self, value: float) -> float:
+        """Return where a value is between the ends, from 0 to 1."""
+        if self.low == self.high:
+            return 0.5
+        if self.log:
+            return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return (value - self.low) / (self.high - self.low)
+
+
+def sizes_axis(values: Sequence[float], show: Callable[[float], str]) -> Axis:
+    """An axis of powers of two with at most six names."""
+    ordered = sorted(set(values))
+    step = max(1, math.ceil(len(ordered) / 6))
+    return Axis(ordered[0], ordered[-1], tuple(ordered[::step]), show, log=True, title="block")
+
+
+def value_axis(values: Sequence[float], show: Callable[[float], str], title: str, *, log: bool | None = None) -> Axis:
+    """An axis for values above zero: from zero, or logarithmic where they differ thirtyfold."""
+    least, most = min(values), max(values)
+    if log or (log is None and most > 30 * least):
+        low, high = 10 ** math.floor(math.log10(least)), 10 ** math.ceil(math.log10(most) + 1e-9)
+        ticks = tuple(low * 10**power for power in range(round(math.log10(high / low)) + 1))
+        return Axis(low, high, ticks[:: max(1, len(ticks) // 6)], show, log=True, title=title)
+    step = _nice(most / 4)
+    count = math.ceil(most * 1.04 / step)
+    return Axis(0.0, count * step, tuple(number * step for number in range(count + 1)), show, title=title)
+
+
+def _nice(value: float) -> float:
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= value * 0.999)
+
+
+def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
+    """Draw series over two axes.
+
+    :param label: what the chart shows, for who cannot see it.
+    :param marks: places on the x axis to draw a vertical line at, each with what it says.
+    """
+    parts = [*_grid(x, y)]
+    for place, text in marks:
+        at = _x(x, place)
+        title = f"<title>{escape(text)}</title>"
+        parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>')
+    for one in series:
+        parts += [f'<circle class="dot {one.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="2.2"/>' for a, b in one.spread]
+        path = " ".join(f"{_x(x, a)},{_y(y, b)}" for a, b in one.points)
+        parts.append(f'<polyline class="line {one.style}" points="{path}"/>')
+        labels = one.labels or ("",) * len(one.points)
+        if one.labels or len(one.points) == 1:
+            parts += [
+                f'<circle class="point {one.style}" cx="{_x(x, a)}" cy="{_y(y, b)}" r="4">'
+                f"<title>{escape(text)}</title></circle>"
+                for (a, b), text in zip(one.points, labels, strict=True)
+            ]
+    return _svg(parts, label)
+
+
+def _grid(x: Axis, y: Axis) -> list[str]:
+    parts = []
+    for value in y.ticks:
+        at = _y(y, value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick" text-anchor="end" x="{_LEFT - 8}" y="{at + 4.5}">{escape(y.show(value))}</text>'
+        )
+    for value in x.ticks:
+        at = _x(x, value)
+        parts.append(
+            f'<line class="tickmark" x1="{at}" x2="{at}" y1="{HEIGHT - _BOTTOM}" y2="{HEIGHT - _BOTTOM + 5}"/>'
+        )
+        text = escape(x.show(value))
+        parts.append(f'<text class="tick" text-anchor="middle" x="{at}" y="{HEIGHT - _BOTTOM + 21}">{text}</text>')
+    base = HEIGHT - _BOTTOM
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+    parts.append(
+        f'<text class="title" text-anchor="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 6}">{escape(x.title)}</text>'
+    )
+    parts.append(f'<text class="title" x="4" y="{HEIGHT - 6}">{escape(y.title)}</text>')
+    return parts
+
+
+def _x(axis: Axis, value: float) -> float:
+    return round(_LEFT + axis.share(value) * (WIDTH - _LEFT - _RIGHT), 1)
+
+
+def _y(axis: Axis, value: float) -> float:
+    return round(HEIGHT - _BOTTOM - axis.share(value) * (HEIGHT - _TOP - _BOTTOM), 1)
+
+
+def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float = HEIGHT) -> str:
+    inner = "".join(parts)
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inner}</svg>'
+
+
+def change_bar(ratio: float, interval: tuple[float, float] | None, margin: float, style: str) -> str:
+    """Draw a change with its interval around the zero line, and the band that is called unchanged."""
+    width, height, most = 180.0, 22.0, max(0.15, 3 * margin)
+
+    def at(share: float) -> float:
+        return round(width / 2 + max(-1.0, min(1.0, (share - 1) / most)) * (width / 2 - 6), 1)
+
+    low, high = at(1 - margin), at(1 / (1 - margin))
+    parts = [f'<rect class="band" x="{low}" y="2" width="{round(high - low, 1)}" height="{height - 4}"/>']
+    parts.append(f'<line class="axis" x1="{at(1)}" x2="{at(1)}" y1="0" y2="{height}"/>')
+    if interval is not None:
+        one, other = at(interval[0]), at(interval[1])
+        parts.append(f'<line class="interval {style}" x1="{one}" x2="{other}" y1="{height / 2}" y2="{height / 2}"/>')
+    parts.append(f'<circle class="point {style}" cx="{at(ratio)}" cy="{height / 2}" r="4.5"/>')
+    return _svg(parts, f"{100 * (ratio - 1):+.1f} %", width, height)
