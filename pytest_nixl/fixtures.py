@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.run import LinkParam, Run
+from pytest_nixl.run import LinkParam, Run, asked_links
 from pytest_nixl.settings import MemoryPair, Settings
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ def nixl_pairs(nixl_settings: Settings) -> Iterator[Pairs]:
     """The connected pairs of workers that links of this session share."""
     from pytest_nixl.keeper import keeper
     from pytest_nixl.link import Pairs
+    from pytest_nixl.worker.places import Here
 
-    pairs = Pairs(keeper(), nixl_settings)
+    pairs = Pairs((Here(keeper(), 0), Here(keeper(), 1)), nixl_settings)
     yield pairs
     pairs.close()
 
@@ -82,8 +83,9 @@ def nixl_agent(nixl_settings: Settings) -> Iterator[NixlAgent]:
     """
     from pytest_nixl.agent import Agents
     from pytest_nixl.keeper import keeper
+    from pytest_nixl.worker.places import Here
 
-    with Agents(keeper(), nixl_settings) as agents:
+    with Agents(Here(keeper()), nixl_settings) as agents:
         yield agents.start()
 
 
@@ -101,13 +103,7 @@ def require_image(settings: Settings) -> None:
 
 def parametrize_links(metafunc: pytest.Metafunc, settings: Settings) -> None:
     """Give a test that uses ``nixl_link`` one parameter for each link of the settings."""
-    params = [
-        LinkParam(backend, op, memory)
-        for backend in settings.backend
-        for memory in settings.memory
-        for op in settings.op
-    ]
-    metafunc.parametrize("nixl_link", params, ids=str, indirect=True)
+    metafunc.parametrize("nixl_link", asked_links(settings), ids=str, indirect=True)
 
 
 def parametrize_values(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_server, nixl_private_etcd
+from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_path, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.fixtures import nixl_agent, nixl_link, nixl_pairs, nixl_settings, parametrize_links, require_image
 from pytest_nixl.gate.conclude import check_of
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
@@ -21,6 +22,7 @@ __all__ = [
     "etcd3_client",
     "nixl_agent",
     "nixl_etcd",
+    "nixl_etcd_path",
     "nixl_etcd_server",
     "nixl_link",
     "nixl_pairs",
@@ -52,10 +54,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
     run = Run.of(config)
-    if run.asked_for and run.settings.gate and not run.parallel:
+    if run.asked_for and run.settings.judges and not run.parallel:
         from pytest_nixl.gate.guard import refuse_accidents
 
-        refuse_accidents(config)
+        refuse_accidents(config, run.settings.judges)
+    if run.asked_for and run.settings.baseline and not run.parallel:
+        from pytest_nixl.gate.baseline import find
+
+        find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
 
 
@@ -128,6 +134,8 @@ def pytest_runtest_makereport(
             report.longrepr += f"\nrepeat: {result.repeat}"
         vars(report)["nixl_result"] = result.plain()
         item.user_properties.extend(result.properties())
+        if run.usable and run.settings.image:
+            item.user_properties.append(("nixl_image", run.settings.image))
     return report
 
 
@@ -139,18 +147,39 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
     return status_word(report)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    run = Run.of(config)
+    if run.results:
+        from pytest_nixl.record.current import add_ours
+
+        add_ours(output_json, run)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-benchmark writes its files
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
     run = Run.of(session.config)
-    if not (run.results or run.asked_for) or run.parallel or exitstatus not in (0, 1, 5) or not run.settings.gate:
-        return
+    if (run.results or run.asked_for) and not run.parallel and exitstatus in (0, 1, 5):
+        _ = run.settings  # bad ones that only workers of pytest-xdist have met end the run here
+        _conclude(session, run)
+    yield
+
+
+def _conclude(session: pytest.Session, run: Run) -> None:
+    """Add what no test could see, fail the run where that fails, and leave its record and reports."""
+    from pytest_nixl.finish import leave
+    from pytest_nixl.gate.baseline import compare
     from pytest_nixl.gate.guard import failed, missed
     from pytest_nixl.gate.profiles import load_profile
 
-    profile = load_profile(run.settings.profile)
-    run.results += missed(profile, run.settings, run.results)
-    if failed(run.results, profile, gate=True):
+    settings = run.settings
+    profile = load_profile(settings.profile)
+    if settings.gate:
+        run.results += missed(profile, settings, run.results)
+    compare(run)
+    if settings.judges and failed(run.results, profile, gate=settings.gate):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    leave(session.config, run)
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,10 @@ from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.settings import OPTIONS, MemoryPair, Settings, given_options, read_settings
 
 if TYPE_CHECKING:
+    from pytest_nixl.gate.compared import Compared
+    from pytest_nixl.record.recorded import Recorded
     from pytest_nixl.record.results import Result
-    from pytest_nixl.record.samples import RowKey
+    from pytest_nixl.record.samples import RowKey, Samples
 
 RUN = pytest.StashKey["Run"]()
 
@@ -36,6 +39,26 @@ class LinkParam:
     def __str__(self) -> str:
         return f"{self.backend}-{self.op}-{self.memory}"
 
+    def key(self, block: int, batch: int, depth: int) -> RowKey:
+        """Return the key of a row of this link."""
+        from pytest_nixl.record.samples import RowKey
+
+        pair = (0, 0) if self.memory.target == "FILE" else (0, 1)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, pair)
+
+
+def asked_links(settings: Settings) -> list[LinkParam]:
+    """Return the links that the settings ask for: operations vary fastest, backends slowest."""
+    from pytest_nixl.backends import BACKENDS
+
+    links: dict[LinkParam, None] = {}
+    for backend, memory, op in product(settings.backend, settings.memory, settings.op):
+        if BACKENDS[backend].STORAGE:
+            links[LinkParam(backend, op, MemoryPair(memory.initiator, "FILE"))] = None
+        elif memory.target != "FILE":
+            links[LinkParam(backend, op, memory)] = None
+    return list(links)
+
 
 @dataclass
 class Run:
@@ -46,6 +69,20 @@ class Run:
     announced: bool = False
     #: Whether a test of ours was collected.
     used: bool = False
+    #: pytest-benchmark's statistics of each row, for the record.
+    benchmarks: list[Any] = field(default_factory=list)
+    #: What workers told of themselves: this image's, and those of ``--nixl-against``.
+    versions: dict[str, str] = field(default_factory=dict)
+    other_versions: dict[str, str] = field(default_factory=dict)
+    #: By row key, what was measured of the other image, in turn with the row.
+    others: dict[str, Samples] = field(default_factory=dict)
+    #: The run to judge this one by, and what came of it.
+    baseline: Recorded | None = None
+    compared: Compared | None = None
+    #: Sentences on what went wrong beside the checks: a record that could not be stored, say.
+    notes: list[str] = field(default_factory=list)
+    #: Workflow commands for GitHub Actions, to be written on lines of their own.
+    annotations: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: pytest.Config) -> Run:
@@ -97,11 +134,7 @@ def row_of(item: pytest.Item) -> RowKey | None:
     link = params.get("nixl_link")
     if not isinstance(link, LinkParam):
         return None
-    from pytest_nixl.record.samples import RowKey
-
-    return RowKey(
-        link.backend, link.op, link.memory, params["block"], batch=params.get("batch", 1), depth=params.get("depth", 1)
-    )
+    return link.key(params["block"], params.get("batch", 1), params.get("depth", 1))
 
 
 def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
@@ -122,6 +155,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         row=str(row) if row else "",
         figures=item.stash.get(FIGURES, None),
         repeat=repeat_line(item, row),
+        finding=judgement.finding,
     )
 
 
@@ -165,7 +199,8 @@ def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, 
 
 def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, once more."""
-    given = {flag: value for flag, value in given_options(item.config).items() if flag != "--nixl-gate"}
+    left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report"}
+    given = {flag: value for flag, value in given_options(item.config).items() if flag not in left_out}
     if row is None:
         where = [item.nodeid]
     else:

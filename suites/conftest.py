@@ -3,23 +3,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from datetime import date
+from functools import partial
+from typing import Any, Protocol
 
 import pytest
 
+from pytest_nixl.alternate import alternate
 from pytest_nixl.fixtures import parametrize_values
+from pytest_nixl.gate.baseline import another_to_compare
 from pytest_nixl.gate.conclude import conclude
+from pytest_nixl.gate.findings import FINDINGS, judge_finding
 from pytest_nixl.gate.judge import another_launch, judge
 from pytest_nixl.gate.profiles import Profile, load_profile
 from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.link import Link
-from pytest_nixl.record.benchmark import CLOCK, record_samples
+from pytest_nixl.keeper import keeper
+from pytest_nixl.link import Link, Pairs
+from pytest_nixl.record.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.record.results import FIGURES, Figures
 from pytest_nixl.record.samples import Samples
 from pytest_nixl.run import Run
-from pytest_nixl.settings import Settings
+from pytest_nixl.settings import MOST_LAUNCHES, Settings
 from pytest_nixl.units import format_size
+from pytest_nixl.worker.places import Here
+
+
+class FindingFixture(Protocol):
+    """What the fixture ``finding`` is."""
+
+    def __call__(self, id: str, occurs: bool, reason: str, *, affects: bool = False) -> None:
+        """Pass where the defect is not there; warn where it is; fail where it ``affects`` the deployment.
+
+        What the profile accepts until a day that is not over warns; what it accepts and is not there fails.
+        """
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -50,19 +67,82 @@ def verdict(request: pytest.FixtureRequest, nixl_settings: Settings, profile: Pr
 
 
 @pytest.fixture
+def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFixture:
+    """End the test with what became of a known defect that it looked for."""
+
+    def decide(id: str, occurs: bool, reason: str, *, affects: bool = False) -> None:
+        acceptance = profile.acceptance(id)
+        verdict(judge_finding(FINDINGS[id], occurs=occurs, reason=reason, affects=affects, acceptance=acceptance,
+                              today=date.today()))  # fmt: skip
+
+    return decide
+
+
+@pytest.fixture
 def expect(profile: Profile) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
     return lambda samples: judge(samples, profile.expectation(samples.key), profile.machine)
 
 
 @pytest.fixture
-def another(profile: Profile) -> Callable[[Samples], bool]:
-    """Whether one more launch could decide what those so far leave open."""
-    return lambda samples: another_launch(samples, profile.expectation(samples.key), profile.machine)
+def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
+    """Whether one more launch is asked for, or could decide what those so far leave open."""
+
+    def wanted(samples: Samples) -> bool:
+        if samples.corruption is not None:
+            return False
+        return (
+            len(samples.values) < nixl_run.settings.fewest_launches
+            or another_launch(samples, profile.expectation(samples.key), profile.machine)
+            or another_to_compare(samples, nixl_run)
+        )
+
+    return wanted
+
+
+@pytest.fixture(scope="session")
+def nixl_run(pytestconfig: pytest.Config) -> Run:
+    """The state of this run."""
+    return Run.of(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def other_pairs(nixl_settings: Settings) -> Iterator[Pairs | None]:
+    """Workers of the other image, where ``--nixl-against`` names one."""
+    if nixl_settings.against is None:
+        yield None
+        return
+    one, other = (Here(keeper(), rank, nixl_settings.against.prefix) for rank in range(2))
+    pairs = Pairs((one, other), nixl_settings)
+    yield pairs
+    pairs.close()
 
 
 @pytest.fixture
-def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) -> Callable[[Samples], None]:
+def measure(
+    nixl_link: Link, other_pairs: Pairs | None, another: Callable[[Samples], bool], nixl_run: Run
+) -> Callable[..., Samples]:
+    """Measure a row in as many launches as it takes; in turn with the other image where there is one."""
+    if other_pairs is None:
+        return partial(nixl_link.measure_launches, another=another)
+    other = other_pairs.link(nixl_link.backend, nixl_link.op, nixl_link.memory)
+
+    def in_turn(block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+        def more(samples: Samples, others: Samples) -> bool:
+            nixl_run.others[str(others.key)] = others
+            return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
+
+        samples, _ = alternate(nixl_link, other, block, batch=batch, depth=depth, another=more)
+        nixl_run.other_versions.update(versions_of(other))
+        return samples
+
+    return in_turn
+
+
+@pytest.fixture
+def record(
+    request: pytest.FixtureRequest, nixl_link: Link, profile: Profile, nixl_run: Run
+) -> Callable[[Samples], None]:
     """Write a row to the table and, through pytest-benchmark, to its files."""
     benchmark: Any = None
     if request.config.pluginmanager.has_plugin("benchmark"):
@@ -72,6 +152,7 @@ def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) ->
 
     def write(samples: Samples) -> None:
         request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key), profile.machine)
+        nixl_run.versions.update(versions_of(nixl_link))
         if benchmark is None:
             return
         benchmark.has_error = False
@@ -82,5 +163,7 @@ def record(request: pytest.FixtureRequest, nixl_link: Link, profile: Profile) ->
             if name in end.worker.versions
         }
         record_samples(benchmark, request.node.stash[CLOCK], samples, versions)
+        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
+            nixl_run.benchmarks.append(benchmark.stats)
 
     return write

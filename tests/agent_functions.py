@@ -62,3 +62,8 @@ def ucx_fatal(agent: Any) -> None:
 def public_methods(agent: Any) -> list[str]:
     """Return the names of the agent's public methods."""
     return [name for name in dir(type(agent)) if not name.startswith("_") and callable(getattr(agent, name))]
+
+
+def empty_list(agent: Any) -> None:
+    """Ask NIXL's own method for a list of no descriptors."""
+    agent.get_reg_descs([], "DRAM")

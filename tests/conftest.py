@@ -13,6 +13,7 @@ from pytest_nixl.agent import Agents
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
 from pytest_nixl.settings import Settings, read_settings
+from pytest_nixl.worker.places import Here
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[...,
     made: list[Pairs] = []
 
     def make(**changes: Any) -> Pairs:
-        made.append(Pairs(keeper(), make_settings(**changes)))
+        made.append(Pairs((Here(keeper(), 0), Here(keeper(), 1)), make_settings(**changes)))
         return made[-1]
 
     yield make
@@ -39,5 +40,5 @@ def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[...,
 @pytest.fixture
 def agents(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
     """Agents whose steps may take twenty seconds."""
-    with Agents(keeper(), make_settings(timeout=20.0)) as started:
+    with Agents(Here(keeper()), make_settings(timeout=20.0)) as started:
         yield started

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BANDWIDTH = "suites/bandwidth"
 
 #: Variables of the machine that would change what a run does.
-_STEERING = re.compile(r"(NIXL_|UCX_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SIZE$)")
+_STEERING = re.compile(r"(NIXL_|UCX_|FI_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SIZE$)")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def run(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     directory: Path = ROOT,
-    timeout: float = 120,
+    timeout: float = 300,
     quiet: bool = True,
 ) -> Finished:
     """Run pytest and wait for its end."""

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_nixl import cli
 from pytest_nixl.gate.machine import Machine
-from pytest_nixl.gate.profiles import bundled_profiles, load_profile
+from pytest_nixl.gate.profiles import Profile, bundled_profiles, load_profile
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 P5 = FIXTURES / "efa-p5" / "nixlbench-rank0.out"
@@ -74,7 +74,11 @@ class Command:
 
     def machine(self, machine: Machine) -> None:
         """Give every profile this machine, also one with figures that a profile's own would be refused for."""
-        self._monkeypatch.setattr(cli, "load_profile", lambda name: replace(load_profile(name), machine=machine))
+
+        def found(name: str) -> Profile:
+            return replace(load_profile(name), machine=machine)
+
+        self._monkeypatch.setattr(cli.profile, "load_profile", found)
 
     def file(self, name: str, text: str) -> str:
         path = self.folder / name

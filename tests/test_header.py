@@ -23,6 +23,7 @@ HEADER = [
     "  --nixl-etcd-user=none (default)",
     "  --nixl-op=WRITE,READ (default)",
     "  --nixl-memory=DRAM:DRAM (default)",
+    "  --nixl-directory=none (default)",
     "  --nixl-blocks=4KiB..64MiB (default)",
     "  --nixl-batch=1 (default)",
     "  --nixl-depth=1 (default)",
@@ -31,7 +32,15 @@ HEADER = [
     "  --nixl-duration=0.1s (default)",
     "  --nixl-timeout=60s (default)",
     "  --nixl-profile=loopback (default)",
+    "  --nixl-nixlbench=none (default)",
     "  --nixl-gate=no (default)",
+    "  --nixl-image=none (default)",
+    "  --nixl-baseline=none (default)",
+    "  --nixl-against=none (default)",
+    "  --nixl-max-regression=5% (default)",
+    "  --nixl-launches=auto (default)",
+    "  --nixl-store=none (default)",
+    "  --nixl-report=none (default)",
 ]
 
 

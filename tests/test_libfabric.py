@@ -24,7 +24,7 @@ from pytest_nixl.backends.libfabric import (
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.report.table import lines
-from pytest_nixl.settings import _backends
+from pytest_nixl.settings import parse_backends
 
 FABRIC = LIBRARIES[-1]
 
@@ -150,5 +150,5 @@ def test_rows_of_two_backends_are_compared() -> None:
 
 def test_a_plugin_that_needs_hardware_says_so() -> None:
     with pytest.raises(ValueError, match=r"'gds' is no backend that this version can drive: it needs a GPU"):
-        _backends("gds")
-    assert _backends("ucx,Libfabric") == ("UCX", "LIBFABRIC")
+        parse_backends("gds")
+    assert parse_backends("ucx,Libfabric") == ("UCX", "LIBFABRIC")

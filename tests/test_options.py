@@ -50,13 +50,15 @@ PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 WRONG = (
     Wrong(
         "backend",
-        "UCX or LIBFABRIC (any case), or both separated by a comma",
+        "UCX, LIBFABRIC or POSIX (any case), or a list of them",
         {
             "banana": "'banana' is no backend that this version can drive",
             "expected": "'expected' is no backend that this version can drive",
             "": "'' is no backend that this version can drive",
             "UCX,": "'' is no backend that this version can drive",
             "UCX,ucx": "UCX is named twice",
+            "GDS": "'GDS' is no backend that this version can drive: it needs a GPU, the nvidia-fs driver and a file "
+            "system with GPUDirect Storage",
         },
     ),
     Wrong(
@@ -117,14 +119,20 @@ WRONG = (
     ),
     Wrong(
         "memory",
-        "INITIATOR:TARGET[,INITIATOR:TARGET] with DRAM or VRAM",
+        "a list of INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend",
         {
             "DRAM": "'DRAM' is no pair of memory types",
+            "FILE:DRAM": "'FILE:DRAM' is no pair of memory types",
             "DRAM:DISK": "'DRAM:DISK' is no pair of memory types",
             "DRAM:VRAM:DRAM": "'DRAM:VRAM:DRAM' is no pair of memory types",
             "": "'' is no pair of memory types",
             "DRAM:DRAM,dram:dram": "DRAM:DRAM is named twice",
         },
+    ),
+    Wrong(
+        "directory",
+        "an existing directory",
+        {value: f"there is no directory {value!r}" for value in ("/nowhere", "/etc/passwd", LONG, "")},
     ),
     Wrong(
         "blocks",
@@ -193,6 +201,58 @@ WRONG = (
             ".": "profile '.' is no file",
             "": "profile '' is no file",
             LONG: f"profile {LONG!r} cannot be read (File name too long)",
+        },
+    ),
+    Wrong(
+        "nixlbench",
+        "the path of a program",
+        {
+            "nowhere": "'nowhere' is no file that can be executed",
+            "/etc/passwd": "'/etc/passwd' is no file that can be executed",
+            ".": "'.' is no file that can be executed",
+            "": "'' is no file that can be executed",
+        },
+    ),
+    Wrong("image", "REPOSITORY[:TAG][@DIGEST]", {"a b": "'a b' is no image reference"}),
+    Wrong(
+        "baseline",
+        "an existing file or directory, or else an image of the store",
+        {"a b": "'a b' is no image reference", "": "'' is no image reference"},
+    ),
+    Wrong(
+        "against",
+        "an image and then the command that its workers are started with, such as 'IMAGE env UCX_TLS=tcp'",
+        {
+            "image:1": "'image:1' names no command after the image",
+            "": "'' names no command after the image",
+            "image:1 'env": '"image:1 \'env" is no command (No closing quotation)',
+            "'a b' env A=1": "'a b' is no image reference",
+        },
+    ),
+    Wrong(
+        "max_regression",
+        "a percentage, such as 5%",
+        {
+            "5": "'5' is no percentage",
+            "five%": "'five%' is no percentage",
+            "-5%": "'-5%' is no percentage",
+            "0%": "'0%' is not between 0 % and 100 %",
+            "100%": "'100%' is not between 0 % and 100 %",
+        },
+    ),
+    Wrong(
+        "launches",
+        "a whole number from 1 to 7, or auto (1; 5 where a comparison is asked for)",
+        {**_no_count("0", "-1", "1.5", "many", ""), "8": "'8' is more than 7"},
+    ),
+    Wrong("store", "a directory, which is made where there is none", {"/etc/passwd": "'/etc/passwd' is no directory"}),
+    Wrong(
+        "report",
+        "paths in directories that exist, ending with .html, .csv, .prom",
+        {
+            "report": "'report' ends with none of .html, .csv, .prom",
+            "a.html,a.html": "a.html is named twice",
+            "/nowhere/a.html": "there is no directory '/nowhere'",
         },
     ),
 )
@@ -278,6 +338,17 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
             "expected --nixl-etcd-cert FILE or ETCDCTL_CERT beside it",
             id="key-without-cert",
         ),
+        pytest.param(
+            ("--nixl-baseline=here.pem", "--nixl-against=nixl:1 env A=1"),
+            "--nixl-baseline judges by a run of another time and --nixl-against by one made now: give one of the two",
+            id="baseline-and-against",
+        ),
+        pytest.param(
+            ("--nixl-baseline=nixl:1",),
+            "--nixl-baseline=nixl:1 is no path, and an image is looked up in the store: expected --nixl-store DIR "
+            "beside it, or the path of a record",
+            id="image-without-store",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
@@ -354,7 +425,7 @@ ENVIRONMENTS = [
     pytest.param(
         {"NIXL_BACKEND": "banana"},
         "environment variable NIXL_BACKEND: 'banana' is no backend that this version can drive: "
-        "expected UCX or LIBFABRIC (any case), or both separated by a comma",
+        "expected UCX, LIBFABRIC or POSIX (any case), or a list of them",
         id="NIXL_BACKEND",
     ),
     pytest.param(

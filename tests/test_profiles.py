@@ -352,7 +352,7 @@ def test_what_is_not_toml_is_said_in_one_sentence(tmp_path: Path, content: str) 
         load_profile(str(path))
     assert str(caught.value).startswith(f"profile {path} is not TOML (")
     assert str(caught.value).endswith("): expected a [profile] table with a name, a [required] table with checks, "
-                                      "and [[expect]] tables")  # fmt: skip
+                                      "[[expect]] and [[accept]] tables")  # fmt: skip
     assert "\n" not in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
@@ -14,6 +15,7 @@ from pytest_nixl.settings import (
     DEFAULT_ETCD_IMAGE,
     LAUNCHER_SIZES,
     OPTIONS,
+    Against,
     MemoryPair,
     Settings,
     given_options,
@@ -36,6 +38,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "etcd_user": ("root:pass:word", "root:pass:word"),
     "op": ("read, Write", ("READ", "WRITE")),
     "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
+    "directory": ("/", "/"),
     "blocks": ("1KiB..4KiB", (KIB, 2 * KIB, 4 * KIB)),
     "batch": ("4, 1", (4, 1)),
     "depth": ("2,8", (2, 8)),
@@ -44,7 +47,15 @@ TEXTS: dict[str, tuple[str, object]] = {
     "duration": ("250ms", 0.25),
     "timeout": ("2min", 120.0),
     "profile": ("own.toml", "own.toml"),
+    "nixlbench": ("/bin/sh", "/bin/sh"),
     "gate": ("yes", True),
+    "image": ("registry/nixl:2", "registry/nixl:2"),
+    "baseline": ("here.pem", "here.pem"),
+    "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", Against("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
+    "max_regression": ("2.5 %", 0.025),
+    "launches": ("7", 7),
+    "store": ("runs", "runs"),
+    "report": ("a.html,b.csv", ("a.html", "b.csv")),
 }
 
 DEFAULTS: dict[str, object] = {
@@ -58,6 +69,7 @@ DEFAULTS: dict[str, object] = {
     "etcd_user": "",
     "op": ("WRITE", "READ"),
     "memory": (MemoryPair("DRAM", "DRAM"),),
+    "directory": "",
     "blocks": tuple(4 * KIB << step for step in range(15)),
     "batch": (1,),
     "depth": (1,),
@@ -66,7 +78,15 @@ DEFAULTS: dict[str, object] = {
     "duration": 0.1,
     "timeout": 60.0,
     "profile": "loopback",
+    "nixlbench": "",
     "gate": False,
+    "image": "",
+    "baseline": "",
+    "against": None,
+    "max_regression": 0.05,
+    "launches": None,
+    "store": "",
+    "report": (),
 }
 
 #: What has to be given beside a setting, so that it is accepted.
@@ -75,6 +95,8 @@ BESIDE = {
     "etcd_cert": {"etcd_key": "here.pem"},
     "etcd_key": {"etcd_cert": "here.pem"},
 }
+#: What cannot be given beside each other.
+APART = ("against",)
 
 EACH = pytest.mark.parametrize("name", TEXTS)
 
@@ -168,6 +190,7 @@ def test_which_variables_are_read() -> None:
         "etcd_cert": ("ETCDCTL_CERT",),
         "etcd_key": ("ETCDCTL_KEY",),
         "etcd_user": ("ETCDCTL_USER",),
+        "image": ("NIXL_IMAGE",),
     }
 
 
@@ -303,16 +326,19 @@ def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> No
 
 def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     """What the header shows of a setting is what would be typed for it."""
-    first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in ("etcd_user", "gate")})
+    left_out = ("etcd_user", "gate", *APART)
+    first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
     shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in first.lines())
     again = {
         name: shown[name.replace("_", "-")]
         for name in TEXTS
-        if name not in ("etcd_user", "gate") and shown[name.replace("_", "-")] != "none"
+        if name not in left_out and shown[name.replace("_", "-")] != "none"
     }
     second = read(pytester, again)
     assert {name: getattr(second, name) for name in again} == {name: getattr(first, name) for name in again}
-    assert len(again) == len(TEXTS) - 2
+    assert len(again) == len(TEXTS) - len(left_out)
+    apart = read(pytester, {name: TEXTS[name][0] for name in APART})
+    assert f"--nixl-against={TEXTS['against'][0]} (option)" in apart.lines()
 
 
 @pytest.mark.parametrize(
@@ -357,3 +383,28 @@ def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) 
 def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
     lines = list(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"}).lines())
     assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["baseline", "against"])
+def test_a_comparison_without_scipy_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(pytest.UsageError) as caught:
+        read(pytester, {name: TEXTS[name][0]})
+    words = f"--nixl-{name} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'"
+    assert str(caught.value) == words
+
+
+def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) -> None:
+    assert read(pytester).fewest_launches == 1
+    assert read(pytester, {"baseline": "here.pem"}).fewest_launches == 5
+    assert read(pytester, {"baseline": "here.pem", "launches": "3"}).fewest_launches == 3
+
+
+def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytest.Pytester) -> None:
+    typed = {"against": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
+    assert SECRET not in "\n".join(read(pytester, typed).lines())
+    assert given_options(configure(pytester, typed))["--nixl-against"] == (
+        "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"
+    )

@@ -13,7 +13,8 @@ import pytest
 
 from pytest_nixl.agent import Agents, NixlAgent
 from pytest_nixl.keeper import keeper
-from pytest_nixl.worker.process import NixlError, Worker, WorkerDiedError, WorkerError, WorkerHungError
+from pytest_nixl.worker.places import Here
+from pytest_nixl.worker.process import NixlError, WorkerDiedError, WorkerError, WorkerHungError
 
 HERE = str(Path(__file__).parent)
 
@@ -140,11 +141,11 @@ def test_only_public_methods_and_known_commands_are_served(agents: Agents) -> No
 
 
 def test_a_worker_ends_by_itself_with_no_error_though_a_ucx_backend_was_made() -> None:
-    worker = Worker(keeper(), rank=0, role="agent", environment={}, timeout=30)
+    worker = Here(keeper()).start("agent", {}, 30)
     NixlAgent.within(worker, backends=["UCX"])
     started = time.monotonic()
     worker.close()
-    assert worker._process.returncode == 0
+    assert worker._process.wait() == 0
     assert time.monotonic() - started < 5
 
 
@@ -161,3 +162,37 @@ def test_the_proxy_has_every_public_method_of_nixls_agent(agents: Agents) -> Non
     # Memory views are device-side objects of NIXL 1.5, and remote descriptors a C++ detail: neither can be a reference.
     left_out = {"prep_mem_view", "release_mem_view", "get_remote_descs"}
     assert [name for name in public if name not in left_out and not hasattr(NixlAgent, name)] == []
+
+
+def test_an_agent_beside_another_shares_its_worker_and_its_options(agents: Agents) -> None:
+    first = agents.start("first", progress_thread=False)
+    second = first.beside("second")
+    assert second.worker is first.worker
+    assert second.name == second.run("agent_functions:describe", word="")["name"] == "second"
+    second.add_remote_agent(first.get_agent_metadata())
+    assert second.check_remote_metadata("first")
+    second.delete()
+    with pytest.raises(WorkerError, match="this agent is no longer there"):
+        second.get_agent_metadata()
+    assert first.get_agent_metadata(), "the other one lives on"
+
+
+def test_agents_that_are_started_together_end_together_where_one_fails(agents: Agents) -> None:
+    one, other = agents.start_each(["one", "other"])
+    assert one.worker.pid != other.worker.pid
+    with pytest.raises(WorkerError, match="NIXL has no plugin NONE"):
+        agents.start_each([None, None], backends=["NONE"])
+    assert one.worker.alive
+    with agents:
+        pass
+    assert not any(worker.alive for worker in agents._workers)
+
+
+def test_metadata_of_connections_alone_wants_an_empty_list_which_nixl_cannot_make(agents: Agents) -> None:
+    agent, other = agents.start_each(["agent", "other"])
+    agent.register(agent.allocate(4096))
+    connections = agent.get_partial_agent_metadata(agent.get_reg_descs([], "DRAM"), True)
+    assert other.add_remote_agent(connections) == "agent"
+    assert len(connections) < len(agent.get_agent_metadata())
+    with pytest.raises(WorkerError, match="list index out of range"):
+        agent.run("agent_functions:empty_list")
