@@ -232,6 +232,17 @@ class EtcdClient:
         answer = self._post("/lease/grant", {"TTL": ttl_seconds, "ID": 0})
         return Lease(self, int(answer["ID"]), int(answer["TTL"]))
 
+    def require_password(self, password: str) -> None:
+        """Make the user ``root`` with this password; from now on, the etcd answers nobody else."""
+        steps = (
+            ("user/add", {"name": "root", "password": password}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("enable", {}),
+        )
+        for path, payload in steps:
+            self._post(f"/auth/{path}", payload, repeatable=False)
+
     def _post(self, path: str, payload: Mapping[str, Any], *, repeatable: bool = True) -> dict[str, Any]:
         """Ask the members in turn, first the one that answered last."""
         errors: list[EtcdError] = []
