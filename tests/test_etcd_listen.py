@@ -77,7 +77,7 @@ class TestListen:
             ("10.0.0.256:1", "'10.0.0.256:1' has the host '10.0.0.256', which is no IPv4 address"),
             ("a b:1", "'a b:1' has the host 'a b', which is neither a name nor an IPv4 address"),
             ("[::]:2379", "'[::]:2379' has an IPv6 address, which is not served"),
-            ("http://a:2379", "'http://a:2379' has an IPv6 address, which is not served"),
+            ("http://a:2379", "'http://a:2379' is a URL"),
         ],
     )
     def test_what_else_is_refused_with_the_form(self, text: str, fault: str) -> None:
@@ -366,7 +366,8 @@ def test_another_host_reaches_it(host: str, token: str) -> None:
 
 def test_the_default_routes_address_comes_first() -> None:
     with two_hosts() as (one, _):
-        more = "ip link add veth1 type dummy && ip address add 10.97.0.1/24 dev veth1 && ip link set veth1 up"
+        cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
+        more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
         route = "ip route add default via 10.97.0.2"
         script = "from pytest_nixl.etcd.listen import own_address; print(own_address())"
         for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
@@ -410,8 +411,8 @@ class TestFind:
         [
             (ALL, 3, INDEXED, "rank 3 cannot tell where the group's etcd is: --nixl-etcd-listen=0.0.0.0:12379 names no "
              "host, MASTER_ADDR is not set, and an Indexed Job of Kubernetes does not say where rank 0 is"),
-            (Listen("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 names "
-             "no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
+            (Listen("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 "
+             "names no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
             (None, None, SLURM, "this process cannot tell where the group's etcd is: neither --nixl-etcd nor "
              "--nixl-etcd-listen is given"),
         ],

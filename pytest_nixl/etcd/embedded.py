@@ -111,7 +111,8 @@ class EmbeddedServer:
 
     def attachment(self) -> dict[str, Any]:
         """Return what another process of this run needs to :meth:`attach`."""
-        names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user", "password")
+        names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user",
+                 "password")  # fmt: skip
         return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
 
     @classmethod

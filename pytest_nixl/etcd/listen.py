@@ -68,6 +68,8 @@ class Listen:
 
 
 def _fault_of_host(host: str) -> str:
+    if "/" in host:
+        return "is a URL"
     if ":" in host:
         return "has an IPv6 address, which is not served"
     if re.fullmatch(r"[0-9.]+", host):
