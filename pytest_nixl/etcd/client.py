@@ -234,7 +234,7 @@ class EtcdClient:
 
     def require_password(self, password: str) -> None:
         """Make the user ``root`` with this password; from now on, the etcd answers nobody else."""
-        steps = (
+        steps: tuple[tuple[str, dict[str, str]], ...] = (
             ("user/add", {"name": "root", "password": password}),
             ("role/add", {"name": "root"}),
             ("user/grant", {"user": "root", "role": "root"}),

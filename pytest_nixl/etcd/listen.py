@@ -16,6 +16,7 @@ import re
 import socket
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.embedded import EmbeddedServer
@@ -93,7 +94,7 @@ def password(token: str) -> str:
     return hmac.new(token.encode(), _LABEL, hashlib.sha256).hexdigest()
 
 
-def credentials(token: str) -> dict[str, str]:
+def credentials(token: str) -> dict[str, Any]:
     """Return what :func:`~pytest_nixl.etcd.client.connect` takes to get in; nothing without a token."""
     return {"user": USER, "password": password(token)} if token else {}
 
