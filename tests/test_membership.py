@@ -374,7 +374,7 @@ class TestWanted:
                 assert members[0].members[1].host == "new-host"
 
     def test_who_finds_the_refusal_of_an_earlier_start_waits_for_its_end(
-        self, client: EtcdClient, pool: ThreadPoolExecutor
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         root = group_root(membership.PREFIX, "earlier")
         refusal = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
@@ -383,10 +383,14 @@ class TestWanted:
         with pytest.raises(RefusedError) as caught:
             join(client, "earlier", 1, ttl=TTL, timeout=SOON)
         assert caught.value.reason == "group 'earlier' cannot start: why"
-        claim = pool.submit(join, client, "earlier", 1, ttl=TTL, timeout=20)
-        client.delete(f"{root}members/slow")
-        with claim.result(20) as member:
-            assert member.rank == 0
+        with EtcdPath(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint)) as late:
+                claim = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
+                path.wait(lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=10)
+                client.delete(f"{root}members/slow")
+                with claim.result(20) as member:
+                    assert member.rank == 0
 
 
 class TestToken:
