@@ -25,8 +25,9 @@ def find_etcd(
     if listen is None:
         why = "neither --nixl-etcd nor --nixl-etcd-listen is given"
     else:
-        first = environ.get("MASTER_ADDR") or (placement.first if placement else "")
-        host = first or ("" if listen.everywhere else listen.host)
+        # An address that was typed is where it listens; a launcher's name may be of another network.
+        host = "" if listen.everywhere else listen.host
+        host = host or environ.get("MASTER_ADDR") or (placement.first if placement else "")
         if host:
             return listen.endpoint_at(host)
         launcher = f"{placement.launcher} does not say" if placement else "no launcher says"

@@ -23,8 +23,8 @@ from pytest_nixl.etcd.embedded import EmbeddedServer
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.keeper import Keeper
+from pytest_nixl.values import LISTEN_FORM
 
-LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 #: The user whose password it is; etcd wants one of this name.
 USER = "root"
 #: Seconds that one attempt to reach it may take to connect, and as much again to be answered.
