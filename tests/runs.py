@@ -67,8 +67,12 @@ def run(
 
 
 def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:
-    """Run the bandwidth suite on few blocks."""
-    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
+    """Run the bandwidth suite on few blocks; again, where a row is in doubt as others took the cores meanwhile."""
+    for _ in range(5):
+        done = run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
+        if "Stop what else runs on the machine" not in done.output:
+            break
+    return done
 
 
 def repeats() -> range:

@@ -10,6 +10,7 @@ import pytest
 from etcd_helpers import engine_image
 from inner import run_pytest
 
+from pytest_nixl.cluster.pairing import PAIRING_FORM
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
 from pytest_nixl.gate.profiles import bundled_profiles
 from pytest_nixl.options import OPTIONS
@@ -107,6 +108,40 @@ WRONG = (
             "the name or the password is missing (what was given is not shown)",
         ),
     ),
+    Wrong(
+        "etcd_listen",
+        "ADDR:PORT, such as 0.0.0.0:12379",
+        {
+            "": "'' names no port",
+            "host": "'host' names no port",
+            "host:": "'host:' names no port",
+            "host:0": "'host:0' has the port 0, which is not between 1 and 65535",
+            "host:http": "'host:http' has the port 'http', which is no number",
+            "256.0.0.1:80": "'256.0.0.1:80' has the host '256.0.0.1', which is no IPv4 address",
+        },
+    ),
+    Wrong("ranks", "a whole number above zero", _no_count("0", "-1", "two", "1.5", "")),
+    Wrong("rank", "a whole number", {text: f"{text!r} is no whole number" for text in ("-1", "one", "1.5", "")}),
+    Wrong(
+        "group",
+        "letters, digits, . _ and -",
+        {text: f"{text!r} is no name of 1 to 64 characters" for text in ("", "a b", "a/b", "x" * 65)},
+    ),
+    Wrong("group_token", "a text that is not empty", {"": "it is empty"}),
+    Wrong(
+        "pairs",
+        PAIRING_FORM,
+        {
+            "": "'' is no pair of ranks",
+            "some": "'some' is no pair of ranks",
+            "0:1:2": "'0:1:2' is no pair of ranks",
+            "0:1,2": "'2' is no pair of ranks",
+            "1:1": "'1:1' pairs a rank with itself",
+            "0:1,0:1": "0:1 is named twice",
+        },
+    ),
+    Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is no time"}),
+    Wrong("logs", "a directory, which is made where there is none", {"/dev/null": "'/dev/null' is no directory"}),
     Wrong(
         "op",
         "WRITE, READ or both separated by a comma",
@@ -401,6 +436,7 @@ def test_a_profile_that_is_not_toml_is_refused_with_its_line(pytester: pytest.Py
     [
         pytest.param(wrong, next(value for value in wrong.faults if value), id=f"{wrong.field}-{number}")
         for number, wrong in enumerate(WRONG)
+        if any(wrong.faults)
     ],
 )
 def test_a_wrong_ini_value_is_refused_in_one_sentence(pytester: pytest.Pytester, wrong: Wrong, value: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from inner import PLUGIN
 
+from pytest_nixl.cluster.pairing import Pairing
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, MemoryPair
@@ -28,6 +29,14 @@ TEXTS: dict[str, tuple[str, object]] = {
     "etcd_cert": ("here.pem", "here.pem"),
     "etcd_key": ("here.pem", "here.pem"),
     "etcd_user": ("root:pass:word", "root:pass:word"),
+    "etcd_listen": (":12379", "0.0.0.0:12379"),
+    "ranks": ("8", 8),
+    "rank": ("3", 3),
+    "group": ("nightly-1.2_a", "nightly-1.2_a"),
+    "group_token": ("of us", "of us"),
+    "pairs": ("0:1, 3:2", Pairing("", ((0, 1), (3, 2)))),
+    "join_timeout": ("1h", 3600.0),
+    "logs": ("logs", "logs"),
     "op": ("read, Write", ("READ", "WRITE")),
     "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
     "directory": ("/", "/"),
@@ -59,6 +68,14 @@ DEFAULTS: dict[str, object] = {
     "etcd_cert": "",
     "etcd_key": "",
     "etcd_user": "",
+    "etcd_listen": "",
+    "ranks": None,
+    "rank": None,
+    "group": "",
+    "group_token": "",
+    "pairs": Pairing("ring"),
+    "join_timeout": 300.0,
+    "logs": "",
     "op": ("WRITE", "READ"),
     "memory": (MemoryPair("DRAM", "DRAM"),),
     "directory": "",
@@ -86,6 +103,7 @@ BESIDE = {
     "etcd_server": {"etcd": "http://h:1"},
     "etcd_cert": {"etcd_key": "here.pem"},
     "etcd_key": {"etcd_cert": "here.pem"},
+    "rank": {"ranks": "8"},
 }
 #: What cannot be given beside each other.
 APART = ("against",)
@@ -182,6 +200,7 @@ def test_which_variables_are_read() -> None:
         "etcd_cert": ("ETCDCTL_CERT",),
         "etcd_key": ("ETCDCTL_KEY",),
         "etcd_user": ("ETCDCTL_USER",),
+        "group_token": ("NIXL_GROUP_TOKEN",),
         "image": ("NIXL_IMAGE",),
     }
 
@@ -318,7 +337,7 @@ def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> No
 
 def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     """What the header shows of a setting is what would be typed for it."""
-    left_out = ("etcd_user", "gate", *APART)
+    left_out = ("etcd_user", "group_token", "gate", *APART)
     first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
     shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in first.lines())
     again = {

@@ -66,7 +66,7 @@ Waiting = Callable[[str], None]
 
 PREFIX = "/pytest-nixl/groups"
 #: Seconds that a member lives in etcd without a sign of life.
-TTL = 10
+TTL = 6
 #: Seconds from one sentence about who is waited for to the next one.
 SAID_EVERY = 5.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to run on two ranks: a command's round trip through etcd, and the time until a dead peer is named.
+
+Both ranks are processes of this host with an etcd of their own; the peer serves as that of a run does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from statistics import median, quantiles
+
+from pytest_nixl.cluster.membership import join
+from pytest_nixl.cluster.session import Driver
+from pytest_nixl.etcd.embedded import EmbeddedServer
+from pytest_nixl.keeper import close_keeper, keeper
+
+GROUP, TOKEN, SECONDS = "bench", "of the bench", 60.0
+
+PEER = f"""
+import sys
+from pytest_nixl.cluster.membership import join
+from pytest_nixl.cluster.session import serve
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.keeper import keeper
+
+def client():
+    return connect(parse_endpoints(sys.argv[1]))
+
+membership = join(client(), {GROUP!r}, 2, wanted=1, token={TOKEN!r})
+membership.barrier()
+serve(membership, client, keeper(), token={TOKEN!r}, services={{"echo": lambda text: text}})
+"""
+
+
+def once(server: EmbeddedServer, trips: int) -> tuple[list[float], float]:
+    """Return the seconds of round trips, and those from a SIGKILL of the peer until rank 0 names it."""
+    peer = subprocess.Popen([sys.executable, "-c", PEER, server.endpoint])
+    try:
+        with server.client() as client, join(client, GROUP, 2, wanted=0, token=TOKEN) as membership:
+            membership.barrier()
+            driver = Driver(membership, server.client, token=TOKEN, timeout=SECONDS)
+            took = []
+            for number in range(trips):
+                start = time.perf_counter()
+                if driver.peers[1].ask("echo", text=str(number)) != str(number):
+                    raise SystemExit("the peer answered something else")
+                took.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            os.kill(peer.pid, signal.SIGKILL)
+            while not driver.gone:
+                if time.perf_counter() - start > SECONDS:
+                    raise SystemExit("a dead peer was not named")
+                time.sleep(0.005)
+            named = time.perf_counter() - start
+            driver.close()
+    finally:
+        peer.kill()
+        peer.wait()
+    return took, named
+
+
+def main() -> None:
+    """Print both figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5, help="how often a peer is killed (default: 5)")
+    parser.add_argument("--trips", type=int, default=200, help="round trips before each of these (default: 200)")
+    arguments = parser.parse_args()
+    server = EmbeddedServer.start(keeper())
+    try:
+        found = [once(server, arguments.trips) for _ in range(arguments.repeat)]
+    finally:
+        server.discard()
+        close_keeper()
+    trips = [1e3 * one for took, _ in found for one in took]
+    named = [one for _, one in found]
+    print(f"a command's round trip: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms, "
+          f"of {len(trips)}")  # fmt: skip
+    print(f"a peer that is killed is named after {median(named):.1f} s, {max(named):.1f} s at most, of {len(named)}")
+
+
+if __name__ == "__main__":
+    main()
