@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A run by Open MPI's mpirun: one rank on each host, and the verdict as the exit code. No etcd is needed: rank 0 serves one
-# on the first host.
+# A run by Open MPI's mpirun: one rank on each host, and the verdict as the exit code. No etcd is needed: rank 0 serves
+# one on the first host.
 #
 #   HOSTS=node-a,node-b deploy/mpi/run.sh 2 --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge [option of pytest …]
 #   deploy/mpi/run.sh 2                  # two ranks on this host, to see that it works
