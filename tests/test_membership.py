@@ -170,9 +170,7 @@ def test_who_is_last_at_the_first_barrier_knows_who_took_a_place_over(
         members[1].lease.revoke()
         with taking.result(10) as replacement:
             waiting = pool.submit(replacement.barrier, 20)
-            wait_until(
-                partial(_has, client, "/pytest-nixl/groups/last/arrived/000001/", 1), "one at the barrier", seconds=10
-            )
+            wait_until(partial(_has, client, "/pytest-nixl/groups/last/arrived/000001/", 1), "one at the barrier", seconds=10)
             members[0].barrier(10)
             waiting.result(10)
             assert members[0].members == replacement.members
