@@ -21,8 +21,6 @@ OVER_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
 #: else this machine does makes less of a difference.
 FAST, SLOW = "500mbit", "50mbit"
 BETWEEN = "transports = ['tcp']\nfloor = '0.018 GB/s'"
-#: A run that is to be refused.
-SMALL = ("suites/bandwidth", "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-ranks=2")
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +98,24 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "difference"),
+    ("own", "difference"),
     [
-        ((), ("-k", "no_such_test_but_this", "--co"), "collected"),
-        ((), ("--nixl-blocks=8KiB",), "was started with --nixl-blocks=8KiB, and rank 0 with --nixl-blocks=4KiB"),
-        (("--nixl-rank=0",), ("--nixl-rank=0",), "rank 0"),
+        ((["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]), "rank 1 on node-1 collected not suites/bandwidth/"),
+        (
+            (["--nixl-rank=0"], ["--nixl-rank=1", "--nixl-blocks=8KiB"]),
+            "rank 1 on node-1 was started with --nixl-blocks=8KiB, and rank 0 with --nixl-blocks=4KiB",
+        ),
+        ((["--nixl-rank=1"], ["--nixl-rank=1"]), "rank 1"),
     ],
     ids=["tests", "options", "rank"],
 )
 def test_ranks_that_do_not_belong_together_are_refused(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...],
-    difference: str,
-) -> None:  # fmt: skip
+    net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
+) -> None:
+    small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
     with Ranks(tmp_path / "ranks", env) as ranks:
-        for number, more in enumerate((first, second)):
-            own = more or (f"--nixl-rank={number}",)
-            ranks.start(net.hosts[number], *command(*SMALL, f"--nixl-etcd={url}", *own))
+        for host, options in zip(net.hosts, own, strict=False):
+            ranks.start(host, *small, *options)
         done = ranks.finish(60)
     all_end_with(4, done)
     for one in done:
