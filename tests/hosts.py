@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 from runs import ROOT, eventually
 
+_TOOLS = ("gcc", "hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
+#: What a command is started with to be killed when the thread that starts it ends.
+_ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+#: What a command is started with, behind a host's prefix, to have all that it starts killed when it is.
+ENDS_WITH_ALL = ("unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL")
+
 
 def require_tools() -> None:
     """Skip where hosts cannot be made; in CI, where what is missing can be installed, fail."""
-    missing = [name for name in ("gcc", "ip", "ss", "tc", "nsenter", "unshare", "setpriv", "hostname") if shutil.which(name) is None]
+    missing = [name for name in _TOOLS if shutil.which(name) is None]
     why = ""
     if os.geteuid():
         why = "needs root, to make network namespaces"
@@ -30,12 +36,6 @@ def require_tools() -> None:
         pytest.fail(f"CI is set, and this test {why}")
     if why:
         pytest.skip(f"this test {why}")
-
-
-#: What a command is started with to be killed when the thread that starts it ends.
-_ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-#: What a command is started with, behind a host's prefix, to have all that it starts killed when it is.
-ENDS_WITH_ALL = ("unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL")
 
 
 class Host:

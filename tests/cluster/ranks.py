@@ -74,7 +74,7 @@ class Ranks:
         return self._folder / f"rank-{number}.log"
 
     def _last_words(self) -> str:
-        return last_words(Finished(process.poll(), self.output(n)) for n, process in enumerate(self._processes))
+        return _last_words((process.poll(), self.output(n)) for n, process in enumerate(self._processes))
 
 
 def run_ranks(
@@ -87,14 +87,14 @@ def run_ranks(
         return ranks.finish(seconds)
 
 
-def last_words(done: Iterable[Finished]) -> str:
-    """Return how each command ended, and what it wrote last."""
-    return "\n".join(f"rank {n}, exit code {one.code}:\n{one.output[-SHOWN:]}" for n, one in enumerate(done))
+def _last_words(ranks: Iterable[tuple[int | None, str]]) -> str:
+    """Say how each has ended, None where it has not, and what it wrote last."""
+    return "\n".join(f"rank {n}, exit code {code}:\n{output[-SHOWN:]}" for n, (code, output) in enumerate(ranks))
 
 
 def all_end_with(code: int, done: Sequence[Finished]) -> None:
     """Assert that they ended alike."""
-    assert {one.code for one in done} == {code}, last_words(done)
+    assert {one.code for one in done} == {code}, _last_words((one.code, one.output) for one in done)
 
 
 def report_options(folder: Path) -> list[str]:

@@ -57,7 +57,7 @@ def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         def launch(folder: Path, *arguments: str) -> Finished:
             env = {"UCX_TLS": "tcp", **started.env}
-            [done] = run_ranks([net["login"]], folder, "srun", "-N4", *command(*arguments), env=env)
+            [done] = run_ranks([net["login"]], folder, *ENDS_WITH_ALL, "srun", "-N4", *command(*arguments), env=env)
             return done
 
         yield launch
