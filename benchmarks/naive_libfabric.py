@@ -19,7 +19,8 @@ from typing import Any, cast
 
 from pytest_nixl.keeper import close_keeper, keeper
 from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import MemoryPair, Settings, read_settings
+from pytest_nixl.settings import Settings, read_settings
+from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Here
 from pytest_nixl.worker.process import results
 

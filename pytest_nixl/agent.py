@@ -401,16 +401,19 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
+        place: Place | None = None,
         **options: Any,
     ) -> NixlAgent:
         """Start a worker and an agent in it.
 
+        :param place: where, such as one of ``nixl_cluster.places``; None: where the others of this context start.
         :param backends: where it is None the first one of the settings that moves bytes between agents.
         :param environment: variables for the worker; None unsets one.
         :param options: as :meth:`NixlAgent.within`.
         :raises WorkerError: where the worker or the agent cannot be made.
         """
-        return self.start_each([name], backends=backends, environment=environment, **options)[0]
+        places = [place or self._place]
+        return self.start_each([name], backends=backends, environment=environment, places=places, **options)[0]
 
     def start_each(
         self,
@@ -418,16 +421,20 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
+        places: Sequence[Place] = (),
         **options: Any,
     ) -> list[NixlAgent]:
-        """Start a worker with an agent for each name. The workers load NIXL at the same time; else as :meth:`start`."""
+        """Start a worker with an agent for each name. The workers load NIXL at the same time; else as :meth:`start`.
+
+        :param places: where the first, the second, … start, and again from the first.
+        """
         # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
         asked = self._settings.backend
         chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
         started = len(self._workers)
-        for _ in names:
-            self._workers.append(self._place.start("agent", changed, self._settings.timeout))
+        for _, place in zip(names, itertools.cycle(places or [self._place]), strict=False):
+            self._workers.append(place.start("agent", changed, self._settings.timeout))
         agents = []
         for worker, name in zip(self._workers[started:], names, strict=True):
             agent = NixlAgent.within(worker, backends=chosen, name=name, **options)

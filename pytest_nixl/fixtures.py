@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.run import LinkParam, Run, asked_links
-from pytest_nixl.settings import MemoryPair, Settings
+from pytest_nixl.settings import Settings
+from pytest_nixl.sigterm import sigterm_ends_in_order
+from pytest_nixl.values import MemoryPair
 
 if TYPE_CHECKING:
     from pytest_nixl.agent import NixlAgent
+    from pytest_nixl.cluster.cluster import Cluster
     from pytest_nixl.link import Link, Pairs
 
 
@@ -28,29 +28,24 @@ def nixl_settings(pytestconfig: pytest.Config) -> Iterator[Settings]:
         settings = Run.of(pytestconfig).settings
     except pytest.UsageError as error:
         raise NixlPluginError(str(error)) from None
-    # Only the main thread may, and a handler that is somebody's own stays.
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    yield settings
-    if ours:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
-    # A second one, while fixtures are torn down, ends the process at once.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    pytest.exit("ended by SIGTERM", returncode=128 + number)
+    with sigterm_ends_in_order():
+        yield settings
 
 
 @pytest.fixture(scope="session")
-def nixl_pairs(nixl_settings: Settings) -> Iterator[Pairs]:
-    """The connected pairs of workers that links of this session share."""
-    from pytest_nixl.keeper import keeper
-    from pytest_nixl.link import Pairs
-    from pytest_nixl.worker.places import Here
+def nixl_cluster(nixl_settings: Settings, pytestconfig: pytest.Config) -> Cluster:
+    """The ranks of this run, as places where workers start; with no cluster this host is both of two."""
+    from pytest_nixl.cluster.cluster import Cluster
 
-    pairs = Pairs((Here(keeper(), 0), Here(keeper(), 1)), nixl_settings)
+    return Cluster.of(Run.of(pytestconfig))
+
+
+@pytest.fixture(scope="session")
+def nixl_pairs(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[Pairs]:
+    """The connected pairs of workers that links of this session share."""
+    from pytest_nixl.link import Pairs
+
+    pairs = Pairs(nixl_cluster.places, nixl_settings)
     yield pairs
     pairs.close()
 
@@ -63,7 +58,7 @@ def nixl_link(request: pytest.FixtureRequest, nixl_pairs: Pairs) -> Link:
     """
     param: LinkParam = request.param
     require_memory(param.memory)
-    return nixl_pairs.link(param.backend, param.op, param.memory)
+    return nixl_pairs.link(param.backend, param.op, param.memory, param.ranks)
 
 
 def require_memory(memory: MemoryPair) -> None:
@@ -101,9 +96,9 @@ def require_image(settings: Settings) -> None:
             raise pytest.UsageError(f"--nixl-etcd-server=container: {error.reason}") from None
 
 
-def parametrize_links(metafunc: pytest.Metafunc, settings: Settings) -> None:
-    """Give a test that uses ``nixl_link`` one parameter for each link of the settings."""
-    metafunc.parametrize("nixl_link", asked_links(settings), ids=str, indirect=True)
+def parametrize_links(metafunc: pytest.Metafunc, run: Run) -> None:
+    """Give a test that uses ``nixl_link`` one parameter for each link that is asked for."""
+    metafunc.parametrize("nixl_link", asked_links(run.settings, run.asked), ids=str, indirect=True)
 
 
 def parametrize_values(

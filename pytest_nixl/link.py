@@ -8,17 +8,19 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.agent import Buffer, NixlAgent
 from pytest_nixl.backends import BACKENDS, Backend
+from pytest_nixl.cluster.pairing import RankPair
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.evidence.counted import counted
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
-from pytest_nixl.settings import MemoryPair, Settings
+from pytest_nixl.settings import Settings
 from pytest_nixl.units import MIB
+from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker, results
 from pytest_nixl.worker.wire import Ref
@@ -312,37 +314,62 @@ class Link:
 class Pairs:
     """The pairs of a session, made when first needed and used again while they are healthy.
 
-    :param places: as :class:`Pair` takes them.
+    Those of two ranks are ended before those of two others start: one pair of ranks is measured at a time, and memory
+    is taken for one.
+
+    :param places: where workers start, by rank.
     """
 
-    def __init__(self, places: tuple[Place, Place], settings: Settings) -> None:
+    def __init__(self, places: Sequence[Place], settings: Settings) -> None:
         self._places = places
         self._settings = settings
-        self._pairs: dict[tuple[str, MemoryPair], Pair] = {}
+        self._pairs: dict[_Kind, Pair] = {}
 
-    def link(self, backend: str, op: str, memory: MemoryPair) -> Link:
+    def link(self, backend: str, op: str, memory: MemoryPair, ranks: RankPair = (0, 1)) -> Link:
         """Return a link, with new workers where those of an earlier test have ended."""
-        pair = self._pairs.get((backend, memory))
-        if pair is None or not pair.healthy:
-            if pair is not None:
-                pair.kill()
-            pair = self._launch(BACKENDS[backend], memory)
-        return Link(self, pair, op, self._settings)
+        self._end(lambda kind: kind.ranks != ranks)
+        return self._link(_Kind(backend, memory, ranks), op)
+
+    def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
+        """Return a link for each of several pairs of ranks, to be used at the same time."""
+        self._end(lambda kind: kind.ranks not in pairs)
+        return [self._link(_Kind(backend, memory, ranks), op) for ranks in pairs]
 
     def replace(self, pair: Pair) -> Pair:
         """End a pair and return a new one like it: one more launch."""
         pair.close()
-        return self._launch(pair.backend, pair.memory)
-
-    def _launch(self, backend: Backend, memory: MemoryPair) -> Pair:
-        blocks = self._settings.blocks
-        capacity = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
-        pair = Pair(self._places, self._settings, backend, memory, capacity, math.gcd(*blocks))
-        self._pairs[backend.NAME, memory] = pair
-        return pair
+        return self._launch(next(kind for kind, one in self._pairs.items() if one is pair))
 
     def close(self) -> None:
         """End all workers."""
-        for pair in self._pairs.values():
-            pair.close()
-        self._pairs.clear()
+        self._end(lambda _: True)
+
+    def _link(self, kind: _Kind, op: str) -> Link:
+        pair = self._pairs.get(kind)
+        if pair is None or not pair.healthy:
+            if pair is not None:
+                pair.kill()
+            pair = self._launch(kind)
+        return Link(self, pair, op, self._settings)
+
+    def _launch(self, kind: _Kind) -> Pair:
+        blocks = self._settings.blocks
+        capacity = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
+        one, other = kind.ranks
+        places = self._places[one], self._places[other]
+        pair = Pair(places, self._settings, BACKENDS[kind.backend], kind.memory, capacity, math.gcd(*blocks))
+        self._pairs[kind] = pair
+        return pair
+
+    def _end(self, which: Callable[[_Kind], bool]) -> None:
+        for kind in list(filter(which, self._pairs)):
+            self._pairs.pop(kind).close()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What makes a pair of workers fit for a link."""
+
+    backend: str
+    memory: MemoryPair
+    ranks: RankPair

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_path, nixl_etcd_server, nixl_private_etcd
-from pytest_nixl.fixtures import nixl_agent, nixl_link, nixl_pairs, nixl_settings, parametrize_links, require_image
+from pytest_nixl.fixtures import (
+    nixl_agent,
+    nixl_cluster,
+    nixl_link,
+    nixl_pairs,
+    nixl_settings,
+    parametrize_links,
+    require_image,
+)
 from pytest_nixl.gate.conclude import check_of
+from pytest_nixl.options import add_options
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
-from pytest_nixl.settings import add_options
 
 # What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
 
@@ -21,6 +29,7 @@ from pytest_nixl.settings import add_options
 __all__ = [
     "etcd3_client",
     "nixl_agent",
+    "nixl_cluster",
     "nixl_etcd",
     "nixl_etcd_path",
     "nixl_etcd_server",
@@ -54,10 +63,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
     run = Run.of(config)
+    if run.asked_for and run.asked.several and not run.parallel:
+        from pytest_nixl.cluster.take_part import refuse
+
+        refuse(config, run)
     if run.asked_for and run.settings.judges and not run.parallel:
         from pytest_nixl.gate.guard import refuse_accidents
 
-        refuse_accidents(config, run.settings.judges)
+        refuse_accidents(config, run.settings)
     if run.asked_for and run.settings.baseline and not run.parallel:
         from pytest_nixl.gate.baseline import find
 
@@ -76,8 +89,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)  # links vary slowest: one operation's sizes follow each other
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
+    run.checks |= metafunc.definition.get_closest_marker("nixl_check") is not None
     if "nixl_link" in metafunc.fixturenames and run.usable:
-        parametrize_links(metafunc, run.settings)
+        parametrize_links(metafunc, run)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -87,7 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         run.used = True
         if run.parallel and not run.usable:
             return  # a worker of pytest-xdist that ended here would take the reason with it: the fixtures say it
-        _ = run.settings  # a bad value that nobody typed, in the environment say, ends the run here
+        # A bad value that nobody typed, in the environment say, ends the run here.
+        _ = run.settings, run.asked
         if row_of(item) is not None:
             from pytest_nixl.record.benchmark import prepare_row
 
@@ -111,7 +126,17 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 def _header(run: Run) -> list[str]:
     from pytest_nixl.report.terminal import header
 
-    return list(header(run.settings))
+    return list(header(run.settings, run.asked))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    run = Run.of(session.config)
+    if run.parallel or session.config.option.collectonly or not run.in_cluster:
+        return None
+    from pytest_nixl.cluster.take_part import take_part
+
+    return take_part(session, run)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -159,10 +184,19 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-benchmark writes its files
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
     run = Run.of(session.config)
-    if (run.results or run.asked_for) and not run.parallel and exitstatus in (0, 1, 5):
+    if run.party is not None:
+        from pytest_nixl.cluster.take_part import conclude
+
+        conclude(session, run)
+    if (run.results or run.asked_for) and not run.parallel and not run.serves and exitstatus in (0, 1, 5):
         _ = run.settings  # bad ones that only workers of pytest-xdist have met end the run here
         _conclude(session, run)
     yield
+    if run.party is not None:
+        from pytest_nixl.cluster.take_part import leave
+
+        for text in leave(session, run):
+            print(text, file=sys.stderr)
 
 
 def _conclude(session: pytest.Session, run: Run) -> None:
@@ -175,7 +209,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     settings = run.settings
     profile = load_profile(settings.profile)
     if settings.gate:
-        run.results += missed(profile, settings, run.results)
+        run.results += missed(profile, run)
     compare(run)
     if settings.judges and failed(run.results, profile, gate=settings.gate):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -189,13 +223,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     from pytest_nixl.report.terminal import nothing_collected, write_report
 
-    if run.results:
+    if run.results or run.serves:
         write_report(terminalreporter, run)
     elif not run.used:
         nothing_collected(terminalreporter, config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    party = Run.of(config).party
+    if party is not None:
+        party.close()
     module = sys.modules.get("pytest_nixl.keeper")
     if module is not None:
         module.close_keeper()

@@ -14,9 +14,14 @@ import pytest
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.settings import OPTIONS, MemoryPair, Settings, given_options, read_settings
+from pytest_nixl.options import OPTIONS, given_options
+from pytest_nixl.settings import Settings, read_settings
+from pytest_nixl.values import MemoryPair
 
 if TYPE_CHECKING:
+    from pytest_nixl.cluster.asked import Asked
+    from pytest_nixl.cluster.pairing import RankPair
+    from pytest_nixl.cluster.party import Party
     from pytest_nixl.gate.compared import Compared
     from pytest_nixl.record.recorded import Recorded
     from pytest_nixl.record.results import Result
@@ -25,7 +30,9 @@ if TYPE_CHECKING:
 RUN = pytest.StashKey["Run"]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
-OUR_FIXTURES = frozenset(("nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client"))
+OUR_FIXTURES = frozenset(
+    ("nixl_settings", "nixl_cluster", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client")
+)
 
 
 @dataclass(frozen=True)
@@ -35,28 +42,35 @@ class LinkParam:
     backend: str
     op: str
     memory: MemoryPair
+    #: Ranks of initiator and target; a storage backend's are one.
+    ranks: RankPair = (0, 1)
+    #: Whether the run has several, so that they are told.
+    several: bool = False
 
     def __str__(self) -> str:
-        return f"{self.backend}-{self.op}-{self.memory}"
+        ranks = f"-{self.ranks[0]}:{self.ranks[1]}" if self.several else ""
+        return f"{self.backend}-{self.op}-{self.memory}{ranks}"
 
     def key(self, block: int, batch: int, depth: int) -> RowKey:
         """Return the key of a row of this link."""
         from pytest_nixl.record.samples import RowKey
 
-        pair = (0, 0) if self.memory.target == "FILE" else (0, 1)
-        return RowKey(self.backend, self.op, self.memory, block, batch, depth, pair)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks)
 
 
-def asked_links(settings: Settings) -> list[LinkParam]:
-    """Return the links that the settings ask for: operations vary fastest, backends slowest."""
+def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
+    """Return the links that are asked for: operations vary fastest, then pairs of ranks, and backends slowest."""
     from pytest_nixl.backends import BACKENDS
 
     links: dict[LinkParam, None] = {}
-    for backend, memory, op in product(settings.backend, settings.memory, settings.op):
+    for backend, memory in product(settings.backend, settings.memory):
         if BACKENDS[backend].STORAGE:
-            links[LinkParam(backend, op, MemoryPair(memory.initiator, "FILE"))] = None
-        elif memory.target != "FILE":
-            links[LinkParam(backend, op, memory)] = None
+            between = [(rank, rank) for rank in range(asked.ranks)]
+            memory = MemoryPair(memory.initiator, "FILE")
+        else:
+            between = list(asked.pairs) if memory.target != "FILE" else []
+        for ranks, op in product(between, settings.op):
+            links[LinkParam(backend, op, memory, ranks, asked.several)] = None
     return list(links)
 
 
@@ -67,10 +81,13 @@ class Run:
     config: pytest.Config
     results: list[Result] = field(default_factory=list)
     announced: bool = False
-    #: Whether a test of ours was collected.
+    #: Whether a test of ours was collected, and whether a check of the suites was.
     used: bool = False
+    checks: bool = False
     #: pytest-benchmark's statistics of each row, for the record.
     benchmarks: list[Any] = field(default_factory=list)
+    #: The keys of rows that were measured, by their text.
+    keys: dict[str, RowKey] = field(default_factory=dict)
     #: What workers told of themselves: this image's, and those of ``--nixl-against``.
     versions: dict[str, str] = field(default_factory=dict)
     other_versions: dict[str, str] = field(default_factory=dict)
@@ -81,6 +98,8 @@ class Run:
     compared: Compared | None = None
     #: Sentences on what went wrong beside the checks: a record that could not be stored, say.
     notes: list[str] = field(default_factory=list)
+    #: This process's place among several ranks; None: it is alone, or has not joined yet.
+    party: Party | None = None
     #: Workflow commands for GitHub Actions, to be written on lines of their own.
     annotations: list[str] = field(default_factory=list)
 
@@ -97,10 +116,33 @@ class Run:
         return read_settings(self.config)
 
     @property
+    def asked(self) -> Asked:
+        """How many ranks there are. :raises pytest.UsageError: where options and launcher contradict each other."""
+        from pytest_nixl.cluster.asked import ALONE
+
+        return self._asked if self.asked_for or self.checks else ALONE
+
+    @cached_property
+    def _asked(self) -> Asked:
+        from pytest_nixl.cluster.asked import ask
+
+        return ask(self.settings)
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether this process is one of several ranks."""
+        return self.usable and self.asked.several
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank serves another one, and runs no tests itself."""
+        return self.party is not None and not self.party.drives
+
+    @property
     def usable(self) -> bool:
         """Whether the settings are good."""
         try:
-            return bool(self.settings)
+            return bool(self.settings and self.asked)
         except pytest.UsageError:
             return False
 
@@ -201,6 +243,7 @@ def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, once more."""
     left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report"}
     given = {flag: value for flag, value in given_options(item.config).items() if flag not in left_out}
+    several = Run.of(item.config).in_cluster
     if row is None:
         where = [item.nodeid]
     else:
@@ -213,6 +256,8 @@ def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
             "--nixl-batch": str(row.batch),
             "--nixl-depth": str(row.depth),
         }
+        if several and row.pair[0] != row.pair[1]:
+            given["--nixl-pairs"] = f"{row.pair[0]}:{row.pair[1]}"
     for option in OPTIONS:
         if option.secret:
             given.pop(option.flag, None)

@@ -24,8 +24,9 @@ from pytest_nixl.record.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.record.results import FIGURES, Figures
 from pytest_nixl.record.samples import Samples
 from pytest_nixl.run import Run
-from pytest_nixl.settings import MOST_LAUNCHES, Settings
+from pytest_nixl.settings import Settings
 from pytest_nixl.units import format_size
+from pytest_nixl.values import MOST_LAUNCHES
 from pytest_nixl.worker.places import Here
 
 
@@ -119,6 +120,12 @@ def other_pairs(nixl_settings: Settings) -> Iterator[Pairs | None]:
 
 
 @pytest.fixture
+def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, int, int, int], Samples]:
+    """Measure a row (block, batch, depth) of any link in as many launches as it takes."""
+    return lambda link, block, batch, depth: link.measure_launches(block, batch=batch, depth=depth, another=another)
+
+
+@pytest.fixture
 def measure(
     nixl_link: Link, other_pairs: Pairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
@@ -151,6 +158,7 @@ def record(
         benchmark.has_error = True
 
     def write(samples: Samples) -> None:
+        nixl_run.keys[str(samples.key)] = samples.key
         request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key), profile.machine)
         nixl_run.versions.update(versions_of(nixl_link))
         if benchmark is None:

@@ -36,7 +36,8 @@ IMAGE = "localhost/etcd:v3.5.1"
 #: A conftest for runs inside a run, which know the etcd fixtures and the settings and nothing else of the plugin.
 CONFTEST = """
 import pytest
-from pytest_nixl.settings import add_options, read_settings
+from pytest_nixl.options import add_options
+from pytest_nixl.settings import read_settings
 
 def pytest_addoption(parser):
     add_options(parser)

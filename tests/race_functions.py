@@ -29,3 +29,15 @@ def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[i
 def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """End without a word."""
     os._exit(3)
+
+
+def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Join by our membership, from a host of its own, as rank 0: what a launcher does that gives all the same rank."""
+    from pytest_nixl.cluster.membership import join
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    prefix, _, name = group.rstrip("/").rpartition("/")
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        with join(client, name, size, ttl=120, timeout=60, prefix=prefix, host=f"of-{os.getpid()}", wanted=0) as member:
+            announce(member.rank)

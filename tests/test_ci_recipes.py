@@ -13,7 +13,7 @@ from inner import run_pytest
 from records import KEY, record, write
 from runs import ROOT
 
-from pytest_nixl.settings import OPTIONS
+from pytest_nixl.options import OPTIONS
 
 FOLDER = ROOT / "deploy" / "ci"
 

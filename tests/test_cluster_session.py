@@ -16,12 +16,13 @@ import pytest
 from pytest_nixl.agent import NixlAgent
 from pytest_nixl.cluster.membership import MemberLostError, Membership, join
 from pytest_nixl.cluster.remote import PeerError
+from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.fixtures import PrivateEtcd
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Here
 from pytest_nixl.worker.process import WorkerDiedError, WorkerError
 
@@ -36,7 +37,7 @@ class Two:
         joining = [pool.submit(self._join) for _ in range(2)]
         first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
         self.membership, self.other = first, second
-        self.serving: Future[int] = pool.submit(serve, second, self._connect, keeper(), token=token)
+        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, keeper(), token=token)
         self.driver = Driver(first, self._connect, token=TOKEN, timeout=20)
         self.peer = self.driver.peers[1]
 
@@ -54,7 +55,7 @@ def two(etcd: PrivateEtcd) -> Iterator[Two]:
         try:
             yield made
         finally:
-            made.driver.end(0)
+            made.driver.end(Ending(0))
             made.serving.exception(timeout=20)
             for membership in (made.other, made.membership):
                 membership.leave()
@@ -77,7 +78,7 @@ def test_a_row_between_two_ranks_is_measured_as_one_of_this_host(
         assert samples.transports
         assert samples.key.pair == (1, 0)
         pairs.close()
-    assert ranks.serving.result() == 0
+    assert ranks.serving.result().code == 0
     assert nixl_private_etcd.client.get_prefix("/") == {}
 
 
@@ -104,8 +105,8 @@ def test_no_function_of_a_tests_is_called_on_another_rank(nixl_private_etcd: Pri
 def test_rank_0_ends_its_peers_with_its_own_code(nixl_private_etcd: PrivateEtcd) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)
-        ranks.driver.end(5)
-        assert ranks.serving.result(timeout=20) == 5
+        ranks.driver.end(Ending(5, "bad"))
+        assert ranks.serving.result(timeout=20) == Ending(5, "bad")
 
 
 def test_a_peer_ends_when_rank_0_has_gone(nixl_private_etcd: PrivateEtcd) -> None:

@@ -13,7 +13,7 @@ from pytest_nixl.gate.machine import Machine, row_ceiling
 from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 PAYLOAD = 1_000_000
 EFA = [Carrier(f"rdmap{number}s0", "efa", PAYLOAD // 4) for number in range(79, 83)]

@@ -31,7 +31,8 @@ from pytest_nixl.etcd.embedded import EmbeddedServer
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.servers import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.keeper import Keeper, close_keeper, keeper
-from pytest_nixl.settings import DEFAULT_ETCD_IMAGE, Settings
+from pytest_nixl.settings import Settings
+from pytest_nixl.values import DEFAULT_ETCD_IMAGE
 
 
 def settings(**given: Any) -> Settings:

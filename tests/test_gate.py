@@ -44,10 +44,25 @@ def test_what_would_measure_or_record_nothing_is_refused(arguments: tuple[str, .
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"])
-def test_one_rank_where_a_launcher_asked_for_two_is_refused(name: str) -> None:
-    done = bandwidth(GATE, env={name: "2"})
-    assert f"ERROR: --nixl-gate is refused with {name}=2 in the environment: 2 ranks were asked for" in done.output
+def test_one_rank_where_slurm_was_asked_for_two_and_started_none_is_refused() -> None:
+    done = bandwidth(GATE, env={"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+    assert "ERROR: --nixl-gate is refused with SLURM_NTASKS=2 in the environment: 2 ranks were asked for" in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_RANK": "0", "PMI_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+    ],
+    ids=lambda each: min(each),
+)
+def test_ranks_that_a_launcher_started_need_an_etcd_to_meet_in(environment: dict[str, str]) -> None:
+    done = bandwidth(GATE, env=environment)
+    assert "ERROR: 2 ranks meet in an etcd, and none is named: give --nixl-etcd URL, or" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 

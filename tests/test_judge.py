@@ -12,7 +12,7 @@ from pytest_nixl.gate.judge import another_launch, judge, percentage
 from pytest_nixl.gate.profiles import Expectation, load_profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FULL = Expectation(

@@ -12,7 +12,7 @@ from runs import bandwidth
 from pytest_nixl import cli
 from pytest_nixl.gate.profiles import load_profile
 from pytest_nixl.record.samples import RowKey
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 

@@ -24,7 +24,7 @@ from pytest_nixl.backends.libfabric import (
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.report.table import lines
-from pytest_nixl.settings import parse_backends
+from pytest_nixl.values import parse_backends
 
 FABRIC = LIBRARIES[-1]
 

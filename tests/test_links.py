@@ -14,7 +14,7 @@ from pytest_nixl.backends.ucx import UcxBackend
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.link import Link, Pairs
 from pytest_nixl.record.samples import Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., Pairs]

@@ -13,7 +13,7 @@ from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profi
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.results import Figures
 from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 DRAM, VRAM = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")
 KEY = RowKey("LIBFABRIC", "WRITE", VRAM, 64 << 20)

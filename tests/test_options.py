@@ -12,7 +12,7 @@ from inner import run_pytest
 
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
 from pytest_nixl.gate.profiles import bundled_profiles
-from pytest_nixl.settings import OPTIONS
+from pytest_nixl.options import OPTIONS
 from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 
 SECRET = "hunter2"

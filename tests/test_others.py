@@ -18,7 +18,7 @@ from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.link import Pairs
 from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FLOOR = Expectation(source="a test", floor=1e9)

@@ -15,7 +15,7 @@ import pytest
 from runs import BANDWIDTH, profile, run
 
 from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.files import file_system
 from pytest_nixl.worker.process import WorkerError
 from pytest_nixl.worker.transfer import Initiator, stamps_for

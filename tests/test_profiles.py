@@ -14,7 +14,7 @@ import pytest
 
 from pytest_nixl.gate.profiles import Expectation, Profile, bundled_profiles, load_profile, parse_profile
 from pytest_nixl.record.samples import RowKey
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DRAM = MemoryPair("DRAM", "DRAM")

@@ -177,6 +177,26 @@ class TestExplored:
         else:
             assert report.run >= 12
 
+    @pytest.mark.soak
+    @pytest.mark.parametrize("fault", ["none", "losses"])
+    def test_a_rank_that_is_wanted_twice_is_refused_to_both_in_every_order(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, fault: str
+    ) -> None:
+        options = {fault: True} if fault != "none" else {}
+        subject = MembershipSubject(nursery, "race_functions:wants_rank_0")
+        # CI runs a part of those with a lost answer, and the soak all of them.
+        exploring = Explorer(path, direct, subject, 2, group="/r/", **options)
+        report = exploring.explore(runs=50 * len(repeats()), seconds=600)
+        print(report)
+        if fault == "none":
+            assert report.stopped == ""
+        assert len(report.bad) == report.run >= 12, "nobody is given a rank"
+        for run in report.bad:
+            [sentence] = {outcome.error for outcome in run.outcomes}
+            assert sentence.startswith("RefusedError: group "), run.describe()
+            assert "rank 0 is claimed twice, by of-" in sentence
+            assert "keys in etcd" not in run.faults[-1], run.describe()
+
     def test_a_subject_that_does_not_repeat_itself_is_refused(self, explorer: Callable[..., Explorer]) -> None:
         with pytest.raises(DivergenceError, match="after the same 0 events a client asks for something else"):
             explorer("race_functions:changes_its_mind").explore()

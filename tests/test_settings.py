@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 from inner import PLUGIN
 
-from pytest_nixl.settings import (
-    DEFAULT_ETCD_IMAGE,
-    LAUNCHER_SIZES,
-    OPTIONS,
-    Against,
-    MemoryPair,
-    Settings,
-    given_options,
-    launcher_ranks,
-    read_settings,
-)
+from pytest_nixl.options import OPTIONS, given_options
+from pytest_nixl.settings import Settings, read_settings
+from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, MemoryPair
 
 SECRET = "hunter2"
 KIB, MIB = 1 << 10, 1 << 20
@@ -353,24 +345,6 @@ def test_settings_are_frozen(pytester: pytest.Pytester) -> None:
     settings = read(pytester)
     with pytest.raises(FrozenInstanceError):
         settings.gate = True  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("name", LAUNCHER_SIZES)
-def test_ranks_that_a_launcher_asked_for(name: str) -> None:
-    assert launcher_ranks({name: "2"}) == (name, 2)
-
-
-@pytest.mark.parametrize("text", ["1", "0", "", "-2", "two", "2(x3)"])
-def test_one_rank_is_no_launcher(text: str) -> None:
-    assert launcher_ranks({"SLURM_NTASKS": text}) is None
-
-
-def test_no_launcher() -> None:
-    assert launcher_ranks({}) is None
-
-
-def test_a_launcher_of_one_rank_does_not_hide_another() -> None:
-    assert launcher_ranks({"SLURM_NTASKS": "1", "WORLD_SIZE": "16"}) == ("WORLD_SIZE", 16)
 
 
 def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) -> None:

@@ -34,7 +34,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pytest_nixl.record.store import find_baseline
     from pytest_nixl.report.comparison import lines
     from pytest_nixl.report.files import Report, write
-    from pytest_nixl.settings import parse_reports, parse_share
+    from pytest_nixl.values import parse_reports, parse_share
 
     try:
         margin = parse_share(arguments.max_regression)

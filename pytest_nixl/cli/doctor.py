@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from pytest_nixl.settings import parse_backends
+from pytest_nixl.values import parse_backends
 
 if TYPE_CHECKING:
     from pytest_nixl.facts.facts import Facts

@@ -35,7 +35,7 @@ class MailError(NixlPluginError):
 
 
 class Mailbox:
-    """One rank's messages.
+    """One rank's messages; they are read once it is opened.
 
     :param client: of its own: a watch is always open on it.
     :param membership: the place in the group whose messages these are; it outlives them.
@@ -66,6 +66,9 @@ class Mailbox:
         #: Messages that were ignored, as their token was not the group's.
         self.ignored = 0
         self._reader = threading.Thread(target=self._read, name=f"mail of rank {membership.rank}", daemon=True)
+
+    def open(self) -> None:
+        """Begin to read: whoever handles messages can use this mailbox now."""
         self._reader.start()
 
     def send(self, rank: int, message: dict[str, Any]) -> None:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of ranks that meet in an etcd: each gets a rank of its own, and all get the same list of who has which.
 
-A member is one key with its own random token, kept by a lease; its rank is its place by create revision. Who
-completes the group freezes the list in one transaction; the others are told by a watch. Nothing is read, changed and
-written back.
+A member is one key with its own random token, kept by a lease. Its rank is the one that its launcher or its user gave
+it, else a free place, by create revision. Who completes the group freezes the list in one transaction; the others are
+told by a watch. Nothing is read, changed and written back. Where two want one rank, what is frozen is a refusal, which
+every member is told.
 
 Every write is one that can be repeated: after a lost answer the second attempt finds its own first one. What is not
 certain any more once a lease has ended is refused by the lease itself, or by :class:`FencedError`.
 
-Keys, under ``PREFIX/GROUP/``:
+Keys, under ``PREFIX/GROUP/``, or under ``PREFIX/GROUP.SUFFIX/`` where the group has a token (:func:`group_root`):
 
 * ``members/TOKEN``: who is there, with its lease;
-* ``run/frozen``: the list, once all were there; ``run/gate``: its version is the number of barriers that were passed;
+* ``run/frozen``: the list, or the refusal, once all were there; ``run/gate``: its version is the number of barriers
+  that were passed;
 * ``arrived/BARRIER/RANK``: who waits at a barrier, with its lease.
 
 What is under ``run/`` has no lease, as no single member's end may take it away. It goes with the last member to leave;
@@ -20,6 +22,8 @@ where that was killed, with the first one of the next group of this name: a grou
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -27,12 +31,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, seat, who_is_missing
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Event, Lease, Watched
 from pytest_nixl.etcd.transaction import (
@@ -55,11 +61,16 @@ from pytest_nixl.etcd.transaction import (
 )
 
 T = TypeVar("T")
+#: Called with a sentence about who is waited for.
+Waiting = Callable[[str], None]
 
 PREFIX = "/pytest-nixl/groups"
 #: Seconds that a member lives in etcd without a sign of life.
 TTL = 10
+#: Seconds from one sentence about who is waited for to the next one.
+SAID_EVERY = 5.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_OF_TOKEN = re.compile(r"(?P<group>.+)\.[0-9a-f]{16}")
 #: What may mend itself while a request is tried again: an etcd that restarts, or changes its leader.
 _PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 #: Seconds that etcd may be late with the end of a lease: it looks twice a second.
@@ -71,7 +82,7 @@ class MembershipError(NixlPluginError):
 
 
 class RefusedError(MembershipError):
-    """The group is another's: it has all its members, and they are alive."""
+    """The group is another's: it has all its members, and they are alive. Or its members are in each other's way."""
 
 
 class MissingRanksError(MembershipError):
@@ -99,19 +110,32 @@ class Member:
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
 
+def group_root(prefix: str, group: str, token: str = "") -> str:
+    """Return the start of all keys of a group, with a slash at its end: who does not know the token never meets it."""
+    suffix = f".{hmac.new(token.encode(), group.encode(), hashlib.sha256).hexdigest()[:16]}" if token else ""
+    return f"{prefix.rstrip('/')}/{group}{suffix}/"
+
+
+def group_name(folder: str) -> tuple[str, bool]:
+    """Return the name of the group whose keys are in ``PREFIX/FOLDER/``, and whether it has a token."""
+    match = _OF_TOKEN.fullmatch(folder)
+    return (match["group"], True) if match else (folder, False)
+
+
 @dataclass(frozen=True)
 class _Frozen:
-    """The list that was frozen, and the key that holds it."""
+    """The list that was frozen, and the key that holds it. With a ``refusal`` there is no list, and will be none."""
 
     key: KeyValue
     ttl: int
     members: tuple[Member, ...]
+    refusal: str
 
     @classmethod
     def of(cls, key: KeyValue) -> _Frozen:
         plain = json.loads(key.value)
         members = (Member(rank, *parts) for rank, parts in enumerate(plain["members"]))
-        return cls(key, plain["ttl"], tuple(members))
+        return cls(key, plain["ttl"], tuple(members), plain.get("refusal", ""))
 
     def rank_of(self, token: str) -> int | None:
         return next((member.rank for member in self.members if member.token == token), None)
@@ -177,12 +201,13 @@ class Membership:
         """
         return self._claim.insist(ask, time.monotonic() + self._claim.ttl)
 
-    def barrier(self, timeout: float = 60.0) -> None:
+    def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
         """Wait until every rank has come here. The first barrier starts the group: its places are then final.
 
         It takes each rank two requests, whatever their number.
 
         :param timeout: seconds.
+        :param waiting: called every five seconds of the wait, with a sentence that names who has not come.
         :raises MissingRanksError: where some have not come in time, naming them.
         :raises MemberLostError: where the group had started, and one of them has gone.
         :raises FencedError: where this member's own lease has ended.
@@ -190,7 +215,7 @@ class Membership:
         deadline = time.monotonic() + timeout
         number = self._passed + 1
         if not self._arrive(number, deadline):
-            self._wait_for_gate(number, deadline, timeout)
+            self._wait_for_gate(number, deadline, timeout, waiting)
         self._passed = number
 
     def leave(self) -> None:
@@ -235,14 +260,19 @@ class Membership:
         if found.first is not None:
             self._frozen = _Frozen.of(found.first)
 
-    def _wait_for_gate(self, number: int, deadline: float, timeout: float) -> None:
+    def _wait_for_gate(self, number: int, deadline: float, timeout: float, waiting: Waiting | None) -> None:
         claim = self._claim
+
+        def say() -> None:
+            if waiting is not None:
+                claim.tell(waiting, lambda: f"waiting at {self._absentees(number)}")
+
         watched = (
             Watched(f"{claim.root}run/", self._seen_run + 1, prefix=True),
             Watched(claim.members, self._seen_members + 1, prefix=True, deletions=True),
         )
         self._refuse_lost(number)
-        for event in claim.watch(*watched, deadline=deadline):
+        for event in claim.watch(*watched, deadline=deadline, tick=say if waiting else None):
             item = event.item
             if item.key.startswith(claim.members):
                 self._seen_members = item.mod_revision
@@ -281,30 +311,34 @@ class Membership:
             )
 
     def _missing(self, number: int, timeout: float) -> MembershipError:
-        claim = self._claim
         lost = [member for member in self.members if member.token in self._lost]
-        prefix = f"{claim.root}arrived/{number:06d}/"
-        here = {int(key[len(prefix) :]) for key in claim.client.get_prefix(prefix)}
-        absentees = [member for member in self.members if member.rank not in here]
         gone = f"; the lease of {', '.join(map(str, lost))} has ended, and nobody took that place" if lost else ""
         return MissingRanksError(
-            f"waited {timeout:g} s at barrier {number} of group {self.group!r} for "
-            f"{', '.join(map(str, absentees)) or 'nobody: all are there'}{gone}",
-            "read what these ranks printed last",
+            f"waited {timeout:g} s at {self._absentees(number)}{gone}", "read what these ranks printed last"
         )
+
+    def _absentees(self, number: int) -> str:
+        prefix = f"{self.root}arrived/{number:06d}/"
+        here = {int(key[len(prefix) :]) for key in self._claim.client.get_prefix(prefix)}
+        absentees = [str(member) for member in self.members if member.rank not in here]
+        return f"barrier {number} of group {self.group!r} for {', '.join(absentees) or 'nobody: all are there'}"
 
 
 class _Claim:
     """What a claimant has in etcd: a lease that is kept up, and the key that hangs on it."""
 
-    def __init__(self, client: EtcdClient, group: str, size: int, *, ttl: int, prefix: str, host: str) -> None:
+    def __init__(
+        self, client: EtcdClient, group: str, size: int, *, ttl: int, root: str, host: str, wanted: int | None
+    ) -> None:
         self.client = client
         self.group = group
         self.size = size
         self.ttl = ttl
         self.host = host
+        self.wanted = wanted
+        #: Of this member, and new each time; a group's token is another thing.
         self.token = secrets.token_hex(8)
-        self.root = f"{prefix.rstrip('/')}/{group}/"
+        self.root = root
         self.members = f"{self.root}members/"
         self.own = f"{self.members}{self.token}"
         self.frozen = f"{self.root}run/frozen"
@@ -378,18 +412,33 @@ class _Claim:
     def transact(self, transaction: Part, deadline: float) -> Done:
         return self.insist(lambda: Done.of(self.client.transaction(transaction)), deadline)
 
-    def watch(self, *watched: Watched, deadline: float) -> Iterator[Event]:
-        """Yield events, some of them twice, until the deadline. :raises FencedError: when the lease has ended."""
+    def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[Event]:
+        """Yield events, some of them twice, until the deadline. :raises FencedError: when the lease has ended.
+
+        :param tick: called each ``SAID_EVERY`` seconds.
+        """
+        due = time.monotonic() + SAID_EVERY if tick is not None else deadline
         while (left := deadline - time.monotonic()) > 0:
             # No longer than the lease is known to live: who waits would not hear of its end.
-            alive = max(0.01, self._valid_until - time.monotonic())
-            for event in self.client.watch(*watched, seconds=min(left, alive)):
+            alive = self._valid_until - time.monotonic()
+            for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
                 self.check()
                 yield event
             self.check()
+            if tick is not None and time.monotonic() >= due:
+                tick()
+                due = time.monotonic() + SAID_EVERY
+
+    def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:
+        """Say a sentence that the etcd is asked for; none where it does not answer: who waits bears that too."""
+        try:
+            sentence = ask()
+        except EtcdError:
+            return
+        waiting(sentence)
 
     def value(self) -> bytes:
-        return json.dumps({"host": self.host, "pid": os.getpid(), "size": self.size}).encode()
+        return Claimant(self.token, self.host, os.getpid(), self.size, self.wanted).value
 
     def leave(self) -> None:
         self._left.set()
@@ -413,6 +462,9 @@ def join(
     timeout: float = 60.0,
     prefix: str = PREFIX,
     host: str = "",
+    wanted: int | None = None,
+    token: str = "",
+    waiting: Waiting | None = None,
 ) -> Membership:
     """Join a group of ``size`` ranks, and return when all of them are there.
 
@@ -423,7 +475,11 @@ def join(
     :param ttl: seconds after which a member that died is taken for dead; its place is then free.
     :param timeout: seconds for all ranks to come.
     :param host: how failures name this machine; empty for its host name.
-    :raises RefusedError: where the group has all its members already, naming them.
+    :param wanted: the rank that the launcher or the user gave this process; None: any.
+    :param token: what all ranks are given and no stranger knows; without it, or with another one, nobody meets them.
+    :param waiting: called every five seconds of the wait for the others, with a sentence that names who is missing.
+    :raises RefusedError: where the group has all its members already, naming them; and for every member of a group in
+        which one rank is wanted twice, or one that there is not.
     :raises MissingRanksError: where not all came in time, naming who did.
     :raises FencedError: where the lease ended before the group was there.
     :raises EtcdError: where the etcd cannot be reached, or refuses.
@@ -432,9 +488,12 @@ def join(
         raise ValueError(f"group {group!r} has characters that no key may have: expected letters, digits, . _ and -")
     if size < 1:
         raise ValueError(f"a group of {size} ranks cannot be joined: expected 1 or more")
-    claim = _Claim(client, group, size, ttl=ttl, prefix=prefix, host=host or socket.gethostname())
+    if wanted is not None and wanted < 0:
+        raise ValueError(f"rank {wanted} cannot be had: ranks are counted from 0")
+    root = group_root(prefix, group, token)
+    claim = _Claim(client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted)
     try:
-        return _Joining(claim, timeout).run()
+        return _Joining(claim, timeout, waiting).run()
     except BaseException:
         # Whatever ends it, Ctrl-C too: a claim that nobody holds must not stand in others' way.
         with suppress(EtcdError):  # then the lease ends by itself
@@ -445,9 +504,10 @@ def join(
 class _Joining:
     """The way from a claim to a membership."""
 
-    def __init__(self, claim: _Claim, timeout: float) -> None:
+    def __init__(self, claim: _Claim, timeout: float, waiting: Waiting | None) -> None:
         self._claim = claim
         self._timeout = timeout
+        self._waiting = waiting
         self._deadline = time.monotonic() + timeout
         self._seen = 0
 
@@ -456,10 +516,13 @@ class _Joining:
         claim.grant(self._deadline)
         while True:
             frozen, count = self._place()
+            claimed = count > 0
             if frozen is None and count >= claim.size:
                 frozen = self._freeze()
             if frozen is None:
                 frozen = self._wait_for_list()
+            if frozen.refusal and claimed:
+                raise self._refused(frozen)
             if frozen.rank_of(claim.token) is None:
                 frozen = self._take_over(frozen)
             if frozen is not None:
@@ -471,7 +534,7 @@ class _Joining:
         return Membership(claim, frozen, rank, self._seen)
 
     def _place(self) -> tuple[_Frozen | None, int]:
-        """Claim a place; return the list, where it is frozen already, and how many have a place."""
+        """Claim a place; return the list, where it is frozen already, and how many have a place: 0 if not we too."""
         claim = self._claim
         run, members = f"{claim.root}run/", claim.members
         write, count = put(claim.own, claim.value(), claim.lease), get_prefix(members, count_only=True)
@@ -497,22 +560,25 @@ class _Joining:
         return _Frozen.of(key) if key is not None else None
 
     def _freeze(self) -> _Frozen:
-        """Freeze the list, unless somebody has."""
+        """Freeze the list, or the refusal of one, unless somebody has."""
         claim = self._claim
-        members = get_prefix(claim.members, limit=claim.size, by_creation=True)
-        found = claim.transact(txn([], [members]), self._deadline).found(0)
-        listed = []
-        for item in found.items:
-            who = json.loads(item.value)
-            listed.append([item.key.rsplit("/", 1)[1], who["host"], who["pid"]])
-        if len(listed) < claim.size:
+        claimants = self._first_claimants()
+        patience = min(self._deadline, time.monotonic() + claim.ttl + _LATE)
+        while len(claimants) == claim.size and may_settle(claimants, claim.size):
+            # One of them may be the successor of another one that was killed, and whose lease has not ended yet.
+            frozen, settled = self._one_goes(claimants, patience)
+            if frozen is not None:
+                return frozen
+            if not settled:
+                break
+            claimants = self._first_claimants()
+        if len(claimants) < claim.size:
             return self._wait_for_list()  # one has gone meanwhile, and who replaces it freezes the list
-        value = json.dumps({"ttl": claim.ttl, "members": listed}).encode()
         # Only in the group that was read: while our own key is there it is the same one.
         done = claim.transact(
             txn(
                 [absent(claim.frozen), present(claim.own)],
-                [put(claim.frozen, value), get(claim.frozen)],
+                [put(claim.frozen, self._outcome(claimants)), get(claim.frozen)],
                 [get(claim.own), get(claim.frozen)],
             ),
             self._deadline,
@@ -523,25 +589,85 @@ class _Joining:
         assert key is not None, "one of the two transactions has written it"
         return _Frozen.of(key)
 
+    def _first_claimants(self) -> list[Claimant]:
+        """Return who came first, as many as there are places, if so many are there."""
+        claim = self._claim
+        members = get_prefix(claim.members, limit=claim.size, by_creation=True)
+        found = claim.transact(txn([], [members]), self._deadline).found(0)
+        return [Claimant.of(item.key, item.value) for item in found.items]
+
+    def _one_goes(self, claimants: Sequence[Claimant], patience: float) -> tuple[_Frozen | None, bool]:
+        """Wait until one of them has gone; return the list where it is frozen meanwhile, and whether one has."""
+        claim = self._claim
+        watched = (
+            Watched(claim.frozen, self._seen + 1),
+            Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
+        )
+        keys = {f"{claim.members}{claimant.token}" for claimant in claimants}
+        for event in claim.watch(*watched, deadline=patience, tick=self._tick):
+            if event.item.key == claim.frozen and not event.deleted:
+                return _Frozen.of(event.item), False
+            if event.item.key in keys:
+                return None, True
+        return None, False
+
+    def _outcome(self, claimants: Sequence[Claimant]) -> bytes:
+        """What is to be frozen."""
+        claim = self._claim
+        if problem := quarrel(claimants, claim.size):
+            refusal = f"group {claim.group!r} cannot start: {problem}"
+            return json.dumps({"ttl": claim.ttl, "members": [], "refusal": refusal}).encode()
+        listed = [[member.token, member.host, member.pid] for member in seat(claimants, claim.size)]
+        return json.dumps({"ttl": claim.ttl, "members": listed}).encode()
+
     def _wait_for_list(self) -> _Frozen:
         claim = self._claim
-        for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline):
+        for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._tick):
             if not event.deleted:
                 return _Frozen.of(event.item)
         claim.check()
         raise self._missing()
 
-    def _missing(self) -> MissingRanksError:
+    @property
+    def _tick(self) -> Callable[[], None] | None:
+        """Says who is waited for."""
+        waiting = self._waiting
+        if waiting is None:
+            return None
+        return lambda: self._claim.tell(waiting, lambda: f"waiting for {self._absent()}")
+
+    def _absent(self) -> str:
         claim = self._claim
-        here = [json.loads(value) for value in claim.client.get_prefix(claim.members).values()]
-        who = ", ".join(f"{item['host']} (pid {item['pid']})" for item in here) or "nobody"
-        sizes = sorted({int(item["size"]) for item in here})
-        differ = f"; they expect different numbers of ranks: {', '.join(map(str, sizes))}" if len(sizes) > 1 else ""
+        here = [Claimant.of(item.key, item.value) for item in claim.client.by_creation(claim.members)]
+        return who_is_missing(here, claim.group, claim.size)
+
+    def _missing(self) -> MissingRanksError:
+        apart = self._apart()
+        wait = "waits" if apart == 1 else "wait"
+        hint = f"; {apart} {wait} under the same name with another --nixl-group-token" if apart else ""
         return MissingRanksError(
-            f"waited {self._timeout:g} s for {claim.size} ranks of group {claim.group!r}: "
-            f"{len(here)} came: {who}{differ}",
-            "start the others with the same etcd and the same group; read what those that are missing printed",
+            f"waited {self._timeout:g} s for {self._absent()}{hint}",
+            "give all of them the same --nixl-group-token, or groups of different names"
+            if apart
+            else "start the others with the same etcd and the same group; read what those that are missing printed",
         )
+
+    def _apart(self) -> int:
+        """Return how many wait in groups of the same name and another token."""
+        claim = self._claim
+        # The folder is the last part: the prefix, and the name with or without a suffix.
+        prefix = claim.root.rstrip("/").rpartition("/")[0] + "/"
+        named = f"{prefix}{claim.group}"
+        asked = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
+        done = claim.transact(txn([], asked), time.monotonic() + _LATE)
+        keys = [item.key for place in (0, 1) for item in done.found(place).items]
+        waiting: Counter[str] = Counter()
+        started = {key.removesuffix("run/frozen") for key in keys if key.endswith("/run/frozen")}
+        for key in keys:
+            folder, _, rest = key[len(prefix) :].partition("/")
+            if rest.startswith("members/") and group_name(folder)[0] == claim.group:
+                waiting[f"{prefix}{folder}/"] += 1
+        return sum(count for root, count in waiting.items() if root != claim.root and root not in started)
 
     def _take_over(self, frozen: _Frozen) -> _Frozen | None:
         """Wait for the place of a member that died before the group started, or for the group's end.
@@ -570,14 +696,15 @@ class _Joining:
                 continue
             started = any(item.key == claim.gate for item in now.found(1).items)
             why_not = self._why_not(frozen, started)
-            vacant = next((member for member in frozen.members if claim.members + member.token not in there), None)
+            free = [member for member in frozen.members if claim.members + member.token not in there]
+            vacant = next((member for member in free if claim.wanted in (None, member.rank)), None)
             if not there:
                 return None
             if vacant is not None and not why_not:
                 if (taken := self._replace(frozen, vacant)) is not None:
                     return taken
             elif not self._something_happens(patience):
-                raise self._refused(frozen, why_not or "all its members are there")
+                raise self._refused(frozen, why_not or self._occupied(bool(free)))
 
     def _why_not(self, frozen: _Frozen, started: bool) -> str:
         """Say why the group could not take us, even if it had room; empty where it could."""
@@ -585,6 +712,11 @@ class _Joining:
         if size != self._claim.size:
             return f"it has {size} ranks, and this claimant was told {self._claim.size}"
         return "it has started" if started else ""
+
+    def _occupied(self, others_are_free: bool) -> str:
+        if others_are_free:
+            return f"rank {self._claim.wanted}, which this claimant was given, is another's"
+        return "all its members are there"
 
     def _replace(self, frozen: _Frozen, vacant: Member) -> _Frozen | None:
         claim = self._claim
@@ -616,8 +748,14 @@ class _Joining:
         )
         return any(True for _ in claim.watch(*watched, deadline=patience))
 
-    def _refused(self, frozen: _Frozen, why: str) -> RefusedError:
+    def _refused(self, frozen: _Frozen, why: str = "") -> RefusedError:
         claim = self._claim
+        if frozen.refusal:
+            return RefusedError(
+                frozen.refusal,
+                "give each process a rank of its own (look at --nixl-rank, and at what the launcher sets, such as "
+                "SLURM_PROCID), and each job a group of its own",
+            )
         return RefusedError(
             f"group {claim.group!r} takes nobody in: {why}: {', '.join(str(member) for member in frozen.members)}",
             "give each job a group of its own; or, where that one is to be replaced, end it first",

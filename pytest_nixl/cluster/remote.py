@@ -46,6 +46,11 @@ class Peer:
         """Whether it is taken for gone."""
         return self._lost is not None
 
+    @property
+    def error(self) -> NixlPluginError | None:
+        """Why it is taken for gone; None: it is not."""
+        return self._lost
+
     def ask(self, what: str, **arguments: Any) -> Any:
         """Ask the peer and wait for its answer. :raises PeerError: where it does not come, or is a refusal."""
         number = next(self._numbers)
@@ -136,9 +141,9 @@ class RemoteProcess:
         """Say what its kernel has it doing."""
         return str(self._peer.ask("state", worker=self._number))
 
-    def ask_for_stacks(self) -> None:
-        """Have it write the stacks of its threads to its log."""
-        self._peer.ask("stacks", worker=self._number)
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._peer.ask("signal", worker=self._number, signal=int(number))
 
     def output(self) -> str:
         """All that it has written to stdout and stderr; nothing is known of a peer's that has gone."""

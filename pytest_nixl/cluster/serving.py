@@ -8,7 +8,9 @@ import sys
 import threading
 import zlib
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from pytest_nixl.errors import NixlPluginError
@@ -17,6 +19,8 @@ from pytest_nixl.worker.local import LocalProcess
 from pytest_nixl.worker.wire import decode, encode
 
 Send = Callable[[dict[str, Any]], None]
+#: Something that rank 0 may ask for beside workers.
+Service = Callable[..., Any]
 
 #: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
 WORKER_COMMANDS = frozenset(
@@ -27,36 +31,70 @@ WORKER_COMMANDS = frozenset(
 _OUTPUT = 4 << 20
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a run ends, as rank 0 tells it.
+
+    :param code: the exit code of every rank.
+    :param verdict: what it came to, a few lines to read.
+    :param refusal: why the run did not start; empty: it did.
+    """
+
+    code: int
+    verdict: str = ""
+    refusal: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def _refuse(what: str, **_: Any) -> None:
+    raise NixlPluginError(f"a peer does nothing that is called {what!r}")
+
+
 class Serving:
     """The workers that a peer runs for rank 0.
 
     :param send: sends rank 0 a message.
     :param over: called when rank 0 has said that the run has ended.
+    :param services: what it may ask for beside workers, by name.
     """
 
-    def __init__(self, keeper: Keeper, rank: int, send: Send, over: Callable[[], None]) -> None:
+    def __init__(
+        self, keeper: Keeper, rank: int, send: Send, over: Callable[[], None], services: Mapping[str, Service]
+    ) -> None:
         self._keeper = keeper
         self._rank = rank
         self._send = send
         self._over = over
+        self._services = services
         self._processes: dict[int, LocalProcess] = {}
-        #: The exit code that rank 0 ends with; None: it has not said.
-        self.code: int | None = None
+        #: Workers that were started.
+        self.started = 0
+        #: How the run ends; None: rank 0 has not said.
+        self.ending: Ending | None = None
 
     def receive(self, message: dict[str, Any]) -> None:
         """Do what rank 0 asks for."""
         if "line" in message:
             self._pass_on(int(message["worker"]), str(message["line"]))
             return
-        number = message.get("number")
-        method = getattr(self, f"_do_{message.get('ask')}", None)
+        what = message.get("ask", "")
         arguments = {name: value for name, value in message.items() if name not in ("ask", "number")}
+        if what in self._services:
+            # What takes its time must not hold up the workers' messages.
+            asked = (message.get("number"), self._services[what], arguments)
+            threading.Thread(target=self._answer, args=asked, name=f"service {what}", daemon=True).start()
+            return
+        method = getattr(self, f"_do_{what}", None)
+        self._answer(message.get("number"), method or partial(_refuse, what), arguments)
+        if self.ending is not None:
+            self._over()
+
+    def _answer(self, number: int | None, method: Service, arguments: dict[str, Any]) -> None:
         try:
-            if method is None:
-                raise NixlPluginError(f"a peer does nothing that is called {message.get('ask')!r}")
             self._send({"answer": number, "result": method(**arguments)})
-            if self.code is not None:
-                self._over()
         except NixlPluginError as error:
             self._send({"answer": number, "error": error.reason, "remedy": error.remedy})
         except (OSError, TypeError, KeyError, ValueError) as error:
@@ -89,6 +127,7 @@ class Serving:
     def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
         process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", environment)
         self._processes[worker] = process
+        self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
         return process.pid
 
@@ -100,15 +139,15 @@ class Serving:
     def _do_state(self, worker: int) -> str:
         return self._processes[worker].state()
 
-    def _do_stacks(self, worker: int) -> None:
-        self._processes[worker].ask_for_stacks()
-
     def _do_output(self, worker: int) -> str:
         text = self._processes[worker].output().encode()[-_OUTPUT:]
         return b64encode(zlib.compress(text)).decode()
 
-    def _do_end(self, code: int) -> None:
-        self.code = code
+    def _do_signal(self, worker: int, signal: int) -> None:
+        self._processes[worker].signal(signal)
+
+    def _do_end(self, **plain: Any) -> None:
+        self.ending = Ending(**plain)
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
         """Carry what a worker writes to rank 0, and that it has ended."""

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Member, MemberLostError, Membership
 from pytest_nixl.cluster.remote import Peer
-from pytest_nixl.cluster.serving import Serving
+from pytest_nixl.cluster.serving import Ending, Service, Serving
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
 from pytest_nixl.keeper import Keeper
@@ -89,14 +90,29 @@ class Driver:
             for member in membership.members[1:]:
                 name = f"rank {member.rank} on {member.host}"
                 self.peers[member.rank] = Peer(member.rank, name, self._sender(member.rank), timeout)
+            self._mailbox.open()
             self._guard = Guard(stack.enter_context(connect()), membership, self._lost)
             self._stack = stack.pop_all()
 
-    def end(self, code: int) -> None:
-        """Tell every peer the code that the run ends with. Peers that have gone are past telling."""
-        for peer in self.peers.values():
-            with suppress(NixlPluginError):
-                peer.ask("end", code=code)
+    @property
+    def gone(self) -> list[NixlPluginError]:
+        """What became of the peers that have gone."""
+        return [peer.error for peer in self.peers.values() if peer.error is not None]
+
+    def ask_all(self, what: str, **arguments: Any) -> dict[int, Any]:
+        """Ask every peer at the same time, and return the answers by rank.
+
+        :raises NixlPluginError: where one does not answer, or refuses; of several the one of the lowest rank.
+        """
+        with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
+            asked = {rank: pool.submit(peer.ask, what, **arguments) for rank, peer in self.peers.items()}
+        return {rank: each.result() for rank, each in asked.items()}
+
+    def end(self, ending: Ending) -> None:
+        """Tell every peer how the run ends. Peers that have gone are past telling."""
+        with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
+            for peer in self.peers.values():
+                pool.submit(_tell, peer, ending)
         self.close()
 
     def close(self) -> None:
@@ -123,9 +139,22 @@ class Driver:
             self.peers[member.rank].lost(gone(self.membership.group, member))
 
 
-def serve(membership: Membership, connect: Connect, keeper: Keeper, *, token: str) -> int:
-    """Be a peer: do what rank 0 asks for, and return the exit code that it ends with.
+def _tell(peer: Peer, ending: Ending) -> None:
+    with suppress(NixlPluginError):
+        peer.ask("end", **ending.plain())
 
+
+def serve(
+    membership: Membership,
+    connect: Connect,
+    keeper: Keeper,
+    *,
+    token: str,
+    services: Mapping[str, Service] | None = None,
+) -> Ending:
+    """Be a peer: do what rank 0 asks for, and return how it says that the run ends.
+
+    :param services: what it may ask for beside workers, by name; each is called with JSON values and returns some.
     :raises MemberLostError: where rank 0 has gone before it said.
     :raises EtcdError: where the etcd has gone for longer than a lease lives.
     """
@@ -143,7 +172,7 @@ def serve(membership: Membership, connect: Connect, keeper: Keeper, *, token: st
 
     with ExitStack() as stack:
         mailbox: Mailbox
-        serving = Serving(keeper, membership.rank, lambda message: mailbox.send(0, message), over.set)
+        serving = Serving(keeper, membership.rank, lambda message: mailbox.send(0, message), over.set, services or {})
         stack.callback(serving.close)
         mailbox = Mailbox(
             stack.enter_context(connect()),
@@ -153,10 +182,11 @@ def serve(membership: Membership, connect: Connect, keeper: Keeper, *, token: st
             failed=failed,
         )
         stack.callback(mailbox.close)
+        mailbox.open()
         guard = Guard(stack.enter_context(connect()), membership, lost)
         stack.callback(guard.close)
         while not over.wait(1.0):
             membership.check()
-        if serving.code is not None:
-            return serving.code
+        if serving.ending is not None:
+            return serving.ending
         raise errors[0]

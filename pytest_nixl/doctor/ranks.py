@@ -97,6 +97,40 @@ _SUBJECTS = (
 )  # fmt: skip
 
 
+#: From the one that a check of all ranks comes to if any rank has it, to the one that it comes to if all have it.
+_GRAVEST_FIRST = (
+    Verdict.ERROR,
+    Verdict.FAIL,
+    Verdict.MISSING,
+    Verdict.INCONCLUSIVE,
+    Verdict.UNKNOWN,
+    Verdict.WARN,
+    Verdict.PASS,
+    Verdict.NOT_APPLICABLE,
+)
+
+
+def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgement:
+    """Return what one check comes to on all ranks: the gravest verdict, with the ranks that have it.
+
+    :param names: of the ranks, such as ``rank 1 on node-b``.
+    """
+    if len(judgements) == 1:
+        return judgements[0]
+    worst = min((judgement.verdict for judgement in judgements), key=_GRAVEST_FIRST.index)
+    having: dict[str, list[str]] = {}
+    for name, judgement in zip(names, judgements, strict=True):
+        if judgement.verdict is worst:
+            having.setdefault(judgement.reason, []).append(name)
+    remedies = dict.fromkeys(judgement.remedy for judgement in judgements if judgement.verdict is worst)
+    told = [f"{_whose(names, who)}: {reason}" for reason, who in having.items()]
+    return Judgement(worst, "; ".join(told), "; ".join(filter(None, remedies)))
+
+
+def _whose(names: Sequence[str], who: Sequence[str]) -> str:
+    return f"all {len(names)} ranks" if len(who) == len(names) else named(who, 8)
+
+
 def compare_hosts(hosts: Sequence[Facts]) -> tuple[Finding, ...]:
     """Compare the facts of ranks 0, 1, …, and return what differs; nothing: they are alike."""
     return (*_compared(hosts), *_namespaces(hosts), *_variables(hosts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of our own as a child of the keeper, on loopback."""
+"""An etcd of our own as a child of the keeper, on loopback unless it is told to listen elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ class EmbeddedServer:
     kind: str = "embedded"
     #: Whether we ended it ourselves, and so it is no defect that it is not there.
     stopped: bool = False
+    #: The IPv4 address that it listens on for clients; 0.0.0.0 for all that this host has.
+    host: str = _HOST
+    #: The host in its URL.
+    reached_at: str = _HOST
+    #: What it asks for; empty where it asks for nothing. Never print the password.
+    user: str = ""
+    password: str = field(default="", repr=False)
 
     @classmethod
     def start(cls, keeper: Keeper, shared: bool = False, *, more_remedies: str = "") -> EmbeddedServer:
@@ -76,7 +83,7 @@ class EmbeddedServer:
     @property
     def endpoint(self) -> str:
         """Its URL, as ``NIXL_ETCD_ENDPOINTS`` wants it."""
-        return f"http://{_HOST}:{self.client_port}"
+        return f"http://{self.reached_at}:{self.client_port}"
 
     @property
     def log(self) -> Path:
@@ -95,11 +102,17 @@ class EmbeddedServer:
 
     def client(self) -> EtcdClient:
         """Return a new client of it."""
-        return connect(parse_endpoints(self.endpoint))
+        return connect(parse_endpoints(self.endpoint), **self.credentials)
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """What :func:`~pytest_nixl.etcd.client.connect` takes beside the endpoint."""
+        return {"user": self.user, "password": self.password}
 
     def attachment(self) -> dict[str, Any]:
         """Return what another process of this run needs to :meth:`attach`."""
-        names = ("program", "version", "name", "client_port", "peer_port", "pid")
+        names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user",
+                 "password")  # fmt: skip
         return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
 
     @classmethod
@@ -125,6 +138,15 @@ class EmbeddedServer:
         self._run(_describe_program(self.program)[1])
         self.stopped = False
 
+    def listen_at(self, host: str, port: int, reached_at: str) -> None:
+        """Start it again with the same data, where other hosts reach it; its peer port stays on loopback.
+
+        :param host: an IPv4 address of this host, or 0.0.0.0 for all of them.
+        :param reached_at: what others call this host.
+        """
+        self.host, self.client_port, self.reached_at = host, port, reached_at
+        self.restart()
+
     def discard(self) -> None:
         """End it, and remove its data and its log: it cannot be started again."""
         self.stop()
@@ -136,12 +158,12 @@ class EmbeddedServer:
         return self.keeper.directory / f"{self.name}.data"
 
     def _run(self, flags: tuple[str, ...]) -> None:
-        client, peer = self.endpoint, f"http://{_HOST}:{self.peer_port}"
+        peer = f"http://{_HOST}:{self.peer_port}"
         arguments = {
             "name": self.name,
             "data-dir": str(self._data),
-            "listen-client-urls": client,
-            "advertise-client-urls": client,
+            "listen-client-urls": f"http://{self.host}:{self.client_port}",
+            "advertise-client-urls": self.endpoint,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"{self.name}={peer}",
@@ -149,6 +171,8 @@ class EmbeddedServer:
             # A single member has nobody to wait for: ready in a tenth of a second instead of a second or two.
             "heartbeat-interval": "10",
             "election-timeout": "100",
+            # By default a password takes it 0.1 s of CPU, for each of many ranks at once; ours are random anyway.
+            "bcrypt-cost": "4",
             "log-level": "warn",
         }
         argv = [self.program, *(f"--{key}={value}" for key, value in arguments.items()), *flags]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_nixl.cluster.cluster import Cluster
     from pytest_nixl.etcd.client import EtcdClient
     from pytest_nixl.etcd.path import EtcdPath
     from pytest_nixl.etcd.servers import EtcdServer, OwnServer, SessionEtcd
@@ -57,12 +58,12 @@ class PrivateEtcd:
 
 
 @pytest.fixture(scope="session")
-def nixl_etcd_server(nixl_settings: Settings) -> Iterator[SessionEtcd]:
-    """The etcd of this session; ``.server()`` starts it when first called."""
+def nixl_etcd_server(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[SessionEtcd]:
+    """The etcd of this session; ``.server()`` starts it when first called. Several ranks have that of their group."""
     from pytest_nixl.etcd.servers import SessionEtcd
     from pytest_nixl.keeper import keeper
 
-    session = SessionEtcd(nixl_settings, keeper)
+    session = SessionEtcd(nixl_settings, keeper, nixl_cluster.etcd())
     yield session
     session.close()
 

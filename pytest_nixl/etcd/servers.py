@@ -216,18 +216,20 @@ class SessionEtcd:
     """The etcd of one pytest session: started when first needed, and started afresh after it has died.
 
     :param keeper: returns the keeper; called when a server is started.
+    :param given: one that is to be used, and that somebody else ends.
     """
 
-    def __init__(self, settings: Settings, keeper: Callable[[], Keeper]) -> None:
+    def __init__(self, settings: Settings, keeper: Callable[[], Keeper], given: EtcdServer | None = None) -> None:
         self._settings = settings
         self._keeper = keeper
+        self._given = given
         self._server: EtcdServer | None = None
 
     def server(self) -> EtcdServer:
         """Return the server. :raises EtcdError: where it cannot be had, or has died since it was last used."""
         self.check()
         if self._server is None:
-            self._server = choose_server(self._settings, self._keeper())
+            self._server = self._given or choose_server(self._settings, self._keeper())
         return self._server
 
     def check(self) -> None:
@@ -259,5 +261,6 @@ class SessionEtcd:
     def close(self) -> None:
         """End the server, unless other workers use it: then the last one to leave ends it."""
         server, self._server = self._server, None
-        if server is not None and server.kind != "external" and not self._keeper().shared:
-            server.discard()
+        if server is None or server is self._given or server.kind == "external" or self._keeper().shared:
+            return
+        server.discard()

@@ -26,6 +26,8 @@ class KeyValue:
     create_revision: int
     mod_revision: int
     version: int
+    #: etcd's number of the lease that it was put with; 0: none.
+    lease: int = 0
 
     @classmethod
     def of(cls, item: Mapping[str, Any]) -> KeyValue:
@@ -33,7 +35,7 @@ class KeyValue:
         return cls(
             decode(item["key"]).decode(),
             decode(item.get("value", "")),
-            *(int(item.get(name, 0)) for name in ("create_revision", "mod_revision", "version")),
+            *(int(item.get(name, 0)) for name in ("create_revision", "mod_revision", "version", "lease")),
         )
 
 
@@ -74,6 +76,10 @@ class Done:
         """Return what the range at ``place`` had."""
         answer = self.answers[place]["response_range"]
         return Found(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
+
+    def deleted(self, place: int) -> int:
+        """Return how many keys the deletion at ``place`` removed."""
+        return int(self.answers[place]["response_delete_range"].get("deleted", 0))
 
 
 def txn(compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part] = ()) -> Part:

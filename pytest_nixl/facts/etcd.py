@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints, redact
 from pytest_nixl.facts.fact import Fact
 from pytest_nixl.facts.root import Root
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd.client import EtcdClient
 
 _ASKED = 5
 
@@ -78,12 +81,12 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
         return {**found, "fault": str(error), "remedy": "correct it: NIXL publishes nothing with it"}
     found["names"] = [_resolve(host) for host in dict.fromkeys(each.host for each in parsed)]
     try:
-        return {**found, **_measure(connect() if connect is not None else _client(parsed), parsed)}
+        return {**found, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
     except NixlPluginError as error:
         return {**found, "fault": error.reason, "remedy": error.remedy}
 
 
-def _client(members: tuple[Endpoint, ...]) -> Any:
+def client_as_etcdctl(members: tuple[Endpoint, ...]) -> EtcdClient:
     """Make a client with etcdctl's own variables for certificates and users."""
     from pytest_nixl.etcd.client import connect
 

@@ -71,6 +71,11 @@ class Facts:
         plain: dict[str, Any] = to_plain(self)
         return plain
 
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Facts:
+        """Restore what :meth:`plain` returned."""
+        return from_plain(cls, plain)
+
 
 def gather(
     root: Root,

@@ -21,7 +21,7 @@ from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.provenance import Change, changes, other_machine
 from pytest_nixl.record.recorded import Recorded, Row
 from pytest_nixl.record.results import Result
-from pytest_nixl.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
+from pytest_nixl.values import COMPARED_LAUNCHES, MOST_LAUNCHES
 
 #: The check that a comparison makes, as the gate names it.
 CHECK = "regression"

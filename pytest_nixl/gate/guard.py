@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -11,20 +12,21 @@ import pytest
 
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
-from pytest_nixl.run import asked_links
-from pytest_nixl.settings import Settings, launcher_ranks
+from pytest_nixl.run import Run, asked_links
+from pytest_nixl.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_nixl.gate.profiles import Profile
 
 
-def refuse_accidents(config: pytest.Config, option: str) -> None:
-    """Refuse ``option`` where it could not see anything. :raises pytest.UsageError: naming the option at fault."""
-    for fault in _accidents(config):
+def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
+    """Refuse what judges a run where it could see nothing. :raises pytest.UsageError: naming what is at fault."""
+    option = settings.judges
+    for fault in _accidents(config, settings.ranks):
         raise pytest.UsageError(f"{option} is refused with {fault}")
 
 
-def _accidents(config: pytest.Config) -> Iterator[str]:
+def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
     if config.getoption("collectonly", False):
         yield "--collect-only: nothing would be measured; leave one of them out"
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
@@ -35,18 +37,17 @@ def _accidents(config: pytest.Config) -> Iterator[str]:
         yield "--benchmark-disable: no row would be recorded; leave one of them out"
     if config.getoption("benchmark_skip", False):
         yield "--benchmark-skip: no row would be measured; leave one of them out"
-    launcher = launcher_ranks()
-    if launcher is not None:
-        name, count = launcher
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    if tasks.isdecimal() and int(tasks) > 1 and ranks is None and not os.environ.get("SLURM_STEP_NUM_TASKS"):
         yield (
-            f"{name}={count} in the environment: {count} ranks were asked for, and this version validates one host "
-            "with one rank; start it once, outside the launcher, or unset the variable"
+            f"SLURM_NTASKS={tasks} in the environment: {tasks} ranks were asked for, and this is none of a step's; "
+            "start it by srun, or give --nixl-ranks=1"
         )
 
 
-def missed(profile: Profile, settings: Settings, results: Sequence[Result]) -> list[Result]:
-    """Return a MISSING result for every required check and every row of the settings that is not among ``results``."""
-    return [*_missed_checks(profile, results), *_missed_rows(settings, results)]
+def missed(profile: Profile, run: Run) -> list[Result]:
+    """Return a MISSING result for every required check and every row that was asked for and has no result."""
+    return [*_missed_checks(profile, run.results), *_missed_rows(run)]
 
 
 def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Result]:
@@ -64,22 +65,23 @@ def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Resu
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 
-def _missed_rows(settings: Settings, results: Sequence[Result]) -> Iterator[Result]:
-    if not any(result.figures for result in results):
+def _missed_rows(run: Run) -> Iterator[Result]:
+    if not any(result.figures for result in run.results):
         reason = "no row was measured: there is nothing to accept"
         yield Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well")
         return
-    judged = {result.row for result in results}
-    for row in asked_rows(settings):
+    judged = {result.row for result in run.results}
+    for row in asked_rows(run):
         if row not in judged:
             reason = f"the row {row} was asked for and not measured: its test was not selected or never ran"
             remedy = "run the whole suite, with no -k, -m, -x, --deselect or node id"
             yield Result("bandwidth", "", Verdict.MISSING, reason, remedy, row=row)
 
 
-def asked_rows(settings: Settings) -> Iterator[str]:
-    """Yield the key of every row that the settings ask for."""
-    for link, block, batch, depth in product(asked_links(settings), settings.blocks, settings.batch, settings.depth):
+def asked_rows(run: Run) -> Iterator[str]:
+    """Yield the key of every row that is asked for."""
+    settings, links = run.settings, asked_links(run.settings, run.asked)
+    for link, block, batch, depth in product(links, settings.blocks, settings.batch, settings.depth):
         yield str(link.key(block, batch, depth))
 
 

@@ -13,7 +13,7 @@ from pytest_nixl import units
 if TYPE_CHECKING:
     from pytest_nixl.gate.profiles import Expectation
     from pytest_nixl.record.samples import Samples
-    from pytest_nixl.settings import MemoryPair
+    from pytest_nixl.values import MemoryPair
 
 RDMA = frozenset({"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "dc", "dc_mlx5", "dc_x",
                   "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "verbs", "cxi", "opx", "psm2", "psm3"})  # fmt: skip

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_nixl import units
 from pytest_nixl.gate.findings import Acceptance, known_finding
 from pytest_nixl.gate.machine import Machine, is_network
-from pytest_nixl.settings import MEMORY_FORM, OPS, MemoryPair
+from pytest_nixl.values import MEMORY_FORM, OPS, MemoryPair
 
 if sys.version_info >= (3, 11):
     import tomllib

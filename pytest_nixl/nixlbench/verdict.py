@@ -16,7 +16,7 @@ from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.nixlbench.table import Configuration, Output, Row, Trouble
 from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 #: The target of these is no memory of a rank, although nixlbench prints a segment type.
 _STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",

@@ -105,8 +105,8 @@ class FunctionSubject:
 class MembershipSubject(FunctionSubject):
     """Our own membership, which waits by watches."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        super().__init__(nursery, "pytest_nixl.race.functions:membership")
+    def __init__(self, nursery: Nursery, function: str = "pytest_nixl.race.functions:membership") -> None:
+        super().__init__(nursery, function)
 
     def blocked(self, way: PathClient, group: str, keys: Mapping[str, bytes]) -> bool:
         import json

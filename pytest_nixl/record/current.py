@@ -19,7 +19,7 @@ from pytest_nixl.record.recorded import FORM, OURS, Recorded, Row
 from pytest_nixl.record.results import Result
 from pytest_nixl.record.samples import Samples, percentile
 from pytest_nixl.run import Run
-from pytest_nixl.settings import Against
+from pytest_nixl.values import Against
 
 
 def this_run(run: Run) -> Recorded:

@@ -12,7 +12,7 @@ from statistics import median
 from pytest_nixl import units
 from pytest_nixl.evidence.counted import Counted
 from pytest_nixl.gate.launches import DISTURBED_CORES
-from pytest_nixl.settings import MemoryPair
+from pytest_nixl.values import MemoryPair
 
 
 @dataclass(frozen=True)

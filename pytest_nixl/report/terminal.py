@@ -10,21 +10,25 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 
 from pytest_nixl import units
+from pytest_nixl.cluster.asked import Asked
 from pytest_nixl.gate.verdicts import Outcome
+from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import lines
 from pytest_nixl.run import Run
-from pytest_nixl.settings import Settings, given_options
+from pytest_nixl.settings import Settings
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
-def header(settings: Settings) -> Iterator[str]:
-    """Yield each setting with where it came from."""
+def header(settings: Settings, asked: Asked) -> Iterator[str]:
+    """Yield each setting with where it came from, and which rank this is."""
     yield f"pytest-nixl {_own_version()}:"
     for line in settings.lines():
         yield f"  {line}"
+    if asked.several or asked.placement is not None:
+        yield f"  {asked}"
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -41,6 +45,10 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     """Write the table and the verdict."""
     terminal.section("NIXL")
+    if run.party is not None and run.party.ending is not None:
+        for text in (*run.party.ending.verdict.splitlines(), *run.notes):
+            terminal.write_line(text)
+        return
     shown = list(lines(run.results, gate=run.settings.gate))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)

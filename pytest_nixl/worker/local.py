@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -75,9 +74,9 @@ class LocalProcess:
             return "gone"
         return _STATES.get(letter, f"in state {letter}")
 
-    def ask_for_stacks(self) -> None:
-        """Have it write the stacks of its threads to its log."""
-        self._process.send_signal(signal.SIGUSR1)
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
 
     def output(self) -> str:
         """All that it has written to stdout and stderr."""

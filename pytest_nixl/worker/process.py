@@ -86,8 +86,8 @@ class Process(Protocol):
         """Say what its kernel has it doing."""
         ...
 
-    def ask_for_stacks(self) -> None:
-        """Have it write the stacks of its threads to its log."""
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
         ...
 
     def output(self) -> str:
@@ -160,6 +160,10 @@ class Worker:
         """The last lines of that, without UCX's tables and what NIXL says of its ordinary steps."""
         lines = [line for line in self.output().splitlines() if line.strip() and not _NOISE.search(line)]
         return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal, to see what comes of it."""
+        self._process.signal(number)
 
     def kill(self) -> None:
         """End the process at once."""
@@ -234,7 +238,7 @@ class Worker:
 
     def _hung(self, pending: Pending) -> WorkerError:
         state = self._process.state()
-        self._process.ask_for_stacks()
+        self._process.signal(signal.SIGUSR1)
         patience = time.monotonic() + _STACKS_SECONDS
         while _STACKS_MARK not in self.output() and time.monotonic() < patience and self.alive:
             time.sleep(0.01)

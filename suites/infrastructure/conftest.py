@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of this host, and what each check makes of them."""
+"""The facts of every rank's host, and what each check makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.doctor.check import Wanted, judge
+from pytest_nixl.doctor.ranks import everywhere
 from pytest_nixl.etcd.fixtures import EtcdFixture
 from pytest_nixl.etcd.servers import ExternalServer
 from pytest_nixl.facts.etcd import read_etcd
@@ -23,26 +25,36 @@ Ask = Callable[[str], Judgement]
 
 
 @pytest.fixture(scope="session")
-def facts(nixl_settings: Settings) -> Facts:
-    """What this host is, and of the etcd that the deployment has, if any."""
-    return gather(
+def hosts(nixl_settings: Settings, nixl_cluster: Cluster) -> Sequence[Facts]:
+    """What the host of each rank is, and of the etcd that the deployment has, if any."""
+    if nixl_cluster.several:
+        addresses = nixl_cluster.ask("address")
+        return [Facts.of(plain) for plain in nixl_cluster.ask("facts", peers=addresses)]
+    own = gather(
         Root(),
         backends=nixl_settings.backend,
         etcd=nixl_settings.etcd,
         connect=lambda: ExternalServer.of(nixl_settings).client(),
     )
+    return [own]
+
+
+@pytest.fixture(scope="session")
+def facts(hosts: Sequence[Facts]) -> Facts:
+    """What this host is."""
+    return hosts[0]
 
 
 @pytest.fixture(scope="session")
 def wanted(nixl_settings: Settings, profile: Profile) -> Wanted:
-    """What this host should be."""
+    """What every host should be."""
     return Wanted(profile, nixl_settings.backend)
 
 
 @pytest.fixture
-def ask(facts: Facts, wanted: Wanted) -> Ask:
-    """Ask a check of the facts of this host."""
-    return lambda check: judge(check, facts, wanted)
+def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Wanted) -> Ask:
+    """Ask a check of the facts of every rank's host."""
+    return lambda check: everywhere(nixl_cluster.names, [judge(check, each, wanted) for each in hosts])
 
 
 @pytest.fixture

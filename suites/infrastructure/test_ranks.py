@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -13,6 +13,6 @@ from pytest_nixl.gate.verdicts import Judgement
 
 
 @pytest.mark.nixl_check("ranks-agree")
-def test_ranks_agree(facts: Facts, verdict: Callable[[Judgement], None]) -> None:
+def test_ranks_agree(hosts: Sequence[Facts], verdict: Callable[[Judgement], None]) -> None:
     """What must be alike on every rank is: versions, rates, MTU, drivers, variables, slash for slash."""
-    verdict(ranks_agree([facts]))
+    verdict(ranks_agree(hosts))

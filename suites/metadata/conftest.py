@@ -11,6 +11,7 @@ import pytest
 
 from pytest_nixl.agent import Agents
 from pytest_nixl.backends import between_agents
+from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.etcd.endpoints import redact
 from pytest_nixl.etcd.fixtures import EtcdFixture
@@ -44,8 +45,8 @@ def agents(nixl_settings: Settings, nixl_etcd_path: Callable[[str], EtcdPath]) -
 
 
 @pytest.fixture
-def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings) -> Namespace:
-    """A namespace in the run's etcd, under the test's own prefix.
+def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, nixl_cluster: Cluster) -> Namespace:
+    """A namespace in the run's etcd, under the test's own prefix; its agents are spread over the ranks of the run.
 
     :raises NixlPluginError: at once, where NIXL cannot reach that etcd: every step would wait for its whole time.
     """
@@ -57,7 +58,9 @@ def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings) -
             "--nixl-etcd; with a password there is no way",
         )
     name = nixl_etcd.prefix.rstrip("/")
-    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, nixl_settings.timeout)
+    # Where the ranks' own etcd cannot be used by agents, that of this run is one of rank 0's own host.
+    places = nixl_cluster.places[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
+    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, nixl_settings.timeout, places)
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_nixl.agent import Agents, Buffer, NixlAgent
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.waiting import wait_until
+from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.wire import Ref
 
 if TYPE_CHECKING:
@@ -32,19 +33,31 @@ class Namespace:
     :param client: our own way to that etcd: the agents' is ``endpoint``.
     :param name: the value of NIXL_ETCD_NAMESPACE; None leaves it unset.
     :param seconds: how long any step may take.
+    :param places: where the first agent, the second, … start; none: all of them on this host.
     """
 
-    def __init__(self, agents: Agents, client: EtcdClient, endpoint: str, name: str | None, seconds: float) -> None:
+    def __init__(
+        self,
+        agents: Agents,
+        client: EtcdClient,
+        endpoint: str,
+        name: str | None,
+        seconds: float,
+        places: Sequence[Place] = (),
+    ) -> None:
         self.client = client
         self.endpoint = endpoint
         self.name = name
         self.seconds = seconds
         self._agents = agents
+        self._places = places
 
     def start(self, *names: str) -> list[NixlAgent]:
         """Start agents in a worker each. None has a progress thread, which spins: they progress when they are asked."""
         environment = {"NIXL_ETCD_ENDPOINTS": self.endpoint, "NIXL_ETCD_NAMESPACE": self.name}
-        return self._agents.start_each(names, environment=environment, listen_thread=True, progress_thread=False)
+        return self._agents.start_each(
+            names, environment=environment, places=self._places, listen_thread=True, progress_thread=False
+        )
 
     def reached_by(self, endpoint: str) -> Namespace:
         """Return the same namespace for agents that reach the etcd by other endpoints."""
@@ -52,7 +65,7 @@ class Namespace:
 
     def part(self, name: str) -> Namespace:
         """Return a namespace inside of this one."""
-        return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds)
+        return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds, self._places)
 
     def key(self, agent: NixlAgent, label: str = "metadata") -> str:
         """Return the key of an agent's metadata; the label is empty for the anchor, which every agent puts."""

@@ -22,7 +22,8 @@ from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import MemoryPair, Settings
+from pytest_nixl.settings import Settings
+from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Here
 
 DRAM = MemoryPair("DRAM", "DRAM")

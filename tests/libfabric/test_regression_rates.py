@@ -26,7 +26,8 @@ from pytest_nixl.gate.regression import compare_launches
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.link import Link, Pairs
 from pytest_nixl.record.recorded import Row
-from pytest_nixl.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair, Settings
+from pytest_nixl.settings import Settings
+from pytest_nixl.values import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair
 from pytest_nixl.worker.places import Here
 
 MIB = 1 << 20

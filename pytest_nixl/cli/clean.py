@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl clean``: remove what groups of ranks that have ended left in an etcd."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_nixl.errors import NixlPluginError
+
+if TYPE_CHECKING:
+    from pytest_nixl.cluster.clean import Cleaned
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl clean`` to the command's parsers."""
+    clean = commands.add_parser(
+        "clean",
+        help="remove the keys of groups of ranks that have ended",
+        description="Remove the keys of groups that have no living member any more. A group that has one is left as it "
+        "is and named, and the command then exits with 1. Certificates and users are taken from etcdctl's own "
+        "variables (ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER).",
+    )
+    clean.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
+    clean.add_argument("--group", metavar="NAME", default="", help="this group only, with whatever token it has")
+    clean.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    clean.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.cluster.clean import clean
+    from pytest_nixl.cluster.membership import RefusedError
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+    from pytest_nixl.facts.etcd import client_as_etcdctl
+
+    with client_as_etcdctl(parse_endpoints(_endpoints(arguments.etcd))) as client:
+        cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
+    for line in _lines(cleaned, dry_run=arguments.dry_run):
+        print(line)
+    try:
+        cleaned.check()
+    except RefusedError as error:
+        sys.stdout.flush()
+        print(f"pytest-nixl: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _endpoints(given: str | None) -> str:
+    from pytest_nixl.facts.facts import ETCD_VARIABLES
+
+    found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
+    if not found:
+        raise NixlPluginError("no etcd is given", f"give --etcd URL, or set {ETCD_VARIABLES[0]}")
+    return found
+
+
+def _lines(cleaned: Cleaned, *, dry_run: bool) -> Iterator[str]:
+    would = "would remove" if dry_run else "removed"
+    for dead in cleaned.removed:
+        yield f"{would} group {dead.group!r}: {_count(dead.keys, 'key')}"
+    if cleaned.removed:
+        yield f"{would} {_count(len(cleaned.removed), 'group')}, {_count(cleaned.keys, 'key')}"
+    else:
+        yield "nothing to remove"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The etcd that the ranks of a run meet in: one that is there, or one that rank 0 serves."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.where import find_etcd
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.listen import Listen, credentials, serve_etcd, wait_for_etcd
+from pytest_nixl.etcd.servers import EtcdServer, ExternalServer
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.settings import Settings
+
+
+def require_etcd(settings: Settings, asked: Asked) -> None:
+    """:raises pytest.UsageError: where nothing says in which etcd the ranks meet."""
+    if settings.etcd_listen:
+        if asked.rank is None:
+            raise pytest.UsageError(
+                f"--nixl-etcd-listen={settings.etcd_listen} is for rank 0, and nothing says which rank this is: give "
+                "--nixl-rank R, or start it by a launcher that numbers its processes"
+            )
+    elif not settings.etcd:
+        raise pytest.UsageError(
+            f"{asked.ranks} ranks meet in an etcd, and none is named: give --nixl-etcd URL, or --nixl-etcd-listen "
+            "ADDR:PORT for rank 0 to serve one"
+        )
+
+
+def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper) -> EtcdServer:
+    """Return the etcd of the group: started, where this is rank 0 and is to serve it; else once it answers.
+
+    :raises NixlPluginError: where it cannot be served, found or reached.
+    """
+    if not settings.etcd_listen:
+        return ExternalServer.of(settings)
+    listen = Listen.parse(settings.etcd_listen)
+    if asked.rank == 0:
+        return serve_etcd(keeper, listen, settings.group_token)
+    url = find_etcd(settings.etcd, listen, asked.rank, asked.placement, os.environ)
+    wait_for_etcd(url, settings.join_timeout, settings.group_token)
+    return ExternalServer(parse_endpoints(url), **credentials(settings.group_token))
+
+
+def for_agents(settings: Settings) -> bool:
+    """Whether NIXL's own client can use the group's etcd: it sends no password and speaks plaintext only."""
+    password = settings.group_token if settings.etcd_listen else settings.etcd_user
+    return not password and not settings.etcd_cacert and "https:" not in settings.etcd and "@" not in settings.etcd

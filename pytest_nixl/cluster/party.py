@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process's part in a run of several ranks: it joins, drives or serves, and leaves when all have written theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
+from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.etcd import meeting_etcd
+from pytest_nixl.cluster.forensics import forensics
+from pytest_nixl.cluster.logs import keep
+from pytest_nixl.cluster.membership import TTL, Membership, join
+from pytest_nixl.cluster.services import Services
+from pytest_nixl.cluster.serving import Ending
+from pytest_nixl.cluster.session import Driver, serve
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.options import OPTIONS
+from pytest_nixl.settings import Settings
+from pytest_nixl.waiting import wait_until
+
+#: Seconds that a rank waits at the end for the others to have written their reports.
+LEAVE_SECONDS = 60.0
+
+
+class Party:
+    """The place of this process among the ranks of a run."""
+
+    def __init__(
+        self, settings: Settings, asked: Asked, command: Command, keeper: Keeper, say: Callable[[str], None]
+    ) -> None:
+        self.settings = settings
+        self.keeper = keeper
+        self._command = command
+        self._stack = ExitStack()
+        self._left = False
+        #: What went wrong with the group; None: nothing did.
+        self.fault: NixlPluginError | None = None
+        #: How rank 0 said that the run ends; None: this is rank 0, or it has not said.
+        self.ending: Ending | None = None
+        self.driver: Driver | None = None
+        try:
+            self.etcd = meeting_etcd(settings, asked, keeper)
+            self._stack.callback(self.etcd.discard)
+            self.services = Services(command, settings, self.etcd)
+            self._client = self._stack.enter_context(self.etcd.client())
+            self.membership: Membership = join(
+                self._client,
+                asked.group,
+                asked.ranks,
+                wanted=asked.rank,
+                token=settings.group_token,
+                timeout=settings.join_timeout,
+                waiting=say,
+            )
+            self._stack.callback(self.membership.leave)
+            self.membership.barrier(settings.join_timeout)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return self.membership.rank
+
+    @property
+    def drives(self) -> bool:
+        """Whether this rank runs the tests."""
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """How this rank names itself: ``rank 1 of 4 on node-b``."""
+        return f"rank {self.rank} of {self.membership.size} on {self.membership.members[self.rank].host}"
+
+    def name_of(self, rank: int) -> str:
+        """How failures name a rank."""
+        member = self.membership.members[rank]
+        return f"rank {rank} on {member.host}"
+
+    def drive(self) -> None:
+        """Be rank 0: see that all run the same command, then have their workers at hand.
+
+        :raises pytest.UsageError: where a rank is unlike this one, naming the difference; it is told, too.
+        """
+        self.driver = Driver(
+            self.membership, self.etcd.client, token=self.settings.group_token, timeout=self.settings.timeout
+        )
+        others = self.driver.ask_all("command")
+        found = differences(
+            self._command, {self.name_of(rank): Command.unpacked(text) for rank, text in others.items()}
+        )
+        if found:
+            refusal = "; ".join(found) + ": start every rank with the same command on the same tests"
+            self.finish(Ending(int(pytest.ExitCode.USAGE_ERROR), refusal=refusal))
+            raise pytest.UsageError(refusal)
+
+    def serve(self) -> Ending:
+        """Be a peer until the run is over, and return how rank 0 says that it ends.
+
+        :raises pytest.UsageError: where rank 0 refuses to start, with its words.
+        :raises NixlPluginError: where rank 0 or the etcd has gone.
+        """
+        self.ending = serve(
+            self.membership,
+            self.etcd.client,
+            self.keeper,
+            token=self.settings.group_token,
+            services=self.services.by_name(),
+        )
+        if self.ending.refusal:
+            self.finish(self.ending)
+            raise pytest.UsageError(self.ending.refusal)
+        return self.ending
+
+    def finish(self, ending: Ending) -> list[str]:
+        """Leave, together with all others: whoever ends first may have the rest killed by its launcher.
+
+        Called when this rank's reports are written.
+
+        :returns: sentences on what could not be done; it never raises, as what was measured is not lost for it.
+        """
+        if self._left:
+            return []
+        said = []
+        try:
+            keep(self, ending, self.look() if self.broken else [])
+        except NixlPluginError as error:
+            said.append(str(error))
+        try:
+            if self.driver is not None:
+                self.driver.end(ending)
+            if not self.broken:
+                self.membership.barrier(LEAVE_SECONDS)
+        except NixlPluginError as error:
+            said.append(str(error))
+        self.close()
+        return said
+
+    @property
+    def broken(self) -> bool:
+        """Whether the group is not whole any more."""
+        return self.fault is not None or (self.driver is not None and bool(self.driver.gone))
+
+    def close(self) -> None:
+        """Leave, whatever the others do."""
+        if self._left:
+            return
+        self._left = True
+        if self.driver is not None:
+            self.driver.close()
+        if self.etcd.kind != "external":
+            self._await_others()
+        with suppress(NixlPluginError):  # the etcd has gone, and the lease ends by itself
+            self._stack.close()
+
+    def _await_others(self) -> None:
+        """Keep the etcd that is ours until the others have left it, but no longer than the lease of a dead one."""
+        with suppress(NixlPluginError):
+            wait_until(
+                lambda: self._client.count_prefix(f"{self.membership.root}members/") < 2,
+                "the other ranks to leave",
+                seconds=TTL + 2.0,
+            )
+
+    def look(self) -> list[str]:
+        """Return what can be seen of the group where it broke: lines for a person."""
+        logs = {path.name: path.read_text(errors="replace") for path in sorted(self.keeper.directory.glob("rank*.log"))}
+        return forensics(self._client, self.membership.root, self.membership.members, worker_logs=logs)
+
+
+def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
+    """Return what this rank runs."""
+    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
+    return Command(_version(), options, tests, errors)
+
+
+def _version() -> str:
+    try:
+        return version("pytest-nixl")
+    except PackageNotFoundError:
+        return "from a clone"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of options: flag, ini name, variables, accepted form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pytest_nixl import units, values
+from pytest_nixl.cluster.pairing import PAIRING_FORM, Pairing
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, redact
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: its flag, its ini name, the variables it falls back to, and how its text is read."""
+
+    field: str
+    parse: Callable[[str], Any]
+    form: str
+    default: str
+    help: str
+    metavar: str = "VALUE"
+    environment: tuple[str, ...] = ()
+    secret: bool = False
+    switch: bool = False
+    #: What a setting is that nobody gave and that has no default.
+    empty: Any = ""
+
+    @property
+    def flag(self) -> str:
+        return f"--nixl-{self.field.replace('_', '-')}"
+
+    @property
+    def ini(self) -> str:
+        return f"nixl_{self.field}"
+
+    @property
+    def dest(self) -> str:
+        return f"nixl_{self.field}"
+
+    def show(self, value: Any) -> str:
+        """Print a value as it would be typed; what may hold a secret is redacted."""
+        if self.secret:
+            return "***" if value else "none"
+        if value is None:
+            return self.default or "none"
+        if self.field == "blocks":
+            return units.format_blocks(value)
+        if self.field == "max_regression":
+            return f"{100 * value:.6g}%"
+        if self.field == "against":
+            from pytest_nixl.facts.secrets import hide_command
+
+            return hide_command(str(value)) if value else "none"
+        if isinstance(value, tuple):
+            return ",".join(str(part) for part in value) or "none"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, float):
+            return f"{f'{value:.9f}'.rstrip('0').rstrip('.')}s"
+        return redact(str(value)) if value != "" else "none"
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("backend", values.parse_backends, "UCX, LIBFABRIC or POSIX (any case), or a list of them", "UCX",
+           "NIXL backends to validate", "NAME[,NAME]", ("NIXL_BACKEND",)),
+    Option("etcd", values.parse_etcd, ENDPOINTS_FORM, "", "an etcd that is there already", "URL[,URL]",
+           ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")),
+    Option("etcd_server", values.one_of(*values.ETCD_SERVERS), " | ".join(values.ETCD_SERVERS), "auto", "which etcd "
+           "to use; auto: external if one is given, a container if an engine answers and the image is there, else "
+           "embedded", "KIND"),
+    Option("etcd_image", values.parse_image, "REPOSITORY[:TAG]", values.DEFAULT_ETCD_IMAGE,
+           "image for an etcd container", "REF"),
+    Option("etcd_cacert", values.parse_file, "an existing PEM file", "", "CA certificate of the etcd", "FILE",
+           ("ETCDCTL_CACERT",)),
+    Option("etcd_cert", values.parse_file, "an existing PEM file", "", "client certificate for the etcd", "FILE",
+           ("ETCDCTL_CERT",)),
+    Option("etcd_key", values.parse_file, "an existing PEM file", "", "key of the client certificate", "FILE",
+           ("ETCDCTL_KEY",)),
+    Option("etcd_user", values.parse_user, "NAME:PASSWORD", "", "user and password for the etcd; better given by the "
+           "environment", "NAME:PASSWORD", ("ETCDCTL_USER",), secret=True),
+    Option("etcd_listen", values.parse_listen, values.LISTEN_FORM, "", "where rank 0 serves an etcd to the others, "
+           "where there is none", "ADDR:PORT"),
+    Option("ranks", values.parse_ranks, "a whole number above zero", "", "how many ranks start this same command; else "
+           "what Slurm, MPI, torchrun or a LeaderWorkerSet says; 1: this one alone, whatever they say", "N",
+           empty=None),
+    Option("rank", values.parse_rank, "a whole number", "", "which of them this is, from 0; else what the launcher "
+           "says, or their order", "R", empty=None),
+    Option("group", values.parse_group, "letters, digits, . _ and -", "", "the name by which they meet; else the "
+           "launcher's job, or default", "NAME"),
+    Option("group_token", values.parse_token, "a text that is not empty", "", "what all of them know and nobody else; "
+           "better given by the environment", "TOKEN", ("NIXL_GROUP_TOKEN",), secret=True),
+    Option("pairs", Pairing.parse, PAIRING_FORM, "ring", "the pairs of ranks that are measured", "PAIRS"),
+    Option("join_timeout", values.parse_timeout, units.TIME_FORM, "5min", "deadline for all ranks to come", "TIME"),
+    Option("logs", values.parse_store, "a directory, which is made where there is none", "", "where each rank leaves "
+           "its verdict and its workers' logs, in a directory of its own", "DIR"),
+    Option("op", values.parse_ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",
+           "OP[,OP]"),
+    Option("memory", values.parse_memories, f"a list of {values.MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
+           "a storage backend takes the initiators' and has files as targets", "INITIATOR:TARGET[,…]"),
+    Option("directory", values.parse_directory, "an existing directory", "", "where storage backends make their "
+           "files, which leave nothing; empty: the system's for temporary files", "DIR"),
+    Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
+    Option("batch", values.parse_counts, "a whole number above zero, or a list of them", "1",
+           "blocks in one transfer", "N[,N]"),
+    Option("depth", values.parse_counts, "a whole number above zero, or a list of them", "1", "transfers in flight",
+           "N[,N]"),
+    Option("iterations", values.parse_iterations, "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)",
+           "auto", "transfers to time for each row, at least", "N"),
+    Option("warmup", values.parse_warmup, "a whole number", "10", "transfers before the clock starts", "N"),
+    Option("duration", values.parse_seconds, units.TIME_FORM, "0.1s", "time to measure each row for, at least", "TIME"),
+    Option("timeout", values.parse_timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
+    Option("profile", values.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
+           "loopback", "what to expect of this kind of machine", "NAME|FILE"),
+    Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench whose registration is "
+           "checked, if not that on PATH", "PATH"),
+    Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
+           switch=True),
+    Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",
+           "what this run validates, for the records", "REF", ("NIXL_IMAGE",)),
+    Option("baseline", values.parse_baseline, "an existing file or directory, or else an image of the store", "",
+           "the run to judge this one by, row by row: a record, the newest one of a directory, or the newest one of "
+           "an image in --nixl-store", "IMAGE|FILE|DIR"),
+    Option("against", values.parse_against, "an image and then the command that its workers are started with, such as "
+           "'IMAGE env UCX_TLS=tcp'", "", "another image to judge this one by, both measured now in turn",
+           "'IMAGE COMMAND'", empty=None),
+    Option("max_regression", values.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row is "
+           "unchanged; a loss twice as large is what a comparison promises to find", "SHARE"),
+    Option("launches", values.parse_launches, f"a whole number from 1 to {values.MOST_LAUNCHES}, or auto (1; "
+           f"{values.COMPARED_LAUNCHES} where a comparison is asked for)", "auto",
+           "whole launches of each row, at least", "N"),
+    Option("store", values.parse_store, "a directory, which is made where there is none", "",
+           "where each run leaves its record", "DIR"),
+    Option("report", values.parse_reports, f"paths in directories that exist, ending with "
+           f"{', '.join(values.REPORT_ENDINGS)}", "", "what to write at the end: a page to read, a table, metrics for "
+           "Prometheus", "FILE.html[,FILE]", empty=()),
+)  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option and its ini value."""
+    group = parser.getgroup("nixl", "NIXL validation")
+    for item in OPTIONS:
+        if item.switch:
+            group.addoption(item.flag, dest=item.dest, action="store_const", const="yes", default=None, help=item.help)
+        else:
+            text = f"{item.help}; {item.form} (default: {item.default or 'none'})"
+            shown = text.replace("%", "%%")  # argparse takes it for a format
+            group.addoption(item.flag, dest=item.dest, metavar=item.metavar, default=None, help=shown)
+        parser.addini(item.ini, help=f"the same as {item.flag}", default=None)
+
+
+def given_options(config: pytest.Config) -> dict[str, str]:
+    """Return the options that were typed, by flag, as they may be shown: passwords are hidden."""
+    typed = {item: text for item in OPTIONS if (text := config.getoption(item.dest, None)) is not None}
+    hidden = ("etcd", "against", "image")
+    return {item.flag: item.show(text) if item.secret or item.field in hidden else text for item, text in typed.items()}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of several ranks: which one is to blame for a slow pair, and do pairs hold each other up?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.gate.blame import ACTION, MOST_PAIRS, blame, by_direction, failed_pairs, trials
+from pytest_nixl.gate.together import Together, at_once, disjoint
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.link import Link, Pairs
+from pytest_nixl.record.samples import Samples
+from pytest_nixl.run import Run, asked_links
+from pytest_nixl.settings import Settings
+
+ALONE = "this run has one rank"
+
+
+@pytest.mark.nixl_check("rank-to-blame")
+def test_no_rank_is_to_blame_for_a_slow_pair(
+    nixl_run: Run,
+    nixl_cluster: Cluster,
+    nixl_pairs: Pairs,
+    expect: Callable[[Samples], Judgement],
+    measure_until_clear: Callable[[Link, int, int, int], Samples],
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """A pair that failed is measured again, each end with a rank that is not suspected: that names the host."""
+    if not nixl_cluster.several:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, ALONE))
+        return
+    failed = failed_pairs(nixl_run.results, nixl_run.keys)
+    if not failed:
+        verdict(Judgement(Verdict.PASS, "no pair of ranks has failed"))
+        return
+    names = nixl_cluster.names
+    if nixl_cluster.ranks == 2:
+        said = list(by_direction(failed, nixl_run.results, nixl_run.keys, names))
+        verdict(Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(said)), f"start a third rank, or {ACTION}"))
+        return
+    guilty, said = [], []
+    for each in failed[:MOST_PAIRS]:
+        tried = []
+        for trial in trials(each, failed, nixl_cluster.ranks):
+            key = trial.key
+            link = nixl_pairs.link(key.backend, key.op, key.memory, trial.ranks)
+            tried.append((trial, expect(measure_until_clear(link, key.block, key.batch, key.depth))))
+        ranks, sentence = blame(each, tried, names)
+        guilty += ranks
+        said.append(sentence)
+    verdict(Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(said), ACTION))
+
+
+@pytest.mark.nixl_check("pairs-together")
+def test_pairs_do_not_hold_each_other_up(
+    nixl_run: Run,
+    nixl_settings: Settings,
+    nixl_cluster: Cluster,
+    nixl_pairs: Pairs,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """Pairs that share no rank move bytes at the same time: how much together, and does one starve beside the rest?"""
+    pairs = disjoint(nixl_cluster.ranks)
+    if len(pairs) < 2:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, "there are no two pairs that share no rank: that takes four ranks"))
+        return
+    said: list[Together] = []
+    for kind in {(link.backend, link.op, link.memory): None for link in asked_links(nixl_settings, nixl_run.asked)}:
+        backend, op, memory = kind
+        if memory.target == "FILE":
+            continue
+        links = nixl_pairs.together(backend, op, memory, pairs)
+        block, depth = max(nixl_settings.blocks), max(nixl_settings.depth)
+        said.append(at_once(f"{backend} {op}", links, block, depth))
+    bad = next((each for each in said if each.verdict is not Verdict.PASS), None)
+    reasons = "; ".join(each.words for each in said)
+    verdict(Judgement(bad.verdict if bad else Verdict.PASS, reasons, bad.remedy if bad else ""))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two agents to break: in workers of their own, of two ranks where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pytest
+
+from pytest_nixl.agent import Agents, Buffer, NixlAgent
+from pytest_nixl.backends import between_agents
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.errors import NotApplicableError
+from pytest_nixl.settings import Settings
+from pytest_nixl.worker.process import WorkerError
+
+#: Seconds that a step may take where something is broken: what is told must be told by then.
+SECONDS = 10.0
+
+
+@dataclass
+class Couple:
+    """An initiator that knows a target, and the target's memory."""
+
+    agents: Agents
+    cluster: Cluster
+    initiator: NixlAgent
+    target: NixlAgent
+    memory: Buffer
+
+    def another_target(self) -> tuple[NixlAgent, Buffer]:
+        """Start a new process where the target was, with an agent of the same name, and have the initiator know it."""
+        agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=False)
+        memory = agent.allocate(self.memory.size)
+        agent.register(memory)
+        self.initiator.remove_remote_agent(self.target.name)
+        self.initiator.add_remote_agent(agent.get_agent_metadata())
+        return agent, memory
+
+
+@pytest.fixture
+def couple(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[Couple]:
+    """Two agents of UCX that know each other.
+
+    :raises NotApplicableError: where only storage backends are asked for.
+    """
+    if not between_agents(nixl_settings.backend):
+        names = ",".join(nixl_settings.backend)
+        raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no other agent can be lost")
+    settings = replace(nixl_settings, backend=("UCX",), timeout=min(nixl_settings.timeout, SECONDS))
+    with suppress(WorkerError), Agents(nixl_cluster.places[0], settings) as agents:
+        initiator, target = agents.start_each(
+            ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=False
+        )
+        memory = target.allocate(64 << 10)
+        target.register(memory)
+        initiator.add_remote_agent(target.get_agent_metadata())
+        yield Couple(agents, nixl_cluster, initiator, target, memory)

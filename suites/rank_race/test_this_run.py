@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the ranks of this very run, from their own hosts, claim a rank each?"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.settings import Settings
+
+ROUNDS = 3
+
+
+@pytest.mark.nixl_check("ranks-of-this-run")
+def test_the_ranks_of_this_run_get_a_rank_each(
+    nixl_cluster: Cluster, nixl_settings: Settings, verdict: Callable[[Judgement], None]
+) -> None:
+    """All ranks claim one at the same time, from where they are, in new groups: the ranks 0 to n-1, each once."""
+    if not nixl_cluster.several:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, "this run has one rank"))
+        return
+    size, names = nixl_cluster.ranks, nixl_cluster.names
+    for _ in range(ROUNDS):
+        group = secrets.token_hex(8)
+        got: list[int] = nixl_cluster.ask("claim", group=group, size=size, seconds=nixl_settings.timeout / 2)
+        if sorted(got) != list(range(size)):
+            told = ", ".join(f"{name} got {rank}" for name, rank in zip(names, got, strict=True))
+            remedy = "this is a defect of pytest-nixl's membership: report it, with what is printed here"
+            verdict(Judgement(Verdict.FAIL, f"{size} claims at one time gave not each rank once: {told}", remedy))
+            return
+    verdict(Judgement(Verdict.PASS, f"{size} hosts claimed at one time, {ROUNDS} times, and got each rank once"))
