@@ -18,6 +18,8 @@ _TOOLS = ("gcc", "hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 #: What a command is started with, behind a host's prefix, to have all that it starts killed when it is.
 ENDS_WITH_ALL = ("unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL")
+#: Files that differ between a host and this machine.
+OWN_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/proc/stat")
 
 
 def require_tools() -> None:
@@ -44,10 +46,10 @@ class Host:
     Its interfaces have no IPv6 addresses: libfabric fails on one that is still tentative.
 
     :param name: its hostname; empty: that of this machine.
-    :param etc: a folder with the ``hosts`` and the ``nsswitch.conf`` that it has in /etc; None: those of this machine.
+    :param files: a folder with the files that it has in place of :data:`OWN_FILES`; None: it has this machine's.
     """
 
-    def __init__(self, name: str = "", etc: Path | None = None) -> None:
+    def __init__(self, name: str = "", files: Path | None = None) -> None:
         self.name = name
         #: Of ``veth0``, where :func:`network` made it.
         self.address = ""
@@ -55,9 +57,9 @@ class Host:
         steps = ["mount -t sysfs sysfs /sys"]
         if name:
             steps.append('hostname "$1"')
-        if etc is not None:
-            steps += [f'mount --bind "$2/{file}" /etc/{file}' for file in ("hosts", "nsswitch.conf")]
-        script = ["sh", "-c", " && ".join([*steps, "exec sleep infinity"]), "sh", name, str(etc)]
+        if files is not None:
+            steps += [f'mount --bind "$2/{Path(file).name}" {file}' for file in OWN_FILES]
+        script = ["sh", "-c", " && ".join([*steps, "exec sleep infinity"]), "sh", name, str(files)]
         command = [*_ENDS_WITH_US, "unshare", "--net", "--uts", "--mount", *script]
         self._holder = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         assert eventually(lambda: Path(f"/proc/{self.pid}/comm").read_text() == "sleep\n")
@@ -187,9 +189,12 @@ class Network:
 def network(folder: Path, *names: str) -> Iterator[Network]:
     """Hosts of these names on one switch. Their addresses are 10.98.0.1 and so on; each finds the others by name.
 
-    :param folder: for files that they have in /etc.
+    :param folder: for files of theirs.
     """
     addresses = {name: f"10.98.0.{number}" for number, name in enumerate(names, 1)}
+    # A double: hosts that share one machine take processor time of each other's, and nodes of a cluster do not. In a
+    # counter that stands still no row was disturbed by others.
+    (folder / "stat").write_text(Path("/proc/stat").read_text())
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
     (folder / "hosts").write_text("".join(f"{line}\n" for line in lines))
     # No name server is asked, which nobody there could reach: such a look-up takes 20 s to fail.

@@ -84,7 +84,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 ) -> None:
     expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
     measure = command(
-        BANDWIDTH, BACKENDS, "--nixl-blocks=256KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
+        BANDWIDTH, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
         "--nixl-ranks=4", f"--nixl-etcd={url}",
     )  # fmt: skip
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
