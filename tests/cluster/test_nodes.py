@@ -85,7 +85,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
     expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
     measure = command(
         BANDWIDTH, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
-        "--nixl-ranks=4", f"--nixl-etcd={url}",
+        "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
     )  # fmt: skip
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
         for number, host in enumerate(net.hosts[:4]):
@@ -94,7 +94,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
-        assert "node-2" in report["verdict"]
+        assert "rank 2 on node-2 is to blame for the pair 2-3" in report["verdict"]
 
 
 @pytest.mark.parametrize(
