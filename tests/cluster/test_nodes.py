@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks, each on a host of its own: the whole suites by one command per rank, a slow cable, who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver import build
+from hosts import Network, network, require_tools
+from ranks import Ranks, all_end_with, report_options, reports, run_ranks
+from runs import BANDWIDTH, command, profile
+from servers import ETCD_PORT, etcd, keys
+
+NODES = ("node-0", "node-1", "node-2", "node-3")
+#: Both over TCP: anything else would not take the network between the hosts.
+BACKENDS = "--nixl-backend=UCX,LIBFABRIC"
+OVER_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
+#: All cables, and the slow one; and a floor in GB/s between what TCP delivers of them. They are far apart: whatever
+#: else this machine does makes less of a difference.
+FAST, SLOW = "500mbit", "50mbit"
+BETWEEN = "transports = ['tcp']\nfloor = '0.018 GB/s'"
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Four nodes, and the host of the site's etcd."""
+    require_tools()
+    with network(tmp_path_factory.mktemp("network"), *NODES, "head") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def env(net: Network, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {"UCX_TLS": "tcp", "PYTEST_NIXL_LIBCUDA": str(build(tmp_path_factory.mktemp("driver")))}
+
+
+@pytest.fixture(scope="module")
+def running_etcd(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with etcd(net["head"], tmp_path_factory.mktemp("etcd")) as url:
+        yield url
+
+
+@pytest.fixture
+def url(net: Network, running_etcd: str) -> Iterator[str]:
+    """The site's etcd, in which no key may stay."""
+    yield running_etcd
+    assert keys(net["head"]) == []
+
+
+def test_two_ranks_run_the_whole_suites_and_meet_in_the_sites_etcd(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path
+) -> None:
+    accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
+    whole = command("suites", BACKENDS, "--nixl-blocks=64KiB", accepted, "--nixl-ranks=2", f"--nixl-etcd={url}")
+    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *whole, *report_options(tmp_path), env=env)
+    all_end_with(0, done)
+    assert [report["host"] for report in reports(tmp_path, 2)] in (["node-0", "node-1"], ["node-1", "node-0"])
+    assert " ERROR" not in "".join(one.output for one in done)
+
+
+def test_four_ranks_run_the_whole_suites_where_rank_0_serves_the_etcd(
+    net: Network, env: dict[str, str], tmp_path: Path
+) -> None:
+    accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
+    whole = command(
+        "suites", BACKENDS, "--nixl-blocks=64KiB", accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}"
+    )
+    with Ranks(tmp_path / "ranks", {**env, "MASTER_ADDR": net.hosts[0].address}) as ranks:
+        for number, host in enumerate(net.hosts[:4]):
+            ranks.start(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
+        done = ranks.finish(240)
+    all_end_with(0, done)
+    assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
+    assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
+    for number, one in enumerate(done[1:], 1):
+        assert f"rank {number} on node-{number} of 4 serves rank 0 on node-0" in one.output
+    assert not net.hosts[0].listens(ETCD_PORT)
+
+
+def test_a_slow_cable_fails_the_run_and_its_node_is_named(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path
+) -> None:
+    expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
+    measure = command(
+        BANDWIDTH, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
+        "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
+    )  # fmt: skip
+    with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
+        for number, host in enumerate(net.hosts[:4]):
+            ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
+        done = ranks.finish(240)
+    all_end_with(1, done)
+    for report in reports(tmp_path, 4):
+        assert report["exit_code"] == 1
+        assert "rank 2 on node-2 is to blame for the pair 2-3" in report["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("own", "difference"),
+    [
+        ((["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]), "rank 1 on node-1 collected not suites/bandwidth/"),
+        (
+            (["--nixl-rank=0"], ["--nixl-rank=1", "--nixl-blocks=8KiB"]),
+            "rank 1 on node-1 was started with --nixl-blocks=8KiB, and rank 0 with --nixl-blocks=4KiB",
+        ),
+        ((["--nixl-rank=1"], ["--nixl-rank=1"]), "rank 1"),
+    ],
+    ids=["tests", "options", "rank"],
+)
+def test_ranks_that_do_not_belong_together_are_refused(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
+) -> None:
+    small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
+    with Ranks(tmp_path / "ranks", env) as ranks:
+        for host, options in zip(net.hosts, own, strict=False):
+            ranks.start(host, *small, *options)
+        done = ranks.finish(60)
+    all_end_with(4, done)
+    for one in done:
+        assert difference in one.output
