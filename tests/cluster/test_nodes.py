@@ -75,7 +75,7 @@ def test_four_ranks_run_the_whole_suites_where_rank_0_serves_the_etcd(
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
     for number, one in enumerate(done[1:], 1):
-        assert f"rank {number} on node-{number} of 4 serves rank 0 on node-0" in one.output
+        assert f"rank {number} of 4 on node-{number} serves rank 0 on node-0" in one.output
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
