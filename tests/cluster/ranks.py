@@ -15,6 +15,8 @@ from xml.etree import ElementTree
 from hosts import Host
 from runs import Finished, environment
 
+#: Seconds for a run of pytest on all ranks: several times what it takes where nothing else runs.
+PATIENCE = 480.0
 #: Characters of a rank's output that an error shows: the last ones.
 SHOWN = 3000
 
@@ -55,7 +57,7 @@ class Ranks:
         """Return what a command has written by now."""
         return self._log(number).read_text(errors="replace")
 
-    def finish(self, seconds: float) -> list[Finished]:
+    def finish(self, seconds: float = PATIENCE) -> list[Finished]:
         """Wait for all of them, and see that none leaves a temporary file.
 
         :raises AssertionError: with which of them did not end, and what each wrote last.
@@ -78,7 +80,7 @@ class Ranks:
 
 
 def run_ranks(
-    hosts: Sequence[Host], folder: Path, *command: str, seconds: float = 240, env: Mapping[str, str] | None = None
+    hosts: Sequence[Host], folder: Path, *command: str, seconds: float = PATIENCE, env: Mapping[str, str] | None = None
 ) -> list[Finished]:
     """Run one command on each host at the same time, and wait for all of them."""
     with Ranks(folder, env) as ranks:

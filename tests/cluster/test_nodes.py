@@ -70,7 +70,7 @@ def test_four_ranks_run_the_whole_suites_where_rank_0_serves_the_etcd(
     with Ranks(tmp_path / "ranks", {**env, "MASTER_ADDR": net.hosts[0].address}) as ranks:
         for number, host in enumerate(net.hosts[:4]):
             ranks.start(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish(240)
+        done = ranks.finish()
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
@@ -90,7 +90,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
         for number, host in enumerate(net.hosts[:4]):
             ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish(240)
+        done = ranks.finish()
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
@@ -116,7 +116,7 @@ def test_ranks_that_do_not_belong_together_are_refused(
     with Ranks(tmp_path / "ranks", env) as ranks:
         for host, options in zip(net.hosts, own, strict=False):
             ranks.start(host, *small, *options)
-        done = ranks.finish(60)
+        done = ranks.finish()
     all_end_with(4, done)
     for one in done:
         assert difference in one.output
