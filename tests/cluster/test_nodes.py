@@ -10,7 +10,7 @@ import pytest
 from driver import build
 from hosts import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH, command, profile
+from runs import BANDWIDTH_OF_RANKS, command, profile
 from servers import ETCD_PORT, etcd, keys
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -84,7 +84,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 ) -> None:
     expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
     measure = command(
-        BANDWIDTH, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
+        BANDWIDTH_OF_RANKS, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
         "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
     )  # fmt: skip
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
@@ -112,7 +112,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 def test_ranks_that_do_not_belong_together_are_refused(
     net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
 ) -> None:
-    small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
+    small = command(BANDWIDTH_OF_RANKS, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
     with Ranks(tmp_path / "ranks", env) as ranks:
         for host, options in zip(net.hosts, own, strict=False):
             ranks.start(host, *small, *options)
