@@ -24,7 +24,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
     [
         (SLURM, Placement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
         ({**OPEN_MPI, **SLURM}, Placement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
-        (OPEN_MPI, Placement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5@1")),
+        (OPEN_MPI, Placement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
         ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Placement("PMI", "PMI_RANK", 2, 3)),
         (TORCHRUN, Placement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
         ({"JOB_COMPLETION_INDEX": "5"}, Placement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 5)),

@@ -81,7 +81,8 @@ def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> Placement:
     ranks = _number(size, environ) if size else None
     if ranks is not None and rank >= ranks:
         raise ValueError(f"{launcher.rank}={rank} is not below {size}={ranks}: expected a rank from 0 to {ranks - 1}")
-    group = "-".join(environ[name] for name in launcher.group if environ.get(name))
+    # As keys may have it: Open MPI says "prterun-HOST-PID@1".
+    group = re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(environ[name] for name in launcher.group if environ.get(name)))
     first = next((environ[name] for name in launcher.first if environ.get(name)), "")
     return Placement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
 

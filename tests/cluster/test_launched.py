@@ -71,8 +71,8 @@ def test_the_launcher_ends_with_the_runs_exit_code_and_every_rank_reports(
     launch: Launch = request.getfixturevalue(launcher)
     expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0001 GB/s'")
     done = launch(
-        tmp_path / "ranks", BANDWIDTH_OF_RANKS, "--nixl-blocks=64KiB", "--nixl-op=WRITE", f"--nixl-profile={expected}",
-        f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}", *report_options(tmp_path),
+        tmp_path / "ranks", BANDWIDTH_OF_RANKS, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-pairs=1:2",
+        f"--nixl-profile={expected}", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}", *report_options(tmp_path),
     )  # fmt: skip
     all_end_with(code, [done])
     found = reports(tmp_path, 4)
