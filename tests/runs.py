@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BANDWIDTH = "suites/bandwidth"
+#: The rows alone; of several ranks, with what is asked of them together.
+BANDWIDTH, BANDWIDTH_OF_RANKS = "suites/bandwidth/test_bandwidth.py", "suites/bandwidth"
 
 #: Variables of the machine that would change what a run does.
 _STEERING = re.compile(r"(NIXL_|UCX_|FI_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SIZE$)")

@@ -23,7 +23,8 @@ from etcd_helpers import IMAGE, engine_image
 from kubernetes_rules import LEADER_WORKER_SET, RULES, Manifest, Pod, complaints, pods_of, read
 from runs import ROOT
 
-from pytest_nixl.settings import DEFAULT_ETCD_IMAGE, OPTIONS
+from pytest_nixl.options import OPTIONS
+from pytest_nixl.values import DEFAULT_ETCD_IMAGE
 from pytest_nixl.waiting import wait_until
 
 DEPLOY = ROOT / "deploy"
@@ -33,12 +34,6 @@ SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch")
 DOCKER = DEPLOY / "docker"
 #: Where programs are looked for: on PATH, and where this Python's packages put theirs.
 PROGRAMS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
-
-#: Options that are being made beside these files. To be removed once they are in OPTIONS.
-NEW = {
-    "--nixl-etcd-listen", "--nixl-group", "--nixl-group-token", "--nixl-join-timeout", "--nixl-logs", "--nixl-pairs",
-    "--nixl-rank", "--nixl-ranks",
-}  # fmt: skip
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -191,7 +186,7 @@ class TestBrokenManifests:
 
 
 def test_every_option_of_ours_exists() -> None:
-    known = {item.flag for item in OPTIONS} | NEW
+    known = {item.flag for item in OPTIONS}
     files = [path for path in DEPLOY.rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:

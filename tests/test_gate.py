@@ -96,7 +96,7 @@ def test_a_row_that_is_not_selected_is_missing(tmp_path: Path) -> None:
 
 def test_a_required_check_that_is_deselected_is_missing(tmp_path: Path) -> None:
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'bandwidth']")
-    done = run("suites/bandwidth", "suites/infrastructure", GATE, "--nixl-blocks=64KiB", "-k", "not etcd",
+    done = run(BANDWIDTH, "suites/infrastructure", GATE, "--nixl-blocks=64KiB", "-k", "not etcd",
                f"--nixl-profile={required}")  # fmt: skip
     assert (
         "MISSING etcd-answers: the check 'etcd-answers' is required by the profile 'test' and did not run"

@@ -24,7 +24,7 @@ def test_functional_suites_run_in_parallel() -> None:
 
 
 def test_bandwidth_says_that_it_was_not_measured_and_why() -> None:
-    done = run("suites/bandwidth", "-n", "2", "--nixl-blocks=64KiB", "-rs")
+    done = run("suites/bandwidth/test_bandwidth.py", "-n", "2", "--nixl-blocks=64KiB", "-rs")
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE", "READ 64KiB": "NOT-APPLICABLE"}
     assert "bandwidth is never measured in parallel: run it without pytest-xdist (-n)" in done.output
     assert done.code == 0

@@ -52,6 +52,20 @@ class Trial:
         return self.suspect, self.partner
 
 
+@dataclass(frozen=True)
+class Tried:
+    """What came of a trial: its verdict, and over which transports and devices the suspect's bytes went."""
+
+    trial: Trial
+    judgement: Judgement
+    transports: tuple[str, ...] = ()
+
+    @property
+    def bad(self) -> bool:
+        """Whether the suspect is slow with another partner, too."""
+        return self.judgement.verdict in BAD
+
+
 def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[Failed]:
     """Return the pairs that failed, one for each backend, those of the ranks first that are in the most of them.
 
@@ -87,26 +101,32 @@ def trials(failed: Failed, all_failed: Sequence[Failed], ranks: int) -> list[Tri
     return found
 
 
-def blame(failed: Failed, tried: Sequence[tuple[Trial, Judgement]], names: Sequence[str]) -> tuple[list[int], str]:
-    """Return the ranks that are to blame, and a sentence.
+def blame(failed: Failed, tried: Sequence[Tried], names: Sequence[str]) -> tuple[list[int], str]:
+    """Return the ranks that are to blame, and a sentence with their hosts and interfaces.
 
     :param tried: the two trials with what each came to.
     """
-    (_, one), (_, other) = tried
-    pair = f"{names[failed.ranks[0]]} and {names[failed.ranks[1]]}"
-    told = "; ".join(f"{names[trial.suspect]} with rank {trial.partner}: {said.reason}" for trial, said in tried)
-    bad = [trial.suspect for trial, said in tried if said.verdict in BAD]
+    pair = f"{failed.ranks[0]}-{failed.ranks[1]}"
+    told = "; ".join(f"rank {e.trial.suspect} with rank {e.trial.partner}: {e.judgement.reason}" for e in tried)
+    bad = [each for each in tried if each.bad]
+    guilty = [f"{names[each.trial.suspect]} (its {_over(each.transports)})" for each in bad]
+    ranks = [each.trial.suspect for each in bad]
     if len(bad) == 1:
-        return bad, f"{names[bad[0]]} is to blame for the pair {failed.ranks[0]}-{failed.ranks[1]} ({told})"
+        return ranks, f"{guilty[0]} is to blame for the pair {pair} ({told})"
     if bad:
-        partner = tried[0][0].partner
-        return bad, f"both {pair}, or rank {partner} with which each was tried, are to blame ({told})"
-    if Verdict.PASS in (one.verdict, other.verdict):
+        partner = names[bad[0].trial.partner]
+        return ranks, f"{' and '.join(guilty)}, or {partner} with which both were tried, are to blame ({told})"
+    ends = " and ".join(names[rank] for rank in failed.ranks)
+    if all(each.judgement.verdict is Verdict.PASS for each in tried):
         return (
             [],
-            f"{pair} are each good with another rank: it is the path between these two, or it has passed ({told})",
+            f"{ends} are each good with another rank: it is the path between these two, or it has passed ({told})",
         )
-    return [], f"{pair} cannot be told apart ({told})"
+    return [], f"{ends} cannot be told apart ({told})"
+
+
+def _over(transports: Sequence[str]) -> str:
+    return ", ".join(transports) or "interface"
 
 
 def by_direction(failed: Sequence[Failed], results: Sequence[Result], keys: dict[str, RowKey], names: Sequence[str]

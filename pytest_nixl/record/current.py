@@ -27,11 +27,15 @@ def this_run(run: Run) -> Recorded:
     return Recorded(
         source="this run",
         when=datetime.now(timezone.utc),
-        provenance=gather(run.settings.image, run.versions),
+        provenance=gather(run.settings.image, run.versions, ranks=_hosts(run)),
         rows={row.key: row for row in _rows(run)},
         results=tuple(run.results),
         notes=tuple(run.notes),
     )
+
+
+def _hosts(run: Run) -> list[str]:
+    return [member.host for member in run.party.membership.members] if run.party is not None else []
 
 
 def _rows(run: Run) -> Iterator[Row]:

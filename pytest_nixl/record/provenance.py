@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,6 @@ _OWN = frozenset(("NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_NODE_NAME", "NIXL_POD
 #: Where the manifests mount a Kubernetes downward API volume with the pod's ``labels`` and ``annotations``.
 PODINFO = "/etc/podinfo"
 _IMAGE_KEY, _DIGEST_KEY = "pytest-nixl/image", "pytest-nixl/image-digest"
-
-#: Each adds facts of the host under a name of its own: ``name -> function``, which returns JSON values.
-FACTS: dict[str, Callable[[], Mapping[str, Any]]] = {}
 
 #: What makes two hosts the same kind of machine; a host's name does not.
 SAME_MACHINE = ("cpu", "cores", "nics", "gpus")
@@ -50,7 +47,7 @@ class Provenance:
 
     :param versions: of NIXL, UCX, libfabric, Python as the workers told them, and of the NVIDIA driver and the kernel.
     :param environment: the variables that steer transports, secrets hidden.
-    :param host: name, CPU, cores, network cards with their rates, GPUs.
+    :param host: of rank 0: name, CPU, cores, network cards with their rates, GPUs; of several ranks, their hosts.
     """
 
     image: Image = field(default_factory=Image)
@@ -85,17 +82,23 @@ class Change:
         return f"{self.what}: {self.before or 'nothing'} -> {self.now or 'nothing'}"
 
 
-def gather(reference: str, versions: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Provenance:
+def gather(
+    reference: str,
+    versions: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+    ranks: Sequence[str] = (),
+) -> Provenance:
     """Return this run's provenance.
 
     :param reference: the image as a setting names it; empty: the environment or the downward API may.
     :param versions: what the workers told.
+    :param ranks: the host of each rank; none: there is one.
     """
     return Provenance(
         image=image_of(reference, environ),
         versions={**{name: versions[name] for name in sorted(versions)}, **_system_versions()},
         environment=steering(environ),
-        host=host(environ),
+        host={**host(environ), **({"ranks": list(ranks)} if ranks else {})},
     )
 
 
@@ -131,14 +134,13 @@ def steering(environ: Mapping[str, str]) -> dict[str, str]:
 
 def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return what this host is."""
-    facts: dict[str, Any] = {
+    return {
         "name": environ.get("NIXL_NODE_NAME") or platform.node(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 0,
         "nics": dict(_nics()),
         "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
     }
-    return {**facts, **{name: dict(tell()) for name, tell in FACTS.items()}}
 
 
 def _system_versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.gate.blame import ACTION, MOST_PAIRS, blame, by_direction, failed_pairs, trials
+from pytest_nixl.gate.blame import ACTION, MOST_PAIRS, Tried, blame, by_direction, failed_pairs, trials
 from pytest_nixl.gate.together import Together, at_once, disjoint
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.link import Link, Pairs
@@ -47,7 +47,8 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
         for trial in trials(each, failed, nixl_cluster.ranks):
             key = trial.key
             link = nixl_pairs.link(key.backend, key.op, key.memory, trial.ranks)
-            tried.append((trial, expect(measure_until_clear(link, key.block, key.batch, key.depth))))
+            samples = measure_until_clear(link, key.block, key.batch, key.depth)
+            tried.append(Tried(trial, expect(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)

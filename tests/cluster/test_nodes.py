@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from driver import build
 from hosts import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH, command, profile
+from runs import BANDWIDTH_OF_RANKS, command, profile
 from servers import ETCD_PORT, etcd, keys
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -84,7 +85,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 ) -> None:
     expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
     measure = command(
-        BANDWIDTH, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
+        BANDWIDTH_OF_RANKS, BACKENDS, "--nixl-blocks=128KiB", "--nixl-op=WRITE", "--nixl-iterations=40", expected,
         "--nixl-ranks=4", "--nixl-pairs=0:1,2:3", f"--nixl-etcd={url}",
     )  # fmt: skip
     with net.shaped({**dict.fromkeys(NODES, FAST), "node-2": SLOW}), Ranks(tmp_path / "ranks", env) as ranks:
@@ -95,6 +96,26 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
         assert "rank 2 on node-2 is to blame for the pair 2-3" in report["verdict"]
+
+
+def test_of_two_ranks_the_slow_direction_names_the_node(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path
+) -> None:
+    expected = f"--nixl-profile={profile(tmp_path / 'p.toml', BETWEEN)}"
+    measure = command(
+        BANDWIDTH_OF_RANKS, "--nixl-blocks=128KiB", "--nixl-iterations=40", expected, "--nixl-ranks=2",
+        f"--nixl-etcd={url}",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        net["node-1"].shape("veth0", SLOW)
+        stack.callback(net["node-1"].unshape, "veth0")
+        ranks = stack.enter_context(Ranks(tmp_path / "ranks", env))
+        for number, host in enumerate(net.hosts[:2]):
+            ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
+        done = ranks.finish(120)
+    all_end_with(1, done)
+    for report in reports(tmp_path, 2):
+        assert "bytes that leave rank 1 on node-1 for rank 0 on node-0 are slow, and the other" in report["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +133,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
 def test_ranks_that_do_not_belong_together_are_refused(
     net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
 ) -> None:
-    small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
+    small = command(BANDWIDTH_OF_RANKS, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
     with Ranks(tmp_path / "ranks", env) as ranks:
         for host, options in zip(net.hosts, own, strict=False):
             ranks.start(host, *small, *options)
