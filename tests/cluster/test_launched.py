@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hosts import ENDS_WITH_ALL, Network, network, require_tools
 from ranks import all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH_OF_RANKS, Finished, command, profile
+from runs import BANDWIDTH, Finished, command, profile
 from servers import ETCD_PORT, require_slurm, slurm
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -71,7 +71,7 @@ def test_the_launcher_ends_with_the_runs_exit_code_and_every_rank_reports(
     launch: Launch = request.getfixturevalue(launcher)
     expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0001 GB/s'")
     done = launch(
-        tmp_path / "ranks", BANDWIDTH_OF_RANKS, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-pairs=1:2",
+        tmp_path / "ranks", BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-pairs=1:2",
         f"--nixl-profile={expected}", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}", *report_options(tmp_path),
     )  # fmt: skip
     all_end_with(code, [done])

@@ -11,7 +11,7 @@ import pytest
 from driver import build
 from hosts import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH_OF_RANKS, command, profile
+from runs import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
 from servers import ETCD_PORT, etcd, keys
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -133,7 +133,7 @@ def test_of_two_ranks_the_slow_direction_names_the_node(
 def test_ranks_that_do_not_belong_together_are_refused(
     net: Network, env: dict[str, str], url: str, tmp_path: Path, own: tuple[list[str], ...], difference: str
 ) -> None:
-    small = command(BANDWIDTH_OF_RANKS, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
+    small = command(BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-ranks=2", f"--nixl-etcd={url}")
     with Ranks(tmp_path / "ranks", env) as ranks:
         for host, options in zip(net.hosts, own, strict=False):
             ranks.start(host, *small, *options)
