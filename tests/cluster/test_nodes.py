@@ -112,7 +112,7 @@ def test_of_two_ranks_the_slow_direction_names_the_node(
         ranks = stack.enter_context(Ranks(tmp_path / "ranks", env))
         for number, host in enumerate(net.hosts[:2]):
             ranks.start(host, *measure, *report_options(tmp_path), f"--nixl-rank={number}")
-        done = ranks.finish(120)
+        done = ranks.finish()
     all_end_with(1, done)
     for report in reports(tmp_path, 2):
         assert "bytes that leave rank 1 on node-1 for rank 0 on node-0 are slow, and the other" in report["verdict"]
