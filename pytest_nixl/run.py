@@ -241,7 +241,7 @@ def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, 
 
 def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, once more."""
-    left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report"}
+    left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-logs"}
     given = {flag: value for flag, value in given_options(item.config).items() if flag not in left_out}
     several = Run.of(item.config).in_cluster
     if row is None:

@@ -399,7 +399,7 @@ class TestFind:
             ("", ALL, SLURM, {}, "http://n07:12379"),
             ("", ALL, None, MASTER, "http://10.0.0.1:12379"),
             ("", Listen("node-a", 2379), INDEXED, {}, "http://node-a:2379"),
-            ("", Listen("node-a", 2379), SLURM, {}, "http://n07:2379"),
+            ("", Listen("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
         ],
     )
     def test_the_address_then_what_says_where_rank_0_is(

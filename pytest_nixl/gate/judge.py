@@ -67,9 +67,10 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
 
 
 def describe(key: RowKey) -> str:
-    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch and depth where they are not 1."""
+    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch, depth and ranks that are not usual."""
     text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
     more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
+    more += [] if key.pair in ((0, 1), (0, 0)) else [f"ranks {key.pair[0]}-{key.pair[1]}"]
     return f"{text} ({', '.join(more)})" if more else text
 
 

@@ -12,7 +12,7 @@ from pytest_nixl import units
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 
-_KEY = ("backend", "op", "memory", "block", "batch", "depth")
+_KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
 _TEXT = {"backend", "op", "memory", "transport"}
 
@@ -45,10 +45,13 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
 
 def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
     cells = [_cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in [_COLUMNS, *cells]) for i in range(len(_COLUMNS))]
-    yield Line(_join(_COLUMNS, widths) + "  verdict")
+    ranks = _COLUMNS.index("ranks")
+    # Where there is one pair of ranks, nobody asks which.
+    shown = [n for n in range(len(_COLUMNS)) if n != ranks or {line[n] for line in cells} - {"0-1", "0-0"}]
+    widths = [max(len(line[n]) for line in [_COLUMNS, *cells]) for n in shown]
+    yield Line(_join([_COLUMNS[n] for n in shown], widths, shown) + "  verdict")
     for row, line in zip(rows, cells, strict=True):
-        yield Line(f"{_join(line, widths)}  {row.verdict}", _outcome(row, gate))
+        yield Line(f"{_join([line[n] for n in shown], widths, shown)}  {row.verdict}", _outcome(row, gate))
 
 
 def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
@@ -59,15 +62,16 @@ def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
             backend, rest = row.row.split("/", 1)
             by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
     for rest, (first, *others) in by_rest.items():
-        op, memory, block, batch, depth, _ = rest.split("/")
-        counts = "".join(f"  {count}" for count in (batch, depth) if count not in ("batch1", "depth1"))
+        op, memory, block, batch, depth, ranks = rest.split("/")
+        usual = ("batch1", "depth1", "0-1", "0-0")
+        counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
         for backend, bandwidth in others:
             yield Line(f"{backend} : {first[0]}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / first[1]:.2f}")
 
 
 def _cells(row: Result) -> tuple[str, ...]:
-    backend, op, memory, block, batch, depth, _ = row.row.split("/")
-    key = (backend, op, memory, block, batch.removeprefix("batch"), depth.removeprefix("depth"))
+    backend, op, memory, block, batch, depth, ranks = row.row.split("/")
+    key = (backend, op, memory, block, batch.removeprefix("batch"), depth.removeprefix("depth"), ranks)
     figures = row.figures
     if figures is None:
         return (*key, "-", "-", "-", "-", "-", "-")
@@ -87,10 +91,10 @@ def _microseconds(seconds: float) -> str:
     return "-" if math.isnan(seconds) else units.microseconds(seconds)
 
 
-def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _join(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
     return "  ".join(
-        cell.ljust(width) if name in _TEXT else cell.rjust(width)
-        for cell, width, name in zip(cells, widths, _COLUMNS, strict=True)
+        cell.ljust(width) if _COLUMNS[column] in _TEXT else cell.rjust(width)
+        for cell, width, column in zip(cells, widths, columns, strict=True)
     )
 
 
