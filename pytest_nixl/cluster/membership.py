@@ -400,7 +400,7 @@ class _Claim:
         who = f"{f'rank {self.rank}, ' if self.rank is not None else ''}{self.host}, pid {os.getpid()}"
         return FencedError(
             f"this member of group {self.group!r} ({who}) has no lease any more: etcd heard nothing from it for "
-            f"{self.ttl} s{self._unheard}, so its place may be another's",
+            f"{self.ttl} s, so its place may be another's{self._unheard}",
             "see whether the etcd runs, and whether this host was stopped or cut off from it; then start the run again",
         )
 
