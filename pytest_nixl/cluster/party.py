@@ -49,7 +49,7 @@ class Party:
         self.ending: Ending | None = None
         self.driver: Driver | None = None
         try:
-            self.etcd = meeting_etcd(settings, asked, keeper)
+            self.etcd = meeting_etcd(settings, asked, keeper, say)
             self._stack.callback(self.etcd.discard)
             self.services = Services(command, settings, self.etcd, keeper)
             self._client = self._stack.enter_context(self.etcd.client())
