@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -31,9 +32,10 @@ def require_etcd(settings: Settings, asked: Asked) -> None:
         )
 
 
-def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper) -> EtcdServer:
+def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper, waiting: Callable[[str], None]) -> EtcdServer:
     """Return the etcd of the group: started, where this is rank 0 and is to serve it; else once it answers.
 
+    :param waiting: called now and then with a sentence on what is waited for.
     :raises NixlPluginError: where it cannot be served, found or reached.
     """
     if not settings.etcd_listen:
@@ -42,7 +44,7 @@ def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper) -> EtcdServer
     if asked.rank == 0:
         return serve_etcd(keeper, listen, settings.group_token)
     url = find_etcd(settings.etcd, listen, asked.rank, asked.placement, os.environ)
-    wait_for_etcd(url, settings.join_timeout, settings.group_token)
+    wait_for_etcd(url, settings.join_timeout, settings.group_token, waiting)
     return ExternalServer(parse_endpoints(url), **credentials(settings.group_token))
 
 

@@ -124,6 +124,6 @@ def _last_words(worker_logs: Mapping[str, str]) -> list[str]:
     lines: list[str] = []
     for name, text in worker_logs.items():
         last = text.rstrip().splitlines()[-_LINES:]
-        lines.append(f"the last lines of {name}:" if last else f"{name} is empty")
+        lines.append(f"the last lines of {name}:" if last else f"{name} tells nothing out of the ordinary")
         lines += [f"  {line}" for line in last]
     return lines

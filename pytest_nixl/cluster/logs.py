@@ -1,22 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank leaves of a run: its verdict and its workers' logs, in a directory that no other rank writes to."""
+"""What one rank leaves of a run: its verdict and its workers' logs, in a directory that no other rank writes to.
+
+Secrets are hidden in all of it: it is read by others, and sent on.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.facts.secrets import hider
+from pytest_nixl.keeper import Keeper
+from pytest_nixl.settings import Settings
+from pytest_nixl.worker.process import telling
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.party import Party
 
 #: Bytes of each log that are kept: the last ones.
 LARGEST = 1 << 20
+#: Lines of each log that are told to the other ranks: the last ones.
+_LINES = 20
+
+
+def last_words(keeper: Keeper, settings: Settings) -> dict[str, str]:
+    """Return the last lines of the workers of this rank, by the names of their logs."""
+    hide = _hider(settings)
+    logs = {path.name: path.read_text(errors="replace") for path in sorted(keeper.directory.glob("rank*.log"))}
+    return {name: hide("\n".join(telling(text)[-_LINES:])) for name, text in logs.items()}
+
+
+def _hider(settings: Settings) -> Callable[[str], str]:
+    return hider({**os.environ, "NIXL_GROUP_TOKEN": settings.group_token, "ETCDCTL_USER": settings.etcd_user})
 
 
 def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
@@ -28,12 +49,13 @@ def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
     if not party.settings.logs:
         return None
     directory = Path(party.settings.logs) / f"rank-{party.rank}"
+    hide = _hider(party.settings)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("*.log"):
             old.unlink()
         for log in party.keeper.directory.glob("*.log"):
-            (directory / log.name).write_bytes(log.read_bytes()[-LARGEST:])
+            (directory / log.name).write_text(hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
         verdict = {
             "rank": party.rank,
             "ranks": party.membership.size,
@@ -42,7 +64,7 @@ def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
             "pid": os.getpid(),
             "exit_code": ending.code,
             "verdict": ending.verdict or ending.refusal,
-            "fault": str(party.fault) if party.fault is not None else "",
+            "fault": "\n".join(map(str, party.faults)),
         }
         if seen:
             (directory / "group.txt").write_text("\n".join(seen) + "\n")

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
+from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import Done, delete, get_prefix, txn
 
 #: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
@@ -112,7 +112,8 @@ class Mailbox:
     def _read(self) -> None:
         read: list[str] = []
         try:
-            done = Done.of(self._client.transaction(txn([], [get_prefix(self._own)])))
+            waiting = txn([], [get_prefix(self._own)])
+            done = Done.of(self._membership.insist(lambda: self._client.transaction(waiting)))
             since = done.revision + 1
             for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
                 self._take(item.key, item.value)
@@ -127,7 +128,7 @@ class Mailbox:
                         read.append(event.item.key)
                     if len(read) >= _DELETED_TOGETHER:
                         read = self._delete(read)
-        except EtcdError as error:
+        except NixlPluginError as error:
             if not self._closed.is_set():
                 self._failed(error)
 
@@ -144,5 +145,6 @@ class Mailbox:
         self._handle(int(sender), message)
 
     def _delete(self, read: list[str]) -> list[str]:
-        self._client.transaction(txn([], [delete(key) for key in read]))
+        deletion = txn([], [delete(key) for key in read])
+        self._membership.insist(lambda: self._client.transaction(deletion))
         return []

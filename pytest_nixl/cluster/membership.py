@@ -148,7 +148,7 @@ class Membership:
         self._claim = claim
         self._frozen = frozen
         #: This member's rank, from 0.
-        self.rank = rank
+        self.rank = claim.rank = rank
         #: Revisions until which all that happened under ``run/`` and to members is known.
         self._seen_run = self._seen_members = seen
         self._lost: dict[str, Member] = {}
@@ -193,6 +193,10 @@ class Membership:
     def check(self) -> None:
         """:raises FencedError: where this member's lease has ended, or may have, by its own clock."""
         self._claim.check()
+
+    def fenced(self) -> FencedError:
+        """Return the error of this member's own end as its rank."""
+        return self._claim.fenced()
 
     def insist(self, ask: Callable[[], T]) -> T:
         """Ask an etcd that restarts or changes its leader again, while the lease lives: only what may be done twice.
@@ -343,8 +347,12 @@ class _Claim:
         self.own = f"{self.members}{self.token}"
         self.frozen = f"{self.root}run/frozen"
         self.gate = f"{self.root}run/gate"
+        #: None until it has one.
+        self.rank: int | None = None
         self._lease: Lease | None = None
         self._valid_until = 0.0
+        #: Why the lease was not refreshed the last time; empty: it was.
+        self._unheard = ""
         self._lost = False
         self._left = threading.Event()
         self._keeping: threading.Thread | None = None
@@ -373,8 +381,10 @@ class _Claim:
             try:
                 sent = time.monotonic()
                 self._valid_until = sent + self.lease.refresh()
+                self._unheard = ""
                 pause = self.lease.ttl / 3
             except EtcdError as error:
+                self._unheard = f" (the last time: {error.reason})"
                 if error.cause == "no-lease":
                     self._lost = True
                     return
@@ -387,10 +397,11 @@ class _Claim:
             raise self.fenced()
 
     def fenced(self) -> FencedError:
+        who = f"{f'rank {self.rank}, ' if self.rank is not None else ''}{self.host}, pid {os.getpid()}"
         return FencedError(
-            f"this member of group {self.group!r} ({self.host}, pid {os.getpid()}) has no lease any more: etcd heard "
-            f"nothing from it for {self.ttl} s, so its place may be another's",
-            "end this process and start it again; where machines stall this long, give a longer lease",
+            f"this member of group {self.group!r} ({who}) has no lease any more: etcd heard nothing from it for "
+            f"{self.ttl} s, so its place may be another's{self._unheard}",
+            "see whether the etcd runs, and whether this host was stopped or cut off from it; then start the run again",
         )
 
     def insist(self, ask: Callable[[], T], deadline: float) -> T:
@@ -443,7 +454,8 @@ class _Claim:
     def leave(self) -> None:
         self._left.set()
         if self._keeping is not None:
-            self._keeping.join()
+            # Not for as long as an etcd that cannot be reached holds its request: it refreshes nothing any more.
+            self._keeping.join(_LATE)
             self._keeping = None
         if self._lease is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.asked import Asked
 from pytest_nixl.cluster.etcd import meeting_etcd
-from pytest_nixl.cluster.forensics import forensics
+from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.logs import keep
-from pytest_nixl.cluster.membership import TTL, Membership, join
+from pytest_nixl.cluster.membership import TTL, FencedError, MemberLostError, Membership, join
 from pytest_nixl.cluster.services import Services
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
@@ -39,15 +40,18 @@ class Party:
         self._command = command
         self._stack = ExitStack()
         self._left = False
-        #: What went wrong with the group; None: nothing did.
+        self._seen: list[str] | None = None
+        #: What this rank itself met with; None: nothing.
         self.fault: NixlPluginError | None = None
+        #: Whether it was ended before the run was over: it then leaves without the others.
+        self.early = False
         #: How rank 0 said that the run ends; None: this is rank 0, or it has not said.
         self.ending: Ending | None = None
         self.driver: Driver | None = None
         try:
-            self.etcd = meeting_etcd(settings, asked, keeper)
+            self.etcd = meeting_etcd(settings, asked, keeper, say)
             self._stack.callback(self.etcd.discard)
-            self.services = Services(command, settings, self.etcd)
+            self.services = Services(command, settings, self.etcd, keeper)
             self._client = self._stack.enter_context(self.etcd.client())
             self.membership: Membership = join(
                 self._client,
@@ -59,7 +63,7 @@ class Party:
                 waiting=say,
             )
             self._stack.callback(self.membership.leave)
-            self.membership.barrier(settings.join_timeout)
+            self.membership.barrier(settings.join_timeout, waiting=say)
         except BaseException:
             self._stack.close()
             raise
@@ -84,13 +88,18 @@ class Party:
         member = self.membership.members[rank]
         return f"rank {rank} on {member.host}"
 
-    def drive(self) -> None:
+    def drive(self, fenced: Callable[[NixlPluginError], None]) -> None:
         """Be rank 0: see that all run the same command, then have their workers at hand.
 
+        :param fenced: called, in another thread, where this rank loses its place: the run must not go on.
         :raises pytest.UsageError: where a rank is unlike this one, naming the difference; it is told, too.
         """
         self.driver = Driver(
-            self.membership, self.etcd.client, token=self.settings.group_token, timeout=self.settings.timeout
+            self.membership,
+            self.etcd.client,
+            token=self.settings.group_token,
+            timeout=self.settings.timeout,
+            fenced=fenced,
         )
         others = self.driver.ask_all("command")
         found = differences(
@@ -107,13 +116,21 @@ class Party:
         :raises pytest.UsageError: where rank 0 refuses to start, with its words.
         :raises NixlPluginError: where rank 0 or the etcd has gone.
         """
-        self.ending = serve(
-            self.membership,
-            self.etcd.client,
-            self.keeper,
-            token=self.settings.group_token,
-            services=self.services.by_name(),
-        )
+        try:
+            self.ending = serve(
+                self.membership,
+                self.etcd.client,
+                self.keeper,
+                token=self.settings.group_token,
+                services=self.services.by_name(),
+            )
+        except FencedError as error:
+            if not self.settings.etcd_listen:
+                raise
+            raise MemberLostError(
+                f"{self.name_of(0)} has gone, or this rank is cut off from the etcd that it serves: {error.reason}",
+                "read what that rank printed last, and see whether its host still runs",
+            ) from error
         if self.ending.refusal:
             self.finish(self.ending)
             raise pytest.UsageError(self.ending.refusal)
@@ -130,23 +147,36 @@ class Party:
             return []
         said = []
         try:
-            keep(self, ending, self.look() if self.broken else [])
-        except NixlPluginError as error:
-            said.append(str(error))
-        try:
-            if self.driver is not None:
-                self.driver.end(ending)
-            if not self.broken:
-                self.membership.barrier(LEAVE_SECONDS)
+            self._keep(ending)
+            told = len(self.faults)
+            self._part(ending)
+            if len(self.faults) > told:
+                said += [str(error) for error in self.faults[told:]]
+                self._keep(replace(ending, code=ending.code or int(pytest.ExitCode.TESTS_FAILED)))
         except NixlPluginError as error:
             said.append(str(error))
         self.close()
         return said
 
+    def _keep(self, ending: Ending) -> None:
+        keep(self, ending, self.look() if self.faults else [])
+
+    def _part(self, ending: Ending) -> None:
+        """Tell the peers how it ends, where this is rank 0, and wait until all are ready to leave."""
+        if self.driver is not None:
+            self.driver.end(ending)
+        if self.faults or self.early:
+            return
+        try:
+            self.membership.barrier(LEAVE_SECONDS)
+        except NixlPluginError as error:
+            self.fault = error
+
     @property
-    def broken(self) -> bool:
-        """Whether the group is not whole any more."""
-        return self.fault is not None or (self.driver is not None and bool(self.driver.gone))
+    def faults(self) -> list[NixlPluginError]:
+        """What went wrong with the group. Empty: nothing did, and it is whole."""
+        gone = self.driver.gone if self.driver is not None else []
+        return list(dict.fromkeys([*gone, *([self.fault] if self.fault is not None else [])]))
 
     def close(self) -> None:
         """Leave, whatever the others do."""
@@ -170,9 +200,14 @@ class Party:
             )
 
     def look(self) -> list[str]:
-        """Return what can be seen of the group where it broke: lines for a person."""
-        logs = {path.name: path.read_text(errors="replace") for path in sorted(self.keeper.directory.glob("rank*.log"))}
-        return forensics(self._client, self.membership.root, self.membership.members, worker_logs=logs)
+        """Return what can be seen of the group where it broke, the first time it is asked for: lines for a person."""
+        if self._seen is None:
+            logs = self.services.last_words()
+            others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
+            for rank in sorted(others):
+                logs |= others[rank]
+            self._seen = forensics(self._client, self.membership.root, self.membership.members, worker_logs=logs)
+        return self._seen
 
 
 def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:

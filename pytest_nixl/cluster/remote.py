@@ -51,17 +51,24 @@ class Peer:
         """Why it is taken for gone; None: it is not."""
         return self._lost
 
-    def ask(self, what: str, **arguments: Any) -> Any:
-        """Ask the peer and wait for its answer. :raises PeerError: where it does not come, or is a refusal."""
+    def ask(self, what: str, *, within: float | None = None, **arguments: Any) -> Any:
+        """Ask the peer and wait for its answer.
+
+        :param within: seconds, where the usual ones are too many.
+        :raises PeerError: where the answer does not come, or is a refusal.
+        """
+        seconds = self._timeout if within is None else within
+        if self._lost is not None:
+            raise self._lost
         number = next(self._numbers)
         self._send({"ask": what, "number": number, **arguments})
         with self._answered:
-            there = self._answered.wait_for(lambda: number in self._answers or self._lost is not None, self._timeout)
+            there = self._answered.wait_for(lambda: number in self._answers or self._lost is not None, seconds)
             if self._lost is not None:
                 raise self._lost
             if not there:
                 raise PeerError(
-                    f"{self.name} did not answer {what!r} within {self._timeout:g} s",
+                    f"{self.name} did not answer {what!r} within {seconds:g} s",
                     "see whether its process still runs, and read what it printed last",
                 )
             answer = self._answers.pop(number)
@@ -100,7 +107,7 @@ class Peer:
     def lost(self, error: NixlPluginError) -> None:
         """Take it for gone: whoever waits for it is told, and its workers are dead."""
         with self._answered:
-            self._lost = error
+            self._lost = self._lost or error  # what came first says why
             self._answered.notify_all()
         for process in self._processes.values():
             process.ended(None)

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_nixl.cluster.alike import Command
+from pytest_nixl.cluster.logs import last_words
 from pytest_nixl.cluster.membership import join
 from pytest_nixl.cluster.serving import Service
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.servers import EtcdServer
 from pytest_nixl.facts.facts import gather
 from pytest_nixl.facts.root import Root
+from pytest_nixl.keeper import Keeper
 from pytest_nixl.settings import Settings
 
 #: Where a claim of a test's own is made, apart from the groups of runs.
@@ -24,16 +26,19 @@ class Services:
     """What one rank does when it is asked; of itself, rank 0 asks the same. Values are JSON.
 
     :param etcd: the group's.
+    :param keeper: owns the workers.
     """
 
-    def __init__(self, command: Command, settings: Settings, etcd: EtcdServer) -> None:
+    def __init__(self, command: Command, settings: Settings, etcd: EtcdServer, keeper: Keeper) -> None:
         self._command = command
         self._settings = settings
         self._etcd = etcd
+        self._keeper = keeper
 
     def by_name(self) -> Mapping[str, Service]:
         """Return all of them."""
-        return {"command": self.command, "address": self.address, "facts": self.facts, "claim": self.claim}
+        own = (self.command, self.address, self.facts, self.claim, self.last_words)
+        return {service.__name__: service for service in own}
 
     def command(self) -> str:
         """Return what this rank runs, packed."""
@@ -60,6 +65,10 @@ class Services:
             peers=peers,
         )
         return found.plain()
+
+    def last_words(self) -> dict[str, str]:
+        """Return the last lines of this rank's workers, by the names of their logs."""
+        return last_words(self._keeper, self._settings)
 
     def claim(self, group: str, size: int, seconds: float) -> int:
         """Claim a rank in a group of the claim's own, leave it again, and return the rank."""

@@ -94,11 +94,17 @@ class Serving:
 
     def _answer(self, number: int | None, method: Service, arguments: dict[str, Any]) -> None:
         try:
-            self._send({"answer": number, "result": method(**arguments)})
+            answer = {"answer": number, "result": method(**arguments)}
         except NixlPluginError as error:
-            self._send({"answer": number, "error": error.reason, "remedy": error.remedy})
+            answer = {"answer": number, "error": error.reason, "remedy": error.remedy}
         except (OSError, TypeError, KeyError, ValueError) as error:
-            self._send({"answer": number, "error": f"{type(error).__name__}: {error}"})
+            answer = {"answer": number, "error": f"{type(error).__name__}: {error}"}
+        try:
+            self._send(answer)
+        except NixlPluginError as error:
+            # It is too large, say. Where nothing can be sent at all, the lease tells both sides so.
+            with contextlib.suppress(NixlPluginError):
+                self._send({"answer": number, "error": error.reason, "remedy": error.remedy})
 
     def close(self) -> None:
         """End all workers."""

@@ -14,7 +14,8 @@ from pytest_nixl.cluster.membership import Member, MemberLostError, Membership
 from pytest_nixl.cluster.remote import Peer
 from pytest_nixl.cluster.serving import Ending, Service, Serving
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
+from pytest_nixl.etcd.client import EtcdClient, Watched
+from pytest_nixl.etcd.transaction import Done, get_prefix, txn
 from pytest_nixl.keeper import Keeper
 
 Connect = Callable[[], EtcdClient]
@@ -23,34 +24,40 @@ _WATCH = 20.0
 
 
 class Guard:
-    """Watches the members of a group, and says once which of them has gone.
+    """Watches the members of a group, the own place too, and says which of them has gone.
+
+    Who has lost its own must not go on as its rank; that it has is also seen where the etcd says nothing any more.
 
     :param client: of its own: a watch is always open on it.
-    :param lost: called in a thread of the guard's own.
+    :param lost: called with the member and what became of it, in threads of the guard's own; with one member possibly
+        more than once.
     """
 
-    def __init__(self, client: EtcdClient, membership: Membership, lost: Callable[[Member | None], None]) -> None:
+    def __init__(
+        self, client: EtcdClient, membership: Membership, lost: Callable[[Member, NixlPluginError], None]
+    ) -> None:
         self._client = client
         self._membership = membership
         self._lost = lost
         self._closed = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="guard of the group", daemon=True)
-        self._watcher.start()
+        for task in (self._watch, self._check):
+            threading.Thread(target=task, name="guard of the group", daemon=True).start()
 
     def close(self) -> None:
         """Watch no more."""
         self._closed.set()
 
     def _watch(self) -> None:
-        """The own key too: who has lost its lease must not go on as its rank."""
         members = {member.token: member for member in self._membership.members}
         prefix = f"{self._membership.root}members/"
         try:
-            here = {item.key for item in self._client.by_creation(prefix)}
-            since = 1 + max((item.mod_revision for item in self._client.by_creation(prefix)), default=0)
-            gone = [member for token, member in members.items() if f"{prefix}{token}" not in here]
-            for member in gone:
-                self._lost(member)
+            asked = self._membership.insist(lambda: self._client.transaction(txn([], [get_prefix(prefix)])))
+            done = Done.of(asked)
+            here = {item.key for item in done.found(0).items}
+            for token, member in members.items():
+                if f"{prefix}{token}" not in here:
+                    self._gone(member)
+            since = done.revision + 1
             while not self._closed.is_set():
                 watched = Watched(prefix, since, prefix=True, deletions=True)
                 for event in self._client.watch(watched, seconds=_WATCH):
@@ -59,10 +66,28 @@ class Guard:
                         return
                     found = members.get(event.item.key.removeprefix(prefix))
                     if found is not None:
-                        self._lost(found)
-        except EtcdError:
-            if not self._closed.is_set():
-                self._lost(None)
+                        self._gone(found)
+        except NixlPluginError as error:
+            self._lose_own(error)
+
+    def _check(self) -> None:
+        """See each second that the own lease lives, by the own clock."""
+        while not self._closed.wait(1.0):
+            try:
+                self._membership.check()
+            except NixlPluginError as error:
+                self._lose_own(error)
+                return
+
+    def _gone(self, member: Member) -> None:
+        if member.rank == self._membership.rank:
+            self._lose_own(self._membership.fenced())
+        else:
+            self._lost(member, gone(self._membership.group, member))
+
+    def _lose_own(self, error: NixlPluginError) -> None:
+        if not self._closed.is_set():
+            self._lost(self._membership.members[self._membership.rank], error)
 
 
 def gone(group: str, member: Member) -> MemberLostError:
@@ -78,10 +103,20 @@ class Driver:
 
     :param connect: makes a client of the group's etcd.
     :param timeout: seconds that a peer may take to answer.
+    :param fenced: called where this rank has lost its own place: the run is over.
     """
 
-    def __init__(self, membership: Membership, connect: Connect, *, token: str, timeout: float) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        connect: Connect,
+        *,
+        token: str,
+        timeout: float,
+        fenced: Callable[[NixlPluginError], None] = lambda _: None,
+    ) -> None:
         self.membership = membership
+        self._fenced = fenced
         self.peers: dict[int, Peer] = {}
         with ExitStack() as stack:
             self._mailbox = Mailbox(
@@ -108,6 +143,18 @@ class Driver:
             asked = {rank: pool.submit(peer.ask, what, **arguments) for rank, peer in self.peers.items()}
         return {rank: each.result() for rank, each in asked.items()}
 
+    def ask_those_left(self, what: str, within: float) -> dict[int, Any]:
+        """Ask the peers that have not gone, and return the answers that come within so many seconds, by rank."""
+
+        def ask(peer: Peer) -> Any:
+            with suppress(NixlPluginError):
+                return peer.ask(what, within=within)
+
+        left = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
+        with ThreadPoolExecutor(max(1, min(len(left), 64))) as pool:
+            answers = dict(zip(left, pool.map(ask, left.values()), strict=True))
+        return {rank: answer for rank, answer in answers.items() if answer is not None}
+
     def end(self, ending: Ending) -> None:
         """Tell every peer how the run ends. Peers that have gone are past telling."""
         with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
@@ -132,11 +179,12 @@ class Driver:
         for peer in self.peers.values():
             peer.lost(error)
 
-    def _lost(self, member: Member | None) -> None:
-        if member is None or member.rank == self.membership.rank:
-            return  # the mailbox says what is wrong with the etcd, and the lease what is with this rank
+    def _lost(self, member: Member, error: NixlPluginError) -> None:
         if member.rank in self.peers:
-            self.peers[member.rank].lost(gone(self.membership.group, member))
+            self.peers[member.rank].lost(error)
+            return
+        self._failed(error)
+        self._fenced(error)
 
 
 def _tell(peer: Peer, ending: Ending) -> None:
@@ -156,7 +204,7 @@ def serve(
 
     :param services: what it may ask for beside workers, by name; each is called with JSON values and returns some.
     :raises MemberLostError: where rank 0 has gone before it said.
-    :raises EtcdError: where the etcd has gone for longer than a lease lives.
+    :raises FencedError: where this rank has lost its place, or the etcd has gone for longer than its lease lives.
     """
     errors: list[NixlPluginError] = []
     over = threading.Event()
@@ -165,10 +213,9 @@ def serve(
         errors.append(error)
         over.set()
 
-    def lost(member: Member | None) -> None:
-        # The own place too: who has lost it must not go on as its rank.
-        if member is not None and member.rank in (0, membership.rank):
-            failed(gone(membership.group, member))
+    def lost(member: Member, error: NixlPluginError) -> None:
+        if member.rank in (0, membership.rank):
+            failed(error)
 
     with ExitStack() as stack:
         mailbox: Mailbox
@@ -185,8 +232,7 @@ def serve(
         mailbox.open()
         guard = Guard(stack.enter_context(connect()), membership, lost)
         stack.callback(guard.close)
-        while not over.wait(1.0):
-            membership.check()
+        over.wait()
         if serving.ending is not None:
             return serving.ending
         raise errors[0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
             command = command_of(run.settings, tests, session.testsfailed)
             run.party = Party(run.settings, run.asked, command, keeper(), say)
             if run.party.drives:
-                run.party.drive()
+                run.party.drive(lambda error: setattr(session, "shouldfail", error.reason))
                 return None
             _own_files(session.config, run.party.rank)
             say(f"{run.party.name} serves {run.party.name_of(0)}")
@@ -73,8 +74,11 @@ def conclude(session: pytest.Session, run: Run) -> None:
         return
     if party.ending is not None:
         session.exitstatus = party.ending.code
-    elif party.driver is not None and party.driver.gone:
-        for error in dict.fromkeys(party.driver.gone):
+    elif party.driver is None:
+        party.early = True
+        party.ending = Ending(int(session.exitstatus), f"{party.name} {_ended(int(session.exitstatus))}, and has left")
+    elif party.faults:
+        for error in party.faults:
             run.results.append(Result("ranks", "", Verdict.ERROR, error.reason, error.remedy))
         run.notes += party.look()
         if session.exitstatus == 0:
@@ -86,10 +90,25 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
     party = run.party
     if party is None:
         return []
-    return party.finish(party.ending or Ending(int(session.exitstatus), _verdict(run, int(session.exitstatus))))
+    said = party.finish(party.ending or Ending(int(session.exitstatus), _verdict(run, int(session.exitstatus))))
+    if party.faults and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return said
+
+
+def _ended(code: int) -> str:
+    """Say how a rank has ended that did not come to the end of its tests."""
+    if code == pytest.ExitCode.INTERRUPTED:
+        return "was interrupted"
+    if code > 128:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"
 
 
 def _verdict(run: Run, code: int) -> str:
+    whole = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if run.party is not None and code not in whole:
+        return f"{run.party.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
     bad = [result for result in run.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
     told = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
     more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []

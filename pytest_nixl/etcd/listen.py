@@ -15,6 +15,7 @@ import ipaddress
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ from pytest_nixl.values import LISTEN_FORM
 USER = "root"
 #: Seconds that one attempt to reach it may take to connect, and as much again to be answered.
 ATTEMPT_SECONDS = 2.0
+#: Seconds from one sentence about the wait for it to the next one.
+SAID_EVERY = 5.0
 
 _EVERYWHERE = "0.0.0.0"
 _LABEL = b"pytest-nixl: password of the group's etcd"
@@ -190,13 +193,15 @@ def own_address() -> str:
     return next((str(ip) for ip in found if ip.version == 4 and not ip.is_loopback), "127.0.0.1")
 
 
-def wait_for_etcd(endpoint: str, seconds: float, token: str = "") -> None:
+def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Callable[[str], None] | None = None) -> None:
     """Return once the etcd that rank 0 serves answers and lets us in: the other ranks may be there before it.
 
     :param endpoint: its URL.
+    :param waiting: called every five seconds of the wait, with a sentence.
     :raises EtcdError: after ``seconds``; at once where waiting does not help, as with another token than rank 0's.
     """
     deadline = time.monotonic() + seconds
+    due = time.monotonic() + SAID_EVERY
     pause = 0.05
     while True:
         error = _why_not(endpoint, token, max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic())))
@@ -215,6 +220,9 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "") -> None:
                 cause=error.cause,
                 endpoint=endpoint,
             )
+        if waiting is not None and time.monotonic() >= due:
+            waiting(f"waiting for the etcd that rank 0 serves at {endpoint}")
+            due = time.monotonic() + SAID_EVERY
         time.sleep(min(pause, left))
         pause = min(2 * pause, 0.5)
 

@@ -158,8 +158,7 @@ class Worker:
 
     def tail(self) -> str:
         """The last lines of that, without UCX's tables and what NIXL says of its ordinary steps."""
-        lines = [line for line in self.output().splitlines() if line.strip() and not _NOISE.search(line)]
-        return "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+        return "\n".join(f"  | {line}" for line in telling(self.output())[-_TAIL_LINES:])
 
     def signal(self, number: int) -> None:
         """Send the process a signal, to see what comes of it."""
@@ -232,9 +231,11 @@ class Worker:
         how = "has gone with its rank" if code is None else _how_it_ended(code)
         reason = f"{self.name} {how} during {step!r}"
         remedy = "read its last lines below: a crash in NIXL, UCX or a driver shows there; `dmesg` shows the OOM killer"
-        tail = self.tail()
+        if code is None:  # and nobody is there who could tell its last lines
+            remedy = "see what became of the ranks, which is said below"
+        tail = self.tail() if code is not None else ""
         self.kill()
-        return WorkerDiedError(reason, remedy, _quoted(tail))
+        return WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
 
     def _hung(self, pending: Pending) -> WorkerError:
         state = self._process.state()
@@ -317,6 +318,11 @@ def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was ended by {signal.Signals(-code).name}"
+
+
+def telling(output: str) -> list[str]:
+    """Return the lines of a worker's output without UCX's tables and what NIXL says of its ordinary steps."""
+    return [line for line in output.splitlines() if line.strip() and not _NOISE.search(line)]
 
 
 def _quoted(tail: str) -> str:
