@@ -51,11 +51,7 @@ class Cluster:
 
     def etcd(self) -> EtcdServer | None:
         """Return the etcd of the group, where NIXL's agents of all ranks can use it; None: there is no such."""
-        from pytest_nixl.cluster.etcd import for_agents
-
-        if self._party is None or not for_agents(self._party.settings):
-            return None
-        return self._party.etcd
+        return self._party.agents_etcd() if self._party is not None else None
 
     def ask(self, what: str, **arguments: Any) -> list[Any]:
         """Ask every rank, this one too, at the same time; return the answers by rank.

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.cluster.etcd import meeting_etcd
+from pytest_nixl.cluster.etcd import for_agents, meeting_etcd
 from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import TTL, FencedError, MemberLostError, Membership, join
@@ -20,6 +20,7 @@ from pytest_nixl.cluster.services import Services
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.servers import EtcdServer
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.settings import Settings
@@ -87,6 +88,10 @@ class Party:
         """How failures name a rank."""
         member = self.membership.members[rank]
         return f"rank {rank} on {member.host}"
+
+    def agents_etcd(self) -> EtcdServer | None:
+        """Return the etcd of the group, where NIXL's agents of all ranks can use it; None: they cannot."""
+        return self.etcd if for_agents(self.settings) else None
 
     def drive(self, fenced: Callable[[NixlPluginError], None]) -> None:
         """Be rank 0: see that all run the same command, then have their workers at hand.

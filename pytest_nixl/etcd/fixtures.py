@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.cluster import Cluster
     from pytest_nixl.etcd.client import EtcdClient
     from pytest_nixl.etcd.path import EtcdPath
     from pytest_nixl.etcd.servers import EtcdServer, OwnServer, SessionEtcd
@@ -58,12 +57,14 @@ class PrivateEtcd:
 
 
 @pytest.fixture(scope="session")
-def nixl_etcd_server(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[SessionEtcd]:
+def nixl_etcd_server(nixl_settings: Settings, pytestconfig: pytest.Config) -> Iterator[SessionEtcd]:
     """The etcd of this session; ``.server()`` starts it when first called. Several ranks have that of their group."""
     from pytest_nixl.etcd.servers import SessionEtcd
     from pytest_nixl.keeper import keeper
+    from pytest_nixl.run import Run
 
-    session = SessionEtcd(nixl_settings, keeper, nixl_cluster.etcd())
+    party = Run.of(pytestconfig).party
+    session = SessionEtcd(nixl_settings, keeper, party.agents_etcd() if party is not None else None)
     yield session
     session.close()
 
