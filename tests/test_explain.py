@@ -101,7 +101,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
 
 
-@settings(max_examples=1500, deadline=2000)
+@settings(max_examples=1500, deadline=20_000)
 @given(TEXTS)
 def test_no_text_makes_it_raise_or_hang(text: str) -> None:
     for resolver in (resolve_numeric, suppose):
@@ -115,7 +115,7 @@ def test_no_text_makes_it_raise_or_hang(text: str) -> None:
             assert explain(explanation.rewrite, resolver).nixl.works
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=20_000)
 @given(st.text("SECRT/@:,;?# ", min_size=1, max_size=12), st.sampled_from(["http://", "", "https://"]))
 def test_no_password_is_shown_whatever_is_in_it(password: str, scheme: str) -> None:
     text = f"{scheme}USER:{password}SECRET@127.0.0.1:2379"
