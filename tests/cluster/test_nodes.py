@@ -95,7 +95,7 @@ def test_a_slow_cable_fails_the_run_and_its_node_is_named(
     all_end_with(1, done)
     for report in reports(tmp_path, 4):
         assert report["exit_code"] == 1
-        assert "rank 2 on node-2 is to blame for the pair 2-3" in report["verdict"]
+        assert "rank 2 on node-2 (its tcp/veth0) is to blame for the pair 2-3" in report["verdict"]
 
 
 def test_of_two_ranks_the_slow_direction_names_the_node(

@@ -95,12 +95,6 @@ def test_the_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path
         assert figures["counted_bytes"]["veth0"] >= figures["payload_bytes"]
 
 
-def test_the_whole_of_the_suites_runs(host: Host) -> None:
-    done = run_in(host, "suites", "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB")
-    assert done.code == 0, done.output
-    assert " ERROR" not in done.output
-
-
 def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
     done = run_in(host, BANDWIDTH, "--nixl-backend=UCX,LIBFABRIC", "--nixl-blocks=1MiB", accepted, UCX_TLS="tcp")
