@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from runs import ROOT, command, environment, eventually, repeats, run
 
 from pytest_nixl.etcd.embedded import EmbeddedServer
+from pytest_nixl.gate.findings import FINDINGS
 from pytest_nixl.keeper import keeper
 
 MARK = "PYTEST_NIXL_TEST_MARK"
@@ -129,11 +131,18 @@ def test_a_run_that_is_ended_leaves_nothing(
     assert eventually(lambda: not scene.left()), scene.left()
 
 
-def test_a_run_that_ends_by_itself_leaves_nothing(scene: Scene) -> None:
+def test_a_healthy_machine_passes_the_gate_and_the_run_leaves_nothing(scene: Scene) -> None:
     done = run(
-        "suites", f"--rootdir={ROOT}", "--nixl-blocks=64KiB", f"--nixl-etcd={scene.etcd.endpoint}",
+        "suites", f"--rootdir={ROOT}", "--nixl-gate", "--nixl-blocks=64KiB,1MiB", f"--nixl-etcd={scene.etcd.endpoint}",
         env={"TMPDIR": str(scene.directory), MARK: scene.mark},
     )  # fmt: skip
+    # Known defects of NIXL that this machine does not meet are warnings.
+    assert re.search(
+        r"^NIXL gate: PASS, with warnings \(\d+ PASS, \d+ WARN(, \d+ NOT-APPLICABLE)?; 4 rows measured\)$",
+        done.output,
+        re.M,
+    ), done.output
+    assert set(re.findall(r"^WARN (\S+): ", done.output, re.M)) <= set(FINDINGS)
     assert done.code == 0, done.output
     assert eventually(lambda: not scene.left(), 1), scene.left()
 

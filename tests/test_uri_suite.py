@@ -236,12 +236,15 @@ def test_a_difference_between_model_and_agent_fails_the_suite_in_words(tmp_path:
 
 
 def test_a_rewrite_that_does_not_work_fails_the_suite_in_words(tmp_path: Path) -> None:
-    """The advice is bent to be wrong."""
+    """The advice is bent to be wrong, and passes for the test's own etcd."""
     (tmp_path / "bent.py").write_text(
         "import dataclasses, suites.uri_validation.test_conformance as suite\n"
-        "right = suite.explain\n"
+        "right, filled = suite.explain, suite._filled\n"
+        "def remember(corpus, etcd):\n"
+        "    suite._members = lambda text: suite.parse_endpoints(etcd.endpoint)\n"
+        "    return filled(corpus, etcd)\n"
+        "suite._filled = remember\n"
         "suite.explain = lambda text: dataclasses.replace(right(text), rewrite='http://127.0.0.1:1')\n"
-        "suite._answers = lambda address: True\n"
     )
     (tmp_path / "sitecustomize.py").touch()
     done = run(f"{SUITE}/test_conformance.py", "-k", "advise", "-p", "bent", "--nixl-timeout=5s",
