@@ -68,13 +68,16 @@ def test_four_ranks_run_the_whole_suites_where_rank_0_serves_the_etcd(
 ) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
     whole = command(*WHOLE, accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}")
-    with Ranks(tmp_path / "ranks", {**env, "MASTER_ADDR": net.hosts[0].address}) as ranks:
+    # With a token, that etcd has a password.
+    own = {"MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
+    with Ranks(tmp_path / "ranks", {**env, **own}) as ranks:
         for number, host in enumerate(net.hosts[:4]):
             ranks.start(host, *whole, *report_options(tmp_path), f"--nixl-rank={number}")
         done = ranks.finish()
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 4)] == list(NODES)
     assert {report["exit_code"] for report in reports(tmp_path, 4)} == {0}
+    assert "hunter2" not in "".join(one.output for one in done)
     for number, one in enumerate(done[1:], 1):
         assert f"rank {number} of 4 on node-{number} serves rank 0 on node-0" in one.output
     assert not net.hosts[0].listens(ETCD_PORT)
