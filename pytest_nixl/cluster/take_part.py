@@ -100,7 +100,7 @@ def _ended(code: int) -> str:
     """Say how a rank has ended that did not come to the end of its tests."""
     if code == pytest.ExitCode.INTERRUPTED:
         return "was interrupted"
-    if code > 128:
+    if code - 128 in signal.valid_signals():
         return f"was ended by {signal.Signals(code - 128).name}"
     return f"ended with exit code {code}"
 
