@@ -230,6 +230,11 @@ FAULTS = (
           lambda found: found["libraries"].append("/opt/hpcx/libucs.so.0")),
           "libraries-once",
           "2 copies of libucs: /usr/local/ucx/lib/libucs.so.0.0.0, /opt/hpcx/libucs.so.0"),
+    Fault("two-libibverbs", lambda tree: tree.change("nixl",
+          lambda found: found["libraries"].extend([
+              "/opt/venv/nixl_cu12.libs/libibverbs-1de1263b.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"])),
+          "libraries-once",
+          "crashes interpreters when they end (exit code 139)", WARN),
     Fault("etcd-client-absent", nixl(etcd_client={"path": "", "patched": False}), "etcd-client-library",
           "no libetcd-cpp-api is loaded with NIXL"),
     Fault("nixlbench-library", answer("nixlbench", fault="error while loading shared libraries: libgflags.so.2.2"),

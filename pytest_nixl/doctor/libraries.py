@@ -21,9 +21,10 @@ _ONCE = (
     "libfabric",
     "libnixl",
     "libetcd-cpp-api-core",
-    "libibverbs",
     "libcudart",
 )
+#: The UCX of NIXL's wheels brings its own, and its EFA module loads the system's beside it.
+_CRASH_AT_THE_END = ("libibverbs", "libnl")
 
 
 def _absent(facts: Facts) -> Judgement | None:
@@ -134,8 +135,13 @@ def libraries_once(facts: Facts, wanted: Wanted) -> Judgement:
         return failed(f"a process with NIXL has {told}", remedy)
     if copies:
         told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in copies.items())
-        why = ", which crashes some interpreters when they end" if any("libnl" in name for name in copies) else ""
-        return warned(f"a process with NIXL has more than one copy of {told}{why}", remedy)
+        if any(name.startswith(_CRASH_AT_THE_END) for name in copies):
+            told += ", which crashes interpreters when they end (exit code 139)"
+            remedy = (
+                "set UCX_MODULES=^ib where there is no RDMA; else have the process leave by os._exit, or use a NIXL "
+                "that was built on this image"
+            )
+        return warned(f"a process with NIXL has more than one copy of {told}", remedy)
     return passed(f"one copy of each of the {len(facts.software.libraries)} that NIXL is made of and stands on")
 
 
