@@ -14,7 +14,7 @@ import sys
 import time
 from statistics import median, quantiles
 
-from pytest_nixl.cluster.membership import join
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.session import Driver
 from pytest_nixl.etcd.embedded import EmbeddedServer
 from pytest_nixl.keeper import close_keeper, keeper
@@ -23,7 +23,7 @@ GROUP, TOKEN, SECONDS = "bench", "of the bench", 60.0
 
 PEER = f"""
 import sys
-from pytest_nixl.cluster.membership import join
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.session import serve
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints

@@ -33,7 +33,7 @@ def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) 
 
 def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
     """Join by our membership, from a host of its own, as rank 0: what a launcher does that gives all the same rank."""
-    from pytest_nixl.cluster.membership import join
+    from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 

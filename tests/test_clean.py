@@ -12,7 +12,8 @@ from etcd_helpers import Etcd, running_etcd
 
 from pytest_nixl import cli
 from pytest_nixl.cluster.clean import Alive, Dead, clean
-from pytest_nixl.cluster.membership import RefusedError, group_root, join
+from pytest_nixl.cluster.group import RefusedError, group_root
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from pytest_nixl.agent import NixlAgent
-from pytest_nixl.cluster.membership import MemberLostError, Membership, join
+from pytest_nixl.cluster.group import MemberLostError
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.remote import PeerError
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve

@@ -15,7 +15,9 @@ import pytest
 from etcd_helpers import Etcd, running_etcd
 
 from pytest_nixl.cluster.forensics import forensics
-from pytest_nixl.cluster.membership import Member, Membership, join
+from pytest_nixl.cluster.group import Member
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -93,7 +95,8 @@ def test_who_has_no_rank_and_a_strangers_key(client: EtcdClient, etcd: Etcd) -> 
         assert "  late (pid 7): has no rank, without a lease" in lines
         client.put(f"{member.root}members/late", b"no JSON")
         lines = forensics(client, member.root, member.members, worker_logs={})
-        assert lines[0].startswith("something in its keys cannot be read: JSONDecodeError(")
+        key = f"{member.root}members/late"
+        assert lines[0].startswith(f"something in its keys cannot be read: the key {key} holds b'no JSON', which no")
         assert "barrier 1 was the last one passed; at barrier 2: nobody" in lines
         client.delete(f"{member.root}members/late")
 

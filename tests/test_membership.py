@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 from etcd_helpers import Etcd, running_etcd
 
-from pytest_nixl.cluster import membership
+from pytest_nixl.cluster import claim
 from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, who_is_missing
-from pytest_nixl.cluster.membership import (
+from pytest_nixl.cluster.group import (
+    PREFIX,
     FencedError,
     MemberLostError,
-    Membership,
+    MembershipError,
     MissingRanksError,
     RefusedError,
     group_name,
     group_root,
-    join,
 )
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.etcd.client import EtcdClient, Lease, Watched, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -373,10 +375,19 @@ class TestWanted:
                 waiting.result(20)
                 assert members[0].members[1].host == "new-host"
 
+    def test_a_key_that_no_rank_wrote_is_named(self, client: EtcdClient) -> None:
+        key = f"{group_root(PREFIX, 'strange')}members/stranger"
+        client.put(key, b"hello")
+        with pytest.raises(MembershipError, match=f"the key {key} holds b'hello', which no rank writes") as caught:
+            join(client, "strange", 2, ttl=TTL, timeout=5)
+        assert "remove that key" in caught.value.remedy
+        assert list(client.get_prefix(group_root(PREFIX, "strange"))) == [key], "our own claim is withdrawn"
+        client.delete(key)
+
     def test_who_finds_the_refusal_of_an_earlier_start_waits_for_its_end(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        root = group_root(membership.PREFIX, "earlier")
+        root = group_root(PREFIX, "earlier")
         refusal = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
         client.put(f"{root}run/frozen", json.dumps(refusal).encode())
         client.put(f"{root}members/slow", b"{}")
@@ -429,9 +440,9 @@ class TestToken:
             for name, ranks, other in others:
                 size = 1 if other == "c" else len(ranks) + 1
                 stack.enter_context(claiming(etcd, pool, name, [*ranks], token=other, size=size))
-                members = f"{group_root(membership.PREFIX, name, other)}members/"
+                members = f"{group_root(PREFIX, name, other)}members/"
                 wait_until(partial(_has, client, members, len(ranks)), f"those of {name}", seconds=10)
-            frozen = f"{group_root(membership.PREFIX, 'near', 'c')}run/frozen"
+            frozen = f"{group_root(PREFIX, 'near', 'c')}run/frozen"
             wait_until(partial(_has, client, frozen, 1), "the group that starts", seconds=10)
             with pytest.raises(MissingRanksError) as caught:
                 join(client, "near", 2, timeout=SOON, host="h", token=token)
@@ -454,7 +465,7 @@ class TestWaiting:
 
     @pytest.fixture
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(membership, "SAID_EVERY", 0.1)
+        monkeypatch.setattr(claim, "SAID_EVERY", 0.1)
 
     @pytest.mark.usefixtures("often")
     def test_ranks_that_are_missing(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:

@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.cluster.clean import clean
-    from pytest_nixl.cluster.membership import RefusedError
+    from pytest_nixl.cluster.group import RefusedError
     from pytest_nixl.etcd.endpoints import parse_endpoints
     from pytest_nixl.facts.etcd import client_as_etcdctl
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_nixl.cluster.group import MembershipError
+
 #: Names, ranks and quarrels of which a sentence tells no more than this many.
 _NAMED, _QUARRELS = 8, 4
 
@@ -27,9 +29,15 @@ class Claimant:
 
     @classmethod
     def of(cls, key: str, value: bytes) -> Claimant:
-        """Read it from its key in etcd."""
-        plain = json.loads(value)
-        return cls(key.rsplit("/", 1)[1], plain["host"], plain["pid"], plain["size"], plain.get("wanted"))
+        """Read it from its key in etcd. :raises MembershipError: where no rank has written it."""
+        try:
+            plain = json.loads(value)
+            return cls(key.rsplit("/", 1)[1], plain["host"], plain["pid"], plain["size"], plain.get("wanted"))
+        except (ValueError, TypeError, KeyError):
+            raise MembershipError(
+                f"the key {key} holds {value[:40]!r}, which no rank writes: expected a member with host, pid and size",
+                "remove that key; or give all ranks a --nixl-group-token or a --nixl-group that nobody else writes to",
+            ) from None
 
     @property
     def value(self) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_nixl.cluster.claimants import Claimant, shorten
-from pytest_nixl.cluster.membership import PREFIX, TTL, RefusedError, group_name
+from pytest_nixl.cluster.group import PREFIX, TTL, RefusedError, group_name
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import Done, delete_prefix, empty, get_prefix, txn
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from pytest_nixl.cluster.claimants import Claimant, shorten
-from pytest_nixl.cluster.membership import Member
+from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import Done, KeyValue, get, get_prefix, txn
@@ -50,10 +50,12 @@ class _Asking:
         for question in (self._who_is_there, self._barriers, self._keys):
             try:
                 self.lines += tuple(question())
+            except MembershipError as error:  # a key of a stranger: it must not hide the rest
+                self.lines += (f"something in its keys cannot be read: {error.reason}",)
             except NixlPluginError as error:
                 self.lines += (f"no more can be said of its keys: {error.reason}",)
                 return
-            except Exception as error:  # a key of a stranger, say: it must not hide the rest
+            except Exception as error:  # of whatever kind: it must not hide the rest
                 self.lines += (f"something in its keys cannot be read: {error!r}",)
 
     def _who_is_there(self) -> list[str]:

@@ -14,8 +14,10 @@ from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.asked import Asked
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd
 from pytest_nixl.cluster.forensics import SECONDS, forensics
+from pytest_nixl.cluster.group import TTL, FencedError, MemberLostError
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
-from pytest_nixl.cluster.membership import TTL, FencedError, MemberLostError, Membership, join
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.services import Services
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve

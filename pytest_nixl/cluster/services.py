@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_nixl.cluster.alike import Command
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import last_words
-from pytest_nixl.cluster.membership import join
 from pytest_nixl.cluster.serving import Service
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.servers import EtcdServer

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from pytest_nixl.cluster.group import Member, MemberLostError
 from pytest_nixl.cluster.mailbox import Mailbox
-from pytest_nixl.cluster.membership import Member, MemberLostError, Membership
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.remote import Peer
 from pytest_nixl.cluster.serving import Ending, Service, Serving
 from pytest_nixl.errors import NixlPluginError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.cluster.etcd import require_etcd
-from pytest_nixl.cluster.membership import RefusedError
+from pytest_nixl.cluster.group import RefusedError
 from pytest_nixl.cluster.party import Party, command_of
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.errors import NixlPluginError

@@ -14,8 +14,8 @@ TTL, WAIT = 120, 60.0
 
 
 def membership(endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL) -> None:
-    """Join by :func:`pytest_nixl.cluster.membership.join`."""
-    from pytest_nixl.cluster.membership import join
+    """Join by :func:`pytest_nixl.cluster.joining.join`."""
+    from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
@@ -29,7 +29,7 @@ def membership_with_barrier(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
     """Join, and pass a barrier: the group has started when the rank is announced. Then pass another one, and leave."""
-    from pytest_nixl.cluster.membership import join
+    from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
@@ -115,7 +115,7 @@ def membership_from_a_start(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
     """Say that it is ready, by announcing -1; then join, pass a barrier, and announce the rank."""
-    from pytest_nixl.cluster.membership import join
+    from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 

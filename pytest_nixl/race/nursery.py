@@ -136,7 +136,7 @@ def _main(channel: socket.socket) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    for module in ("etcd3gw.client", "pytest_nixl.cluster.membership", "pytest_nixl.race.functions"):
+    for module in ("etcd3gw.client", "pytest_nixl.cluster.joining", "pytest_nixl.race.functions"):
         importlib.import_module(module)
     while True:
         head, descriptors, _, _ = socket.recv_fds(channel, 4, 1)

@@ -21,7 +21,7 @@ from ranks import Ranks
 from runs import ROOT, Finished, command, eventually
 from servers import ETCD_PORT, etcd, keys
 
-from pytest_nixl.cluster.membership import TTL
+from pytest_nixl.cluster.group import TTL
 
 NODES = ("node-0", "node-1", "node-2")
 #: Two hosts that are cut off from others, and two that have an etcd which dies.
