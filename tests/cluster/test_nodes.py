@@ -16,8 +16,14 @@ from servers import ETCD_PORT, etcd, keys
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
 BACKENDS = "--nixl-backend=UCX,LIBFABRIC"
-#: The whole suites, with few transfers: how fast they are is not asked.
-WHOLE = ("suites", BACKENDS, "--nixl-blocks=64KiB", "--nixl-iterations=50", "--nixl-duration=20ms")
+#: With few transfers: how fast they are is not asked.
+FEW = (BACKENDS, "--nixl-blocks=64KiB", "--nixl-iterations=50", "--nixl-duration=20ms")
+WHOLE = ("suites",)
+#: Those that ask something of other ranks.
+OF_RANKS = (
+    "suites/bandwidth", "suites/faults", "suites/infrastructure", "suites/metadata/test_exchange.py",
+    "suites/rank_race/test_this_run.py",
+)  # fmt: skip
 #: Anything else would not take the network between the hosts.
 OVER_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
 #: All cables, and the slow one; and a floor in GB/s between what TCP delivers of them. They are far apart: whatever
@@ -56,18 +62,21 @@ def test_two_ranks_run_the_whole_suites_and_meet_in_the_sites_etcd(
     net: Network, env: dict[str, str], url: str, tmp_path: Path
 ) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
-    whole = command(*WHOLE, accepted, "--nixl-ranks=2", f"--nixl-etcd={url}")
+    whole = command(*WHOLE, *FEW, accepted, "--nixl-ranks=2", f"--nixl-etcd={url}")
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *whole, *report_options(tmp_path), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 2)] in (["node-0", "node-1"], ["node-1", "node-0"])
     assert " ERROR" not in "".join(one.output for one in done)
 
 
-def test_four_ranks_run_the_whole_suites_where_rank_0_serves_the_etcd(
-    net: Network, env: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    "suites", [pytest.param(WHOLE, id="whole", marks=pytest.mark.soak), pytest.param(OF_RANKS, id="of-ranks")]
+)
+def test_four_ranks_run_the_suites_where_rank_0_serves_the_etcd(
+    net: Network, env: dict[str, str], tmp_path: Path, suites: tuple[str, ...]
 ) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
-    whole = command(*WHOLE, accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}")
+    whole = command(*suites, *FEW, accepted, "--nixl-ranks=4", f"--nixl-etcd-listen=0.0.0.0:{ETCD_PORT}")
     # With a token, that etcd has a password.
     own = {"MASTER_ADDR": net.hosts[0].address, "NIXL_GROUP_TOKEN": "hunter2"}
     with Ranks(tmp_path / "ranks", {**env, **own}) as ranks:

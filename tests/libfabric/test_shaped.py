@@ -105,9 +105,16 @@ def agrees(samples: Samples, rate: float, plain: float) -> None:
     assert samples.counted.payload <= carrier.carried <= samples.counted.payload * (1 + HEADERS_SHARE)
 
 
-@pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
-@pytest.mark.parametrize(("rate", "expected"), [("1gbit", Verdict.PASS), ("800mbit", Verdict.FAIL)])
+# Each backend with each operation, and each with a good and a slow cable; the soak has them all.
+@pytest.mark.parametrize(
+    ("backend", "op", "rate", "expected"),
+    [
+        ("UCX", "WRITE", "1gbit", Verdict.PASS),
+        ("UCX", "READ", "800mbit", Verdict.FAIL),
+        ("LIBFABRIC", "READ", "1gbit", Verdict.PASS),
+        ("LIBFABRIC", "WRITE", "800mbit", Verdict.FAIL),
+    ],
+)
 def test_delivered_bandwidth_is_that_of_the_cable(
     make_settings: MakeSettings, tmp_path: Path, backend: str, op: str, rate: str, expected: Verdict
 ) -> None:
