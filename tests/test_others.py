@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from pytest_nixl.evidence.others import Others
+from pytest_nixl.evidence.others import Others, busy_ticks, too_many
 from pytest_nixl.gate.judge import another_launch, judge
 from pytest_nixl.gate.launches import decide_floor
 from pytest_nixl.gate.profiles import Expectation
@@ -45,7 +46,21 @@ def test_what_others_take_is_told_from_what_the_row_takes() -> None:
             while time.monotonic() < end:
                 pass
     # Whatever else runs here: the one process is in the first figure, and not in the second.
-    assert everybody.cores - others.cores > 0.05
+    assert everybody.taken - others.taken > 0.05
+
+
+@pytest.mark.parametrize(
+    ("taken", "processors", "own", "of_ours"),
+    [(0.4, 2, 2, 0.4), (0.4, 2, 1, 0.0), (1.4, 2, 1, 0.4), (9.0, 192, 2, 0.0), (191.0, 192, 2, 1.0), (0.4, 1, 2, 0.4)],
+)
+def test_what_is_free_on_a_larger_host_disturbs_nobody(taken: float, processors: int, own: int, of_ours: float) -> None:
+    assert too_many(taken, processors, own) == pytest.approx(of_ours)
+
+
+def test_only_the_processors_that_a_process_may_use_count() -> None:
+    stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 1 5000 7 8 9 1000 0 0\ncpu1 3 0 0 9 9\ncpu10 70 0 0 9 9\nctxt 5\n"
+    assert busy_ticks(stat, {"cpu0"}) == 1111
+    assert busy_ticks(stat, {"cpu0", "cpu1"}) == 1114
 
 
 def samples(gigabytes: Sequence[float], others: Sequence[float]) -> Samples:
@@ -60,7 +75,9 @@ def test_disturbed_launches_fail_no_row_and_more_are_asked_for() -> None:
     assert another_launch(row, FLOOR)
     judgement = judge(row, FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "below the floor, but beside 2 of 3 others took up to 1.2 cores" in judgement.reason
+    assert (
+        "below the floor, but beside 2 of 3 others took up to 1.2 of the cores that the row needs" in judgement.reason
+    )
     seven = samples((0.9,) * 7, (1.0,) * 7)
     assert not another_launch(seven, FLOOR)
     assert judge(seven, FLOOR).verdict is Verdict.INCONCLUSIVE
@@ -91,10 +108,12 @@ def test_launches_of_which_nothing_is_known_are_taken_for_quiet() -> None:
 def test_a_row_knows_what_others_took(make_pairs: Callable[..., Pairs]) -> None:
     link = make_pairs(duration=1.0, iterations=10).link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
     quiet = link.measure(65536)
-    with spinning():
+    # All cores but one: where there are two, three processes that never rest share them.
+    with ExitStack() as stack:
+        for _ in range(len(os.sched_getaffinity(0)) - 1):
+            stack.enter_context(spinning())
         busy = link.measure(65536)
     assert len(quiet.others) == len(busy.others) == 1
-    # Three processes that never rest share what cores there are: the third has its part of them.
     assert busy.others[0] > 0.1
     both = quiet.with_launch(busy)
     assert both.others == (*quiet.others, *busy.others)

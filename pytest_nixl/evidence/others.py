@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other processes of this host took of its processors while a row was timed."""
+"""What other processes took, while a row was timed, of the processors that its own processes need."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 
-#: Of the first line of /proc/stat: user, nice, system and steal. Interrupts are the row's own as often as not.
+#: Of a processor's line of /proc/stat: user, nice, system and steal. Interrupts are the row's own as often as not.
 _BUSY = (1, 2, 3, 8)
 
 
 class Others:
     """Counts when it is entered and when it is left: in a worker, around the timed windows.
+
+    Only those processors count that this process may run on: of a host's 192, a pod may have two.
 
     :param own: processes of this host that belong to the row, besides this one.
     """
@@ -22,7 +24,10 @@ class Others:
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._own = {os.getpid(), *own}
         self._start = (0.0, 0.0, 0.0)
+        self._processors = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         #: Cores that others took, on average.
+        self.taken = 0.0
+        #: What of that is more than the row's own processes, one core each, leave free.
         self.cores = 0.0
 
     def __enter__(self) -> Others:
@@ -31,14 +36,26 @@ class Others:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         busy, own, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
-        self.cores = max(0.0, (busy - own) / now) if now > 0 else 0.0
+        self.taken = max(0.0, (busy - own) / now) if now > 0 else 0.0
+        self.cores = too_many(self.taken, len(self._processors), len(self._own))
 
     def _read(self) -> tuple[float, float, float]:
         """Seconds that all processes took, that the row's own took, and of the clock."""
         ticks = os.sysconf("SC_CLK_TCK")
-        line = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        busy = sum(int(line[place]) for place in _BUSY if place < len(line)) / ticks
+        busy = busy_ticks(Path("/proc/stat").read_text(), self._processors) / ticks
         return busy, sum(map(_taken, self._own)) / ticks, time.monotonic()
+
+
+def busy_ticks(stat: str, processors: Collection[str]) -> int:
+    """Return the ticks that these processors (``cpu0``) were busy, by the text of /proc/stat."""
+    lines = (line.split() for line in stat.splitlines() if line.startswith("cpu"))
+    ours = (line for line in lines if line[0] in processors)
+    return sum(int(line[place]) for line in ours for place in _BUSY if place < len(line))
+
+
+def too_many(taken: float, processors: int, own: int) -> float:
+    """Return the cores that others took of those that ``own`` processes need, where each of these keeps one busy."""
+    return max(0.0, taken - max(0, processors - own))
 
 
 def _taken(pid: int) -> int:

@@ -207,7 +207,9 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
         )
     if not passed and samples.disturbed:
         return Judgement(
-            Verdict.INCONCLUSIVE, f"{figures}, and others took {samples.others[0]:.1f} cores meanwhile", _DISTURBED
+            Verdict.INCONCLUSIVE,
+            f"{figures}, and others took {samples.others[0]:.1f} of the cores that the row needs",
+            _DISTURBED,
         )
     return Judgement(
         Verdict.INCONCLUSIVE,

@@ -31,7 +31,7 @@ AGREEING_LAUNCHES = 0.75
 LEAST_SPREAD, WIDE_SPREAD = 0.002, 0.03
 FEWEST_WIDE_LAUNCHES = 5
 
-#: Cores that others may take beside a launch; beside more of them it may support PASS, not FAIL.
+#: Cores that others may take of those that a launch needs; beside more of them it may support PASS, not FAIL.
 DISTURBED_CORES = 0.3
 
 # Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom, by scipy.stats.t.ppf(.995, df) of SciPy 1.17.
@@ -70,7 +70,7 @@ def decide_floor(
     Other processes make a row slower, and never faster than it is: a launch beside which they took more than 0.3 of a
     core does not count for FAIL. Where the other launches do not decide that alone, more are needed.
 
-    :param others: cores that other processes took beside each launch; empty: not known, and taken for none.
+    :param others: cores that other processes took of those that each launch needed; empty: not known, taken for none.
     :raises ValueError: for a value or floor that is not a number above zero, no value, or more than 7.
     """
     if not 1 <= len(values) <= MOST_LAUNCHES:
@@ -85,7 +85,8 @@ def decide_floor(
     if alone is not None and alone.verdict is Verdict.FAIL:
         return alone
     busy = len(values) - len(quiet)
-    words = f"{decision.reason}, but beside {busy} of {len(values)} others took up to {max(others):.1f} cores"
+    took = f"others took up to {max(others):.1f} of the cores that the row needs"
+    words = f"{decision.reason}, but beside {busy} of {len(values)} {took}"
     return _undecided(len(values), words, budget, decision.interval)
 
 

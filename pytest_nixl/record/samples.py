@@ -62,7 +62,7 @@ class Samples:
     :param corruption: the first comparison that failed; None: every byte compared was right.
     :param launches: how many of the windows are of each launch, in order; empty: all are of one.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
-    :param others: cores that other processes of the initiator's host took beside each launch; empty: not known.
+    :param others: cores that others of the initiator's host took of those that each launch needed; empty: not known.
     """
 
     key: RowKey
