@@ -84,6 +84,11 @@ class Settings:
         return self.sources.get("etcd", "").startswith("environment")
 
     @property
+    def programs(self) -> dict[str, str]:
+        """Paths of other projects' programs that an option names, by their names."""
+        return {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
+
+    @property
     def compares(self) -> bool:
         """Whether this run is judged by another one."""
         return bool(self.baseline) or self.against is not None
