@@ -63,6 +63,10 @@ class Settings:
     profile: str
     #: Path of a nixlbench program; empty for the one on PATH, if there is one.
     nixlbench: str
+    #: ``auto``, ``ETCD`` or ``ASIO``.
+    nixlbench_runtime: str
+    #: Each as ``--name=value``.
+    nixlbench_args: tuple[str, ...]
     gate: bool
     image: str
     baseline: str

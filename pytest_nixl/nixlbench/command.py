@@ -13,8 +13,6 @@ from pytest_nixl.nixlbench.table import LARGE_BLOCK
 from pytest_nixl.record.samples import RowKey
 from pytest_nixl.units import MIB
 
-ARGUMENTS_FORM = "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
-
 #: What the suite says itself, and by which option it is told.
 _OURS = {
     "backend": "--nixl-backend",
@@ -38,10 +36,11 @@ _REFUSED = {
     "asio_port": "each run has a port of its own",
     "worker_type": "the rows are NIXL's",
     "scheme": "the rows are of pairs",
-    **{name: "flags are given one by one" for name in ("config_file", "flagfile", "fromenv", "tryfromenv", "undefok")},
-    **{name: "it only prints" for name in ("help", "helpfull", "helpmatch", "helpon", "helppackage", "helpshort",
-                                           "helpxml", "version")},
-}  # fmt: skip
+    **dict.fromkeys(("config_file", "flagfile", "fromenv", "tryfromenv", "undefok"), "flags are given one by one"),
+    **dict.fromkeys(
+        ("help", "helpfull", "helpmatch", "helpon", "helppackage", "helpshort", "helpxml", "version"), "it only prints"
+    ),
+}
 _FLAG = re.compile(r"--?([a-z][a-z0-9_]*)(?:=(.*))?", re.DOTALL)
 _IN_HELP = re.compile(r"^ {4}-([a-z][a-z0-9_]*) \(", re.MULTILINE)
 
@@ -63,7 +62,7 @@ class Meeting:
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:
-    """Read what the user adds, each as ``--name=value``. :raises ValueError: in one sentence, where it cannot be added."""
+    """Read what the user adds, each as ``--name=value``. :raises ValueError: in one sentence, where it cannot be."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -103,7 +102,7 @@ def _check_processes(given: Mapping[str, str | None]) -> None:
         counts[name] = int(text)
     if (given.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
         raise ValueError(
-            f"without --mode=MG each of {sum(counts.values())} devices is a process of its own, and the suite starts two"
+            f"without --mode=MG each of the {sum(counts.values())} devices is a process of its own, and two are started"
         )
 
 
