@@ -106,6 +106,19 @@ def _check_processes(given: Mapping[str, str | None]) -> None:
         )
 
 
+def label(more: Sequence[str]) -> str:
+    """Return how rows name nixlbench with what the user adds: ``nixlbench[MG8x8]``.
+
+    What is only a check of the bytes makes no other row.
+    """
+    said = {name_of(flag): flag.partition("=")[2] for flag in more}
+    said.pop("check_consistency", None)
+    counts = [said.pop(name, "1") for name in ("num_initiator_dev", "num_target_dev")]
+    words = [f"MG{counts[0]}x{counts[1]}"] if said.pop("mode", "SG") == "MG" else []
+    words += [f"{name}={value}" if value else name for name, value in said.items()]
+    return f"nixlbench[{','.join(words)}]" if words else "nixlbench"
+
+
 def known_flags(help_text: str) -> frozenset[str]:
     """Return the flags that a program's own ``--help`` tells of, without their dashes."""
     return frozenset(_IN_HELP.findall(help_text))

@@ -276,9 +276,10 @@ class _Run:
 
 def _remark(rank: _Rank) -> str:
     """Say how a process ended once all rows were there, where that was not as it should."""
+    name = f"the {_ROLES[rank.number]}, {rank.started.tool.where},"
     if rank.code is None:
-        return f"{rank.name} did not end within {_SLEEPS:g} s of the other, when all rows were there, and was killed"
-    return f"{rank.name} {ended(rank.code)} when all rows were there" if rank.code else ""
+        return f"{name} did not end within {_SLEEPS:g} s of the other once all rows were there, and was killed"
+    return f"{name} {ended(rank.code)} once all rows were there: it changes no figure" if rank.code else ""
 
 
 def _how_far(rank: _Rank) -> int:

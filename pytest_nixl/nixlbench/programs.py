@@ -14,6 +14,9 @@ from pytest_nixl.backends import BACKENDS
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.servers import EtcdServer, SessionEtcd
+from pytest_nixl.facts.network import read_network
+from pytest_nixl.facts.rdma import read_rdma
+from pytest_nixl.facts.root import Root
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.nixlbench.command import Meeting, command, known_flags, name_of
 from pytest_nixl.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
@@ -22,6 +25,7 @@ from pytest_nixl.record.programs import backend_of
 from pytest_nixl.record.samples import RowKey
 from pytest_nixl.settings import Settings
 from pytest_nixl.tool import Tool
+from pytest_nixl.worker.places import Here
 
 _HELP_SECONDS = 30.0
 
@@ -105,6 +109,15 @@ class Nixlbench:
             known |= {f"{role}_{name}": text for name, text in tool.versions.items()}
             known[f"{role}_host"] = tool.worker.versions["host"]
         return known
+
+    def line_rates(self, row: RowKey) -> dict[str, float]:
+        """Return the line rates of the initiator's network cards in bytes per second, where that is this host."""
+        if not isinstance(self._cluster.places[row.pair[0]], Here):
+            return {}
+        root = Root()
+        cards = {nic.name: nic.rate for nic in read_network(root).nics}
+        cards |= {adapter.name: adapter.rate for adapter in read_rdma(root)}
+        return {name: rate for name, rate in cards.items() if rate}
 
     def _tool(self, rank: int) -> Tool:
         tool = self._tools.get(rank)

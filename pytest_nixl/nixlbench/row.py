@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl import units
 from pytest_nixl.backends import BACKENDS
 from pytest_nixl.gate.judge import describe, judge, percentage, rate
-from pytest_nixl.gate.machine import row_ceiling
+from pytest_nixl.gate.machine import Ceiling, devices, is_network, row_ceiling
 from pytest_nixl.gate.profiles import Profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.nixlbench.driver import Ran
@@ -32,11 +33,12 @@ class JudgedRow:
     notes: tuple[str, ...] = ()
 
 
-def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile) -> JudgedRow:
+def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Mapping[str, float]) -> JudgedRow:
     """Judge the only row of a run.
 
     :param plain: what the profile knows the row by.
     :param key: what it is recorded by: another one than of our own rows.
+    :param rates: line rates of the initiator's network cards, by name, in bytes per second, as far as they are known.
     """
     name = f"nixlbench {describe(plain)}"
     if ran.inconsistent:
@@ -68,17 +70,21 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile) -> JudgedR
         p90=math.nan,
         p999=math.nan,
     )
-    notes = [*_utilisation(name, row, ceiling.value if ceiling else None, ceiling.why if ceiling else "")]
-    notes += [f"{name}: {remark}" for remark in ran.remarks]
+    notes = [*_utilisation(name, row, transports, ceiling, rates), *ran.remarks]
     return JudgedRow(
         replace(judgement, reason=f"nixlbench {judgement.reason}"), replace(samples, key=key), figures, tuple(notes)
     )
 
 
-def _utilisation(name: str, row: Row, ceiling: float | None, why: str) -> list[str]:
+def _utilisation(
+    name: str, row: Row, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
+) -> Iterator[str]:
     """Say which part of the real line rate a row is; nixlbench itself divides by 50 GB/s on every machine."""
-    if ceiling is None:
-        return []
-    of = why or "the ceiling that the profile gives"
-    share = percentage(row.bandwidth, ceiling)
-    return [f"{name}: {rate(row.bandwidth)} is {share} of {units.gigabytes(ceiling)} GB/s, {of}"]
+    cards = [card for card in devices(transports) or () if card != "lo"]
+    if ceiling is not None and ceiling.why:
+        limit, of = ceiling.value, ceiling.why
+    elif cards and all(card in rates for card in cards) and all(map(is_network, transports)):
+        limit, of = sum(rates[card] for card in cards), f"the line rate of {' and '.join(cards)}, as its driver says"
+    else:
+        return
+    yield f"{name}: {rate(row.bandwidth)} is {percentage(row.bandwidth, limit)} of {units.gigabytes(limit)} GB/s, {of}"

@@ -11,6 +11,7 @@ import pytest
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.etcd.servers import SessionEtcd
 from pytest_nixl.keeper import keeper
+from pytest_nixl.nixlbench.command import label
 from pytest_nixl.nixlbench.programs import Nixlbench
 from pytest_nixl.nixlbench.row import JudgedRow
 from pytest_nixl.record.programs import measured_by
@@ -32,11 +33,11 @@ def nixlbench_rows(run: Run) -> Iterator[RowKey]:
     """Yield the keys of the rows that nixlbench measures: of each link the smallest, a middle and the largest block."""
     blocks = sorted(run.settings.blocks)
     sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
-    told = ",".join(flag.removeprefix("--") for flag in run.settings.nixlbench_args)
+    name = label(run.settings.nixlbench_args)
     for link, block, batch, depth in product(
         asked_links(run.settings, run.asked), sizes, run.settings.batch, run.settings.depth
     ):
-        yield measured_by(link.key(block, batch, depth), f"nixlbench[{told}]" if told else "nixlbench")
+        yield measured_by(link.key(block, batch, depth), name)
 
 
 def _id(row: RowKey | None) -> str:

@@ -28,6 +28,6 @@ def test_nixlbench(
         verdict(Judgement(Verdict.NOT_APPLICABLE, why))
         return
     ran = nixlbench.run(program_row)
-    judged = judge_row(ran, nixlbench.plain(program_row), program_row, profile)
+    judged = judge_row(ran, nixlbench.plain(program_row), program_row, profile, nixlbench.line_rates(program_row))
     record_program(program_row, judged, nixlbench.described(program_row))
     verdict(judged.judgement)
