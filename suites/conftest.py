@@ -147,13 +147,12 @@ def measure(
 
 
 @pytest.fixture
-def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Callable[..., None]:
+def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Callable[..., None]]:
     """Write samples and what else is known of them, through pytest-benchmark, to its files."""
     benchmark: Any = None
     if request.config.pluginmanager.has_plugin("benchmark"):
         benchmark = request.getfixturevalue("benchmark")
-        # Until there is something to record: pytest-benchmark warns of a test that fails before it measures.
-        benchmark.has_error = True
+        benchmark.has_error = True  # until there is something to record
 
     def write(samples: Samples, more: Mapping[str, object]) -> None:
         if benchmark is None:
@@ -163,7 +162,9 @@ def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Callable[...
         if benchmark.stats is not None:  # None: pytest-benchmark is disabled
             nixl_run.benchmarks.append(benchmark.stats)
 
-    return write
+    yield write
+    if benchmark is not None and benchmark.has_error:
+        benchmark.skipped = True  # it warns of a test that fails before it measures
 
 
 @pytest.fixture

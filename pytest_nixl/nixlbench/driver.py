@@ -17,7 +17,7 @@ from functools import partial
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.nixlbench.command import Meeting
 from pytest_nixl.nixlbench.group import Group
-from pytest_nixl.nixlbench.table import REMEDIES, Fault, Output, Trouble, read_output
+from pytest_nixl.nixlbench.table import Fault, Output, Trouble, read_output
 from pytest_nixl.tool import Started, Tool, ended
 
 #: Seconds for which nixlbench sleeps at one point, in its ETCD runtime: nothing is to be seen of it meanwhile.
@@ -28,7 +28,8 @@ _LOOK = 0.2
 _GRACE = 3.0
 #: Ports to try for the ASIO runtime, below those that systems give to clients, and how often another one.
 _PORTS, _TRIES = range(20000, 32000), 5
-_TAIL_LINES = 8
+#: Lines of each process that a failure shows, and characters of a line that it quotes.
+_TAIL_LINES, _QUOTED = 8, 200
 
 _ROLES = ("initiator", "target")
 _BEGUN, _READY = "Init nixl worker, dev ", "All processes are ready to proceed"
@@ -96,7 +97,7 @@ class _Rank:
 
     def tail(self) -> str:
         lines = [line for line in self.text.splitlines() if line.strip() and not line.endswith(("|", "+"))]
-        shown = "\n".join(f"  | {line[:200]}" for line in lines[-_TAIL_LINES:])
+        shown = "\n".join(f"  | {line[:_QUOTED]}" for line in lines[-_TAIL_LINES:])
         return f"the last lines of {self.name}:\n{shown}" if lines else f"{self.name} wrote nothing"
 
 
@@ -169,6 +170,8 @@ class _Run:
                 rank = _Rank(number, stack.enter_context(tool.start(self._arguments, self._variables)))
                 self._ranks.append(rank)
                 self._wait(partial(self._registered, rank), f"{rank.name} to register")
+                if rank.over:
+                    break
             self._wait(lambda: any(rank.over for rank in self._ranks), "the next row, or the end of the run")
             return self._concluded()
 
@@ -237,7 +240,8 @@ class _Run:
 
     def _died(self, rank: _Rank) -> NixlbenchError:
         known = [fault for fault in rank.faults if fault.trouble is not Trouble.OTHER]
-        said = f": {known[0].text}" if known else ""
+        words = known or rank.faults
+        said = f": {words[0].text[:_QUOTED]}" if words else ""
         assert rank.code is not None
         reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{said}"
         others = [each.name for each in self._ranks if each is not rank and not each.over]
@@ -250,9 +254,9 @@ class _Run:
             return known[0].remedy
         if "ASIO Receive timeout" in rank.text or "ASIO Connection" in rank.text:
             return _WANTS_PORT
-        if rank.code is not None and rank.code < 0:
+        if rank.code is not None and rank.code < 0 and not rank.faults:
             return "see on that host what ended it: `dmesg` shows the OOM killer; a crash shows in its last lines below"
-        return REMEDIES[Trouble.OTHER]
+        return "read the last lines of both below: that is all that they say of it"
 
     def _silent(self, what: str) -> NixlbenchError:
         stopped = [rank for rank in self._ranks if not rank.begun]
