@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class Option:
             from pytest_nixl.facts.secrets import hide_command
 
             return hide_command(str(value)) if value else "none"
+        if self.field == "nixlbench_args" and not isinstance(value, str):
+            return shlex.join(value) or "none"
         if isinstance(value, tuple):
             return ",".join(str(part) for part in value) or "none"
         if isinstance(value, bool):
@@ -116,8 +119,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("timeout", values.parse_timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
     Option("profile", values.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
            "loopback", "what to expect of this kind of machine", "NAME|FILE"),
-    Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench whose registration is "
-           "checked, if not that on PATH", "PATH"),
+    Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench that is run, and whose "
+           "registration is checked, if not that on PATH", "PATH"),
+    Option("nixlbench_runtime", values.one_of(*values.NIXLBENCH_RUNTIMES), " | ".join(values.NIXLBENCH_RUNTIMES),
+           "auto", "how nixlbench's processes meet; auto: ASIO on one host, where it costs no waiting; ETCD between "
+           "hosts, where no port has to be open", "RUNTIME"),
+    Option("nixlbench_args", values.parse_nixlbench_arguments, values.NIXLBENCH_ARGUMENTS_FORM, "",
+           "what nixlbench is told besides the rows", "'FLAGS'", empty=()),
     Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
     Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",

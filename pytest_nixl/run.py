@@ -169,10 +169,13 @@ def uses_ours(item: pytest.Item) -> bool:
 
 def row_of(item: pytest.Item) -> RowKey | None:
     """Return the key of the row that a test of the bandwidth suite measures, from its parameters."""
-    if "record" not in getattr(item, "fixturenames", ()):
+    if "row_benchmark" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
+    if "program_row" in params:  # of a program of another project
+        row: RowKey | None = params["program_row"]
+        return row
     link = params.get("nixl_link")
     if not isinstance(link, LinkParam):
         return None
@@ -242,6 +245,8 @@ def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, 
 def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, once more."""
     left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-logs"}
+    from pytest_nixl.record.programs import backend_of
+
     given = {flag: value for flag, value in given_options(item.config).items() if flag not in left_out}
     several = Run.of(item.config).in_cluster
     if row is None:
@@ -249,7 +254,7 @@ def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     else:
         where = _suite(item)
         given |= {
-            "--nixl-backend": row.backend,
+            "--nixl-backend": backend_of(row.backend),
             "--nixl-op": row.op,
             "--nixl-memory": str(row.memory),
             "--nixl-blocks": str(row.block),

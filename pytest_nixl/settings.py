@@ -63,6 +63,10 @@ class Settings:
     profile: str
     #: Path of a nixlbench program; empty for the one on PATH, if there is one.
     nixlbench: str
+    #: ``auto``, ``ETCD`` or ``ASIO``.
+    nixlbench_runtime: str
+    #: Each as ``--name=value``.
+    nixlbench_args: tuple[str, ...]
     gate: bool
     image: str
     baseline: str
@@ -82,6 +86,11 @@ class Settings:
     def etcd_is_deployments(self) -> bool:
         """Whether the etcd address is the deployment's own (from the environment), and so a suite's to judge."""
         return self.sources.get("etcd", "").startswith("environment")
+
+    @property
+    def programs(self) -> dict[str, str]:
+        """Paths of other projects' programs that an option names, by their names."""
+        return {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
 
     @property
     def compares(self) -> bool:

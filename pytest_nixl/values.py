@@ -24,6 +24,10 @@ DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 #: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
+NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
+NIXLBENCH_ARGUMENTS_FORM = (
+    "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
+)
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")
 
@@ -169,6 +173,12 @@ def parse_program(text: str) -> str:
     if not os.path.isfile(text) or not os.access(text, os.X_OK):
         raise ValueError(f"{text!r} is no file that can be executed")
     return text
+
+
+def parse_nixlbench_arguments(text: str) -> tuple[str, ...]:
+    from pytest_nixl.nixlbench.command import parse_arguments
+
+    return parse_arguments(text)
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from functools import partial
 from typing import Any, Protocol
@@ -147,31 +147,46 @@ def measure(
 
 
 @pytest.fixture
-def record(
-    request: pytest.FixtureRequest, nixl_link: Link, profile: Profile, nixl_run: Run
-) -> Callable[[Samples], None]:
-    """Write a row to the table and, through pytest-benchmark, to its files."""
+def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Callable[..., None]]:
+    """Write samples and what else is known of them, through pytest-benchmark, to its files."""
     benchmark: Any = None
     if request.config.pluginmanager.has_plugin("benchmark"):
         benchmark = request.getfixturevalue("benchmark")
-        # Until there is something to record: pytest-benchmark warns of a test that fails before it measures.
-        benchmark.has_error = True
+        benchmark.has_error = True  # until there is something to record
+
+    def write(samples: Samples, more: Mapping[str, object]) -> None:
+        if benchmark is None:
+            return
+        benchmark.has_error = False
+        record_samples(benchmark, request.node.stash[CLOCK], samples, more)
+        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
+            nixl_run.benchmarks.append(benchmark.stats)
+
+    yield write
+    if benchmark is not None and benchmark.has_error:
+        benchmark.skipped = True  # it warns of a test that fails before it measures
+
+
+@pytest.fixture
+def record(
+    request: pytest.FixtureRequest,
+    nixl_link: Link,
+    profile: Profile,
+    nixl_run: Run,
+    row_benchmark: Callable[..., None],
+) -> Callable[[Samples], None]:
+    """Write a row to the table and, through pytest-benchmark, to its files."""
 
     def write(samples: Samples) -> None:
         nixl_run.keys[str(samples.key)] = samples.key
         request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key), profile.machine)
         nixl_run.versions.update(versions_of(nixl_link))
-        if benchmark is None:
-            return
-        benchmark.has_error = False
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
             for end in (nixl_link.initiator, nixl_link.target)
             for name in ("nixl", "nixl_package", "ucx", "python", "host")
             if name in end.worker.versions
         }
-        record_samples(benchmark, request.node.stash[CLOCK], samples, versions)
-        if benchmark.stats is not None:  # None: pytest-benchmark is disabled
-            nixl_run.benchmarks.append(benchmark.stats)
+        row_benchmark(samples, versions)
 
     return write

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.keeper import keeper
 from pytest_nixl.worker.places import Here, Place
+from pytest_nixl.worker.tools import own_variables
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.party import Party
@@ -28,9 +29,10 @@ class Cluster:
     @classmethod
     def of(cls, run: Run) -> Cluster:
         """Return that of a run."""
-        here = Here(keeper(), 0)
+        own = own_variables(run.settings.programs)
+        here = Here(keeper(), 0, own=own)
         if run.party is None or run.party.driver is None:
-            return cls([here, Here(keeper(), 1)], None)
+            return cls([here, Here(keeper(), 1, own=own)], None)
         peers = run.party.driver.peers
         return cls([here, *(peers[rank] for rank in sorted(peers))], run.party)
 

@@ -27,6 +27,7 @@ from pytest_nixl.keeper import Keeper
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.settings import Settings
 from pytest_nixl.waiting import wait_until
+from pytest_nixl.worker.tools import own_variables
 
 #: Seconds that a rank waits at the end for the others to have written their reports.
 LEAVE_SECONDS = 60.0
@@ -130,6 +131,7 @@ class Party:
                 self.keeper,
                 token=self.settings.group_token,
                 services=self.services.by_name(),
+                own=own_variables(self.settings.programs),
             )
         except FencedError as error:
             if not self.settings.etcd_listen:

@@ -25,7 +25,7 @@ Service = Callable[..., Any]
 #: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
 WORKER_COMMANDS = frozenset(
     {"allocate", "call", "cancel", "compare", "connect", "create_agent", "exit", "fill", "forget", "hello", "measure",
-     "move", "read", "serve", "write"}
+     "move", "read", "serve", "tool_end", "tool_find", "tool_look", "tool_start", "write"}
 )  # fmt: skip
 #: Bytes of a worker's output that are sent, at most: the last ones.
 _OUTPUT = 4 << 20
@@ -59,16 +59,24 @@ class Serving:
     :param send: sends rank 0 a message.
     :param over: called when rank 0 has said that the run has ended.
     :param services: what it may ask for beside workers, by name.
+    :param own: variables of the workers that rank 0 has no say in.
     """
 
     def __init__(
-        self, keeper: Keeper, rank: int, send: Send, over: Callable[[], None], services: Mapping[str, Service]
+        self,
+        keeper: Keeper,
+        rank: int,
+        send: Send,
+        over: Callable[[], None],
+        services: Mapping[str, Service],
+        own: Mapping[str, str | None],
     ) -> None:
         self._keeper = keeper
         self._rank = rank
         self._send = send
         self._over = over
         self._services = services
+        self._own = own
         self._processes: dict[int, LocalProcess] = {}
         #: Workers that were started.
         self.started = 0
@@ -126,12 +134,13 @@ class Serving:
             return
         if message["command"] == "hello":
             # Modules are found where this rank finds them.
-            message["arguments"] = {"path": sys.path}
+            message["arguments"] = {"path": sys.path, "loads": message["arguments"].get("loads", True)}
         with contextlib.suppress(OSError):  # it has ended, and says so itself
             process.channel.sendall(encode(message))
 
     def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
-        process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", environment)
+        # Which programs are run is this rank's own to say.
+        process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", {**environment, **self._own})
         self._processes[worker] = process
         self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()

@@ -18,6 +18,7 @@ from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import Done, get_prefix, txn
 from pytest_nixl.keeper import Keeper
+from pytest_nixl.worker.tools import own_variables
 
 Connect = Callable[[], EtcdClient]
 #: Seconds for which one watch of the members waits.
@@ -200,10 +201,12 @@ def serve(
     *,
     token: str,
     services: Mapping[str, Service] | None = None,
+    own: Mapping[str, str | None] | None = None,
 ) -> Ending:
     """Be a peer: do what rank 0 asks for, and return how it says that the run ends.
 
     :param services: what it may ask for beside workers, by name; each is called with JSON values and returns some.
+    :param own: variables of its workers that rank 0 has no say in; None: where programs are is left to PATH.
     :raises MemberLostError: where rank 0 has gone before it said.
     :raises FencedError: where this rank has lost its place, or the etcd has gone for longer than its lease lives.
     """
@@ -220,7 +223,14 @@ def serve(
 
     with ExitStack() as stack:
         mailbox: Mailbox
-        serving = Serving(keeper, membership.rank, lambda message: mailbox.send(0, message), over.set, services or {})
+        serving = Serving(
+            keeper,
+            membership.rank,
+            lambda message: mailbox.send(0, message),
+            over.set,
+            services or {},
+            own_variables({}) if own is None else own,
+        )
         stack.callback(serving.close)
         mailbox = Mailbox(
             stack.enter_context(connect()),

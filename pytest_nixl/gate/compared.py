@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_nixl import units
 from pytest_nixl.gate.regression import (
@@ -18,6 +18,7 @@ from pytest_nixl.gate.regression import (
     least_p,
 )
 from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.record.programs import program_of
 from pytest_nixl.record.provenance import Change, changes, other_machine
 from pytest_nixl.record.recorded import Recorded, Row
 from pytest_nixl.record.results import Result
@@ -57,7 +58,11 @@ def refuse_other_machine(before: Recorded, now: Recorded) -> None:
 
 
 def compare_runs(before: Recorded, now: Recorded, margin: float) -> Compared:
-    """Judge a run by another one. ``margin`` is the loss up to which a row is unchanged: 0.05 is 5 %."""
+    """Judge a run by another one. ``margin`` is the loss up to which a row is unchanged: 0.05 is 5 %.
+
+    Rows of other projects' programs are left out: those are measured once, and are no subject of ours.
+    """
+    before, now = _own(before), _own(now)
     old, new = _usable(before), _usable(now)
     comparison = compare_rows(
         {key: row.values for key, row in old.items()}, {key: row.values for key, row in new.items()}, margin
@@ -69,6 +74,10 @@ def compare_runs(before: Recorded, now: Recorded, margin: float) -> Compared:
         *_rows(before, old, new, comparison, margin, different),
     )
     return Compared(before, now, margin, comparison, results, different)
+
+
+def _own(run: Recorded) -> Recorded:
+    return replace(run, rows={key: row for key, row in run.rows.items() if not program_of(key)})
 
 
 def wants_launch(before: Row | None, values: tuple[float, ...], margin: float) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_nixl import units
 from pytest_nixl.gate.launches import FEWEST_LAUNCHES, Learned, learn
 from pytest_nixl.gate.profiles import parse_profile
+from pytest_nixl.record.programs import program_of
 
 RUNS_FORM = "files that --benchmark-json or --benchmark-autosave of the bandwidth suite has written, one for each run"
 
@@ -35,7 +36,7 @@ def read_run(path: Path) -> dict[str, Measured]:
                 float(record["extra_info"]["GB/s"]) * 1e9, tuple(record["extra_info"]["transports"])
             )
             for record in records
-            if "key" in record.get("extra_info", {})
+            if "key" in record.get("extra_info", {}) and not program_of(str(record["extra_info"]["key"]))
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

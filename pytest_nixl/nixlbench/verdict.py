@@ -130,7 +130,7 @@ def _judged(
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
     # Whole transfers have no percentiles in the table: those bounds are judged below.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = _latency(row, judge(samples, bare), describe(key), expectation)
+    judgement = judge_latency(row, judge(samples, bare), describe(key), expectation)
     judgement = _implausible(row, describe(key), judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
     figures = Figures(
@@ -145,7 +145,7 @@ def _judged(
     return _result("bandwidth", judgement, key, figures)
 
 
-def _latency(row: Row, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+def judge_latency(row: Row, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
     """Judge latency bounds by what the table has: a part that is over the bound of the whole; else it cannot tell."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement

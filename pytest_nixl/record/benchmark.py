@@ -80,7 +80,8 @@ def rounds(samples: Samples) -> tuple[float, ...]:
 
 def described(samples: Samples) -> dict[str, object]:
     """Return what a record says of a row beside pytest-benchmark's statistics; ``launches`` are bytes per second."""
-    latencies = {f"p{percent:g}_us": percentile(samples.latencies, percent) * 1e6 for percent in (50, 90, 99, 99.9)}
+    percents = (50, 90, 99, 99.9) if samples.latencies else ()
+    latencies = {f"p{percent:g}_us": percentile(samples.latencies, percent) * 1e6 for percent in percents}
     return {
         "key": str(samples.key),
         "GB/s": samples.bandwidth / 1e9,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.benchmark import described, rounds
 from pytest_nixl.record.provenance import Provenance, gather
 from pytest_nixl.record.recorded import FORM, OURS, Recorded, Row
-from pytest_nixl.record.results import Result
+from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.record.samples import Samples, percentile
 from pytest_nixl.run import Run
 from pytest_nixl.values import Against
@@ -45,11 +46,15 @@ def _rows(run: Run) -> Iterator[Row]:
             yield Row(
                 key=result.row,
                 values=figures.values,
-                latencies={"p50": figures.p50, "p90": figures.p90, "p99": figures.p99, "p99.9": figures.p999},
+                latencies={name: seconds for name, seconds in _latencies(figures) if not math.isnan(seconds)},
                 transports=figures.transports,
                 floor=figures.floor,
                 ceiling=figures.ceiling,
             )
+
+
+def _latencies(figures: Figures) -> Iterator[tuple[str, float]]:
+    yield from (("p50", figures.p50), ("p90", figures.p90), ("p99", figures.p99), ("p99.9", figures.p999))
 
 
 def other_run(run: Run, against: Against) -> Recorded:

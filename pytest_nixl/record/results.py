@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for a row: bytes per second and seconds; ``floor`` and ``ceiling`` 0: there is none."""
+    """What was measured for a row: bytes per second and seconds.
+
+    ``floor`` and ``ceiling`` 0: there is none; a latency that is not known is NaN.
+    """
 
     bandwidth: float
     p50: float
@@ -53,6 +57,8 @@ class Figures:
         )
 
 
+_LATENCIES = ("p50", "p90", "p99", "p999")
+
 #: On an item: the figures of the row that its test measured.
 FIGURES = pytest.StashKey[Figures]()
 
@@ -74,7 +80,11 @@ class Result:
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        return {**asdict(self), "verdict": self.verdict.value}
+        found = {**asdict(self), "verdict": self.verdict.value}
+        if self.figures is not None:
+            # JSON has no NaN.
+            found["figures"] |= {name: None for name in _LATENCIES if math.isnan(getattr(self.figures, name))}
+        return found
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:
@@ -82,7 +92,8 @@ class Result:
         figures = data["figures"]
         if figures is not None:
             tuples = {name: tuple(figures.get(name, ())) for name in ("transports", "values")}
-            figures = Figures(**{**figures, **tuples})
+            unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
+            figures = Figures(**{**figures, **tuples, **unknown})
         return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures})
 
     def properties(self) -> list[tuple[str, object]]:
@@ -96,7 +107,8 @@ class Result:
             shown.append(("nixl_row", self.row))
         if self.figures is not None:
             shown.append(("nixl_gigabytes_per_second", round(self.figures.bandwidth / 1e9, 6)))
-            shown.append(("nixl_p50_microseconds", round(self.figures.p50 * 1e6, 3)))
-            shown.append(("nixl_p99_microseconds", round(self.figures.p99 * 1e6, 3)))
+            for name in ("p50", "p99"):
+                if not math.isnan(getattr(self.figures, name)):
+                    shown.append((f"nixl_{name}_microseconds", round(getattr(self.figures, name) * 1e6, 3)))
             shown.append(("nixl_transports", ",".join(self.figures.transports)))
         return shown

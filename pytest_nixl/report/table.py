@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pytest_nixl import units
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.record.programs import backend_of, program_of
 from pytest_nixl.record.results import Result
 
 _KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
@@ -55,18 +56,26 @@ def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
 
 
 def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
-    """Compare each backend's rows with those of the first one."""
+    """Compare each backend's rows with those of the first one, and with what other projects' programs measured."""
     by_rest: dict[str, list[tuple[str, float]]] = {}
     for row in rows:
         if row.figures is not None and row.verdict not in _NO_BANDWIDTH:
             backend, rest = row.row.split("/", 1)
             by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
-    for rest, (first, *others) in by_rest.items():
+    for rest, found in by_rest.items():
+        own = [each for each in found if not program_of(each[0])]
         op, memory, block, batch, depth, ranks = rest.split("/")
         usual = ("batch1", "depth1", "0-1", "0-0")
         counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
-        for backend, bandwidth in others:
-            yield Line(f"{backend} : {first[0]}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / first[1]:.2f}")
+        pairs = [(backend, own[0]) for backend in own[1:]]
+        pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
+        for (backend, bandwidth), (other, reference) in pairs:
+            yield Line(f"{backend} : {other}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / reference:.2f}")
+
+
+def _is_by_program(backend: str, own: str) -> bool:
+    """Whether a row is of the same backend as one of our own, measured by a program of another project."""
+    return bool(program_of(backend)) and backend_of(backend) == own
 
 
 def _cells(row: Result) -> tuple[str, ...]:

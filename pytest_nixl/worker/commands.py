@@ -22,6 +22,7 @@ from pytest_nixl.evidence.others import Others
 from pytest_nixl.worker import transfer
 from pytest_nixl.worker.files import FileBuffer
 from pytest_nixl.worker.memory import DramBuffer
+from pytest_nixl.worker.tools import Tools
 from pytest_nixl.worker.wire import Ref
 
 #: The public methods of NIXL's agent that may be called by name.
@@ -88,6 +89,7 @@ class Commands:
         self._cancelled = cancelled
         self._objects: dict[int, Any] = {}
         self._next = 1
+        self._tools = Tools(cancelled)
 
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
         """Run one command by name. :raises RefusedError: if there is none of that name."""
@@ -96,12 +98,15 @@ class Commands:
             raise RefusedError(f"there is no command {command!r}")
         return method(**arguments)
 
-    def do_hello(self, path: list[str]) -> dict[str, Any]:
-        """Load NIXL; ``path`` is pytest's own ``sys.path``, for functions that tests name."""
+    def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
+        """Load NIXL, if this worker ``loads`` it; ``path`` is pytest's ``sys.path``, for functions that tests name."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
+        if not loads:
+            return found
         import nixl._api
 
-        return {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node(), **_nixl_version(nixl)}
+        return {**found, **_nixl_version(nixl)}
 
     def do_create_agent(
         self,
@@ -232,6 +237,23 @@ class Commands:
     def do_serve(self, agent: Ref, patience: float) -> int:
         """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
         return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
+
+    def do_tool_find(self, tool: str) -> dict[str, str] | None:
+        """Say where this rank has a program; None: nowhere."""
+        return self._tools.find(tool)
+
+    def do_tool_start(self, tool: str, arguments: list[str], variables: dict[str, str | None]) -> dict[str, Any]:
+        """Start a program."""
+        program = self._tools.start(tool, arguments, variables)
+        return {"program": self._keep(program, "program"), "pid": program.pid}
+
+    def do_tool_look(self, program: Ref, seen: int, patience: float) -> dict[str, Any]:
+        """Return what a program has written after the first ``seen`` bytes, and its exit code."""
+        return self._tools.look(self._get(program), seen, patience)
+
+    def do_tool_end(self, program: Ref, number: int) -> None:
+        """Send a program a signal."""
+        self._tools.end(self._get(program), number)
 
     def do_forget(self, objects: list[Ref]) -> None:
         """Drop references, which releases what NIXL holds for them."""

@@ -96,10 +96,11 @@ class Process(Protocol):
 
 
 class Worker:
-    """One process that owns NIXL.
+    """One process that owns NIXL, or programs of other projects.
 
     :param rank: the rank that it works for; named in every failure.
-    :param role: what it is to the link: ``initiator``, ``target`` or ``agent``.
+    :param role: what it is to the link: ``initiator``, ``target`` or ``agent``; a ``tool`` loads no NIXL, and only
+        starts programs of other projects.
     :param timeout: seconds that any step may take.
     """
 
@@ -110,7 +111,7 @@ class Worker:
         self._process = process
         self._buffer = b""
         self._requests = 0
-        self._pending: Pending | None = self.request("hello", path=sys.path)
+        self._pending: Pending | None = self.request("hello", path=sys.path, loads=role != "tool")
         self._versions: dict[str, Any] | None = None
 
     @property

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests that run nixlbench are written in: which rows it measures, and its processes on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.etcd.servers import SessionEtcd
+from pytest_nixl.keeper import keeper
+from pytest_nixl.nixlbench.command import label
+from pytest_nixl.nixlbench.programs import Nixlbench
+from pytest_nixl.nixlbench.row import JudgedRow
+from pytest_nixl.record.programs import measured_by
+from pytest_nixl.record.results import FIGURES
+from pytest_nixl.record.samples import RowKey
+from pytest_nixl.run import Run, asked_links
+from pytest_nixl.settings import Settings
+from pytest_nixl.units import format_size
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "program_row" in metafunc.fixturenames:
+        run = Run.of(metafunc.config)
+        rows = list(nixlbench_rows(run)) if run.usable else [None]  # None: the tests will say so
+        metafunc.parametrize("program_row", rows, ids=_id)
+
+
+def nixlbench_rows(run: Run) -> Iterator[RowKey]:
+    """Yield the keys of the rows that nixlbench measures: of each link the smallest, a middle and the largest block."""
+    blocks = sorted(run.settings.blocks)
+    sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
+    name = label(run.settings.nixlbench_args)
+    for link, block, batch, depth in product(
+        asked_links(run.settings, run.asked), sizes, run.settings.batch, run.settings.depth
+    ):
+        yield measured_by(link.key(block, batch, depth), name)
+
+
+def _id(row: RowKey | None) -> str:
+    if row is None:
+        return "unknown"
+    ranks = "" if row.pair in ((0, 1), (0, 0)) else f"-{row.pair[0]}:{row.pair[1]}"
+    name = row.backend.rpartition(":")[2]
+    return f"{name}-{row.op}-{row.memory}{ranks}-{format_size(row.block)}-batch{row.batch}-depth{row.depth}"
+
+
+@pytest.fixture(scope="session")
+def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: SessionEtcd) -> Iterator[Nixlbench]:
+    """The nixlbench of each rank: that of ``--nixl-nixlbench``, or that on its PATH."""
+    with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, keeper) as started:
+        yield started
+
+
+@pytest.fixture
+def record_program(
+    request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
+) -> Callable[[RowKey, JudgedRow, dict[str, object]], None]:
+    """Write what a program measured of a row to the table and, through pytest-benchmark, to its files."""
+
+    def write(key: RowKey, judged: JudgedRow, more: dict[str, object]) -> None:
+        nixl_run.notes += [note for note in judged.notes if note not in nixl_run.notes]
+        if judged.samples is None or judged.figures is None:
+            return
+        nixl_run.keys[str(key)] = key
+        request.node.stash[FIGURES] = judged.figures
+        row_benchmark(judged.samples, more)
+
+    return write

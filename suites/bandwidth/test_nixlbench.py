@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NIXL's own benchmark measures of the same rows, judged by the same profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.gate.profiles import Profile
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.nixlbench.programs import Nixlbench
+from pytest_nixl.nixlbench.row import JudgedRow, judge_row
+from pytest_nixl.record.samples import RowKey
+
+
+@pytest.mark.nixl_check("nixlbench-bandwidth")
+def test_nixlbench(
+    record_program: Callable[[RowKey, JudgedRow, dict[str, object]], None],
+    program_row: RowKey,
+    nixlbench: Nixlbench,
+    profile: Profile,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """Bandwidth and transport of one row are as the profile expects also by nixlbench, between the same ranks."""
+    why = nixlbench.why_not(program_row)
+    if why is not None:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, why))
+        return
+    ran = nixlbench.run(program_row)
+    judged = judge_row(ran, nixlbench.plain(program_row), program_row, profile, nixlbench.line_rates(program_row))
+    record_program(program_row, judged, nixlbench.described(program_row))
+    verdict(judged.judgement)
