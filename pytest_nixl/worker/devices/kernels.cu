@@ -6,7 +6,15 @@ typedef unsigned char u8;
 
 #define TILE 131071ull
 
-__device__ u64 word(const u64 *tile, u64 seed, u64 i)
+#ifdef __CUDACC__
+#define FUNCTION __device__
+#define KERNEL extern "C" __global__ void
+#else // tests compile it for the processor
+#define FUNCTION static
+#define KERNEL static void
+#endif
+
+FUNCTION u64 word(const u64 *tile, u64 seed, u64 i)
 {
     u64 number = i / TILE;
     u64 key = seed + (number + 1) * 0x9E3779B97F4A7C15ull;
@@ -16,7 +24,7 @@ __device__ u64 word(const u64 *tile, u64 seed, u64 i)
 }
 
 // Write `size` bytes of the pattern, each XORed with a byte of `mask`, to any address.
-extern "C" __global__ void nixl_fill(u8 *to, u64 size, const u64 *tile, u64 seed, u64 mask)
+KERNEL nixl_fill(u8 *to, u64 size, const u64 *tile, u64 seed, u64 mask)
 {
     u64 step = (u64)gridDim.x * blockDim.x;
     bool aligned = ((u64)to & 7) == 0;
@@ -34,7 +42,7 @@ extern "C" __global__ void nixl_fill(u8 *to, u64 size, const u64 *tile, u64 seed
 
 // Compare `size` bytes with the pattern: found[0] counts those that differ, and found[1], which is ~0 before, becomes
 // the offset of the first of them times 256, plus what is there.
-extern "C" __global__ void nixl_compare(const u8 *at, u64 size, const u64 *tile, u64 seed, u64 *found)
+KERNEL nixl_compare(const u8 *at, u64 size, const u64 *tile, u64 seed, u64 *found)
 {
     u64 step = (u64)gridDim.x * blockDim.x;
     bool aligned = ((u64)at & 7) == 0;
