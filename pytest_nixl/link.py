@@ -101,10 +101,10 @@ class Pair:
 
     def _end(self, agent: NixlAgent, memory: str, device: int) -> _End:
         if memory == "VRAM":
-            types = ", ".join(agent.get_backend_mem_types(self.backend.NAME))
+            types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
                 raise NotApplicableError(
-                    f"{self.memory} needs a backend that moves GPU memory, and {self.backend.NAME} moves {types}",
+                    f"{self.memory} needs a backend that moves GPU memory, and {self.backend.NAME} moves {' and '.join(types)}",
                     "take UCX or LIBFABRIC, or leave VRAM out of --nixl-memory",
                 )
         buffer = agent.allocate(

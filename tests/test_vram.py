@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,10 +21,11 @@ import pytest
 from inner import run_pytest
 from runs import profile
 
-from pytest_nixl.agent import Agents, Buffer, NixlAgent
+from pytest_nixl.agent import Agents, NixlAgent
 from pytest_nixl.errors import FindingError, NotApplicableError
 from pytest_nixl.gpus import choose, require_gpu
 from pytest_nixl.keeper import keeper
+from pytest_nixl.link import Pairs
 from pytest_nixl.settings import read_settings
 from pytest_nixl.values import DevicePair, MemoryPair
 from pytest_nixl.worker.devices import make_ptx
@@ -97,8 +98,20 @@ def test_a_worker_without_a_gpu_says_why_in_one_sentence(without: NixlAgent) -> 
         (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= leaves this process none"),
         (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 leaves this process none"),
         (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start here: CUDA_ERROR_NO_DEVICE"),
-        (802, "CUDA_ERROR_SYSTEM_NOT_READY", True, "0", "the CUDA driver does not start here: CUDA_ERROR_SYSTEM_NOT_RE"),
-        (None, "libcuda is not found\nmore", True, None, "there is a driver's device node here and no library of it (lib"),
+        (
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            True,
+            "0",
+            "the CUDA driver does not start here: CUDA_ERROR_SYSTEM_NO",
+        ),
+        (
+            None,
+            "libcuda is not found\nmore",
+            True,
+            None,
+            "there is a driver's device node here and no library of it",
+        ),
     ],
 )
 def test_every_reason_for_no_gpu_has_its_words(
@@ -113,7 +126,7 @@ def test_every_reason_for_no_gpu_has_its_words(
 
 def test_a_process_that_is_left_no_gpu_says_by_what(started: Agents, driver: dict[str, str]) -> None:
     blind = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(NotApplicableError, match="VRAM needs a GPU, and CUDA_VISIBLE_DEVICES= leaves this process none"):
+    with pytest.raises(NotApplicableError, match="needs a GPU, and CUDA_VISIBLE_DEVICES= leaves this process none"):
         blind.allocate(4096, "VRAM")
 
 
@@ -146,11 +159,19 @@ def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: p
     both.assert_outcomes(passed=2, skipped=2)
     gated = run_pytest(pytester, *asked, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
     sentence = f"VRAM:VRAM was asked for (--nixl-memory), and none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
-    gated.stdout.fnmatch_lines([f"MISSING bandwidth: {sentence.replace('[', '[[]')}", "    remedy: run it on a host with a GPU, *", "NIXL gate: FAIL (*1 MISSING*"])
+    gated.stdout.fnmatch_lines(
+        [
+            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+            "    remedy: run it on a host with a GPU, *",
+            "NIXL gate: FAIL (*1 MISSING*",
+        ]
+    )
     assert gated.ret == 1
     # By the seeds' variable it is asked for as well.
     seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
-    asked_by = "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+    asked_by = (
+        "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+    )
     seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
     assert seeds.ret == 1
 
@@ -255,6 +276,18 @@ def test_of_one_gpu_both_ends_have_it(started: Agents, driver: dict[str, str]) -
     assert choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
     with pytest.raises(NotApplicableError, match="VRAM:VRAM needs GPU 1, and the worker sees one, number 0"):
         choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+
+
+def test_a_backend_that_moves_no_gpu_memory_says_so(
+    make_pairs: Callable[..., Pairs], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in driver.items():
+        monkeypatch.setenv(name, value)
+    pairs = make_pairs()
+    for _ in range(2):  # the second time no worker is started to be told the same
+        with pytest.raises(NotApplicableError) as caught:
+            pairs.link("POSIX", "WRITE", MemoryPair("VRAM", "FILE"), ranks=(0, 0))
+        assert caught.value.reason == ("VRAM:FILE needs a backend that moves GPU memory, and POSIX moves DRAM and FILE")
 
 
 def test_memory_that_ucx_takes_for_the_hosts_is_found(agent: NixlAgent) -> None:
