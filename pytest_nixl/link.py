@@ -103,8 +103,9 @@ class Pair:
         if memory == "VRAM":
             types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
+                moves = f"{self.backend.NAME} moves {' and '.join(types)}"
                 raise NotApplicableError(
-                    f"{self.memory} needs a backend that moves GPU memory, and {self.backend.NAME} moves {' and '.join(types)}",
+                    f"{self.memory} needs a backend that moves GPU memory, and {moves}",
                     "take UCX or LIBFABRIC, or leave VRAM out of --nixl-memory",
                 )
         buffer = agent.allocate(
