@@ -9,13 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_nixl.backends import between_agents
+from pytest_nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
+from pytest_nixl.errors import FindingError
 from pytest_nixl.settings import Settings
+from pytest_nixl.values import HOST
 from pytest_nixl.worker.places import Place
-from pytest_nixl.worker.process import Pending, Worker
+from pytest_nixl.worker.process import NixlError, Pending, Worker
 from pytest_nixl.worker.wire import Ref
+
+if TYPE_CHECKING:
+    from pytest_nixl.gpus import Gpu
 
 #: ``(address, length in bytes, device)``; with a fourth element, a string, for memory that is registered.
 Descriptor = Sequence[Any]
@@ -60,6 +66,10 @@ class Buffer:
     def write(self, data: bytes, offset: int = 0) -> None:
         """Write bytes to the buffer."""
         self.worker.call("write", buffer=self.ref, offset=offset, data=data)
+
+    def free(self) -> None:
+        """Give the memory back, once; what was registered of it must be deregistered before."""
+        self.worker.call("forget", objects=[self.ref])
 
 
 class NixlAgent:
@@ -137,24 +147,70 @@ class NixlAgent:
         return self._siblings.start(name, **options)
 
     def run(self, function: str, **arguments: Any) -> Any:
-        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out."""
-        return self.worker.call("run", agent=self.ref, function=function, arguments=arguments)
+        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out.
 
-    def allocate(self, size: int, memory: str = "DRAM", *, directory: str = "", alignment: int = 1) -> Buffer:
+        A :class:`Buffer` of this worker is given as an array: it has ``__array_interface__``, or in VRAM
+        ``__cuda_array_interface__``. Arrays made there are described to NIXL by
+        :func:`pytest_nixl.worker.arrays.descriptor_of`.
+        """
+        given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
+        return self.worker.call("run", agent=self.ref, function=function, arguments=given)
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs that the worker sees.
+
+        :raises NotApplicableError: where there is none: the test is then skipped with the reason.
+        """
+        from pytest_nixl.gpus import gpus
+
+        return gpus(self.worker)
+
+    def allocate(
+        self, size: int, memory: str = "DRAM", *, device: int = 0, directory: str = "", alignment: int = 1
+    ) -> Buffer:
         """Make a buffer of ``size`` bytes in the worker. It is not registered yet: see :meth:`register`.
 
-        :param memory: ``DRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
+        :param memory: ``DRAM``, ``VRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
+        :param device: the GPU of ``VRAM``, as CUDA counts those that the worker sees.
         :param directory: where a file is made; empty: the system's directory for temporary files.
         :param alignment: what NIXL's offsets and lengths in a file are multiples of; of 4096, the page cache is passed
             by where the file system can.
+        :raises NotApplicableError: where the worker has no such GPU: the test is then skipped with the reason.
         """
-        reply = self.worker.call("allocate", size=size, memory_type=memory, directory=directory, alignment=alignment)
+        of: dict[str, Any] = {"directory": directory, "alignment": alignment}
+        if memory == "VRAM":
+            from pytest_nixl.gpus import require_gpu
+
+            of = {"device": require_gpu(self.worker, device, memory).number}
+        reply = self.worker.call("allocate", size=size, memory_type=memory, **of)
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 
+    def allocate_asked(self, size: int, *, initiator: bool = False) -> Buffer:
+        """Make a buffer of the memory that this run asks for of targets, or of initiators, as :meth:`allocate`.
+
+        Of several kinds it is the first with GPU memory: what does with that does with host memory.
+        """
+        settings = self._siblings.settings if self._siblings is not None else None
+        pairs = settings.memory if settings is not None else (HOST,)
+        pair = next((each for each in pairs if "VRAM" in (each.initiator, each.target)), pairs[0])
+        memory = pair.initiator if initiator else pair.target.replace("FILE", "DRAM")
+        devices = settings.devices if settings is not None else None
+        number = 0 if devices is None else devices.initiator if initiator else devices.target
+        return self.allocate(size, memory, device=number)
+
     def register(self, buffer: Buffer) -> Ref:
-        """Register the whole of a buffer; returns what ``deregister_memory`` takes."""
-        descriptor = [(buffer.address, buffer.size, buffer.device, "")]
-        return self.register_memory(descriptor, buffer.memory)
+        """Register the whole of a buffer; returns what ``deregister_memory`` takes.
+
+        :raises FindingError: where memory of a GPU is taken for host memory.
+        """
+        try:
+            return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
+        except NixlError as error:
+            words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
+            if not words:
+                raise
+            reason = f"{self.worker.name} could not register GPU {buffer.device}'s: {words}"
+            raise FindingError(VRAM_AS_HOST, reason, error.detail) from None
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)
@@ -392,7 +448,7 @@ class Agents:
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
-        self._settings = settings
+        self.settings = settings
         self._workers: list[Worker] = []
 
     def start(
@@ -430,11 +486,11 @@ class Agents:
         """
         # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
-        asked = self._settings.backend
+        asked = self.settings.backend
         chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
         started = len(self._workers)
         for _, place in zip(names, itertools.cycle(places or [self._place]), strict=False):
-            self._workers.append(place.start("agent", changed, self._settings.timeout))
+            self._workers.append(place.start("agent", changed, self.settings.timeout))
         agents = []
         for worker, name in zip(self._workers[started:], names, strict=True):
             agent = NixlAgent.within(worker, backends=chosen, name=name, **options)

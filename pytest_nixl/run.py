@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.asked import Asked
@@ -31,7 +31,17 @@ RUN = pytest.StashKey["Run"]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
 OUR_FIXTURES = frozenset(
-    ("nixl_settings", "nixl_cluster", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client")
+    (
+        "nixl_settings",
+        "nixl_cluster",
+        "nixl_etcd",
+        "nixl_private_etcd",
+        "nixl_agent",
+        "nixl_link",
+        "nixl_buffer",
+        "gpu_buffer",
+        "etcd3_client",
+    )
 )
 
 
@@ -46,6 +56,8 @@ class LinkParam:
     ranks: RankPair = (0, 1)
     #: Whether the run has several, so that they are told.
     several: bool = False
+    #: GPUs that are asked for by number; None: none are, or there is no GPU memory in it.
+    devices: DevicePair | None = None
 
     def __str__(self) -> str:
         ranks = f"-{self.ranks[0]}:{self.ranks[1]}" if self.several else ""
@@ -55,7 +67,7 @@ class LinkParam:
         """Return the key of a row of this link."""
         from pytest_nixl.record.samples import RowKey
 
-        return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks, self.devices)
 
 
 def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
@@ -69,8 +81,9 @@ def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
             memory = MemoryPair(memory.initiator, "FILE")
         else:
             between = list(asked.pairs) if memory.target != "FILE" else []
+        devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
         for ranks, op in product(between, settings.op):
-            links[LinkParam(backend, op, memory, ranks, asked.several)] = None
+            links[LinkParam(backend, op, memory, ranks, asked.several, devices)] = None
     return list(links)
 
 
@@ -209,12 +222,14 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     concluded = item.stash.get(JUDGEMENT, None)
     if concluded is not None and (error is None or isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))):
         return concluded
+    if isinstance(error, NotApplicableError):
+        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
     if report.skipped:
         return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
     if report.passed:
         return Judgement(Verdict.PASS, "")
-    if isinstance(error, NotApplicableError):
-        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
+    if isinstance(error, FindingError):
+        return Judgement(Verdict.FAIL, error.reason, error.remedy, error.finding)
     if isinstance(error, NixlPluginError):
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
