@@ -111,7 +111,7 @@ def hwloc_facts(path: Path) -> Facts:
         nothing = gather(Root(empty), backends=(), etcd="", environ={})
     gpus = [each for each in devices if f"0x{each.vendor}" == NVIDIA and f"0x{each.family}" in GPU_CLASSES]
     found = tuple(
-        Gpu(index, each.model, each.address, each.path, None, None, None, None, None, None, f"{path}", each.numa)
+        Gpu(index, each.model, each.address, each.path, None, None, None, None, None, None, f"{path}", each.numa, "")
         for index, each in enumerate(sorted(gpus, key=lambda each: each.address))
     )
     rdma = tuple(_rdma(each, f"{path}") for each in devices if each.fabric)
