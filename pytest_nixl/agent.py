@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_nixl.backends import between_agents
 from pytest_nixl.settings import Settings
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker
 from pytest_nixl.worker.wire import Ref
+
+if TYPE_CHECKING:
+    from pytest_nixl.gpus import Gpu
 
 #: ``(address, length in bytes, device)``; with a fourth element, a string, for memory that is registered.
 Descriptor = Sequence[Any]
@@ -60,6 +63,10 @@ class Buffer:
     def write(self, data: bytes, offset: int = 0) -> None:
         """Write bytes to the buffer."""
         self.worker.call("write", buffer=self.ref, offset=offset, data=data)
+
+    def free(self) -> None:
+        """Give the memory back, once; what was registered of it must be deregistered before."""
+        self.worker.call("forget", objects=[self.ref])
 
 
 class NixlAgent:
@@ -140,21 +147,38 @@ class NixlAgent:
         """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out."""
         return self.worker.call("run", agent=self.ref, function=function, arguments=arguments)
 
-    def allocate(self, size: int, memory: str = "DRAM", *, directory: str = "", alignment: int = 1) -> Buffer:
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs that the worker sees.
+
+        :raises NotApplicableError: where there is none: the test is then skipped with the reason.
+        """
+        from pytest_nixl.gpus import gpus
+
+        return gpus(self.worker)
+
+    def allocate(
+        self, size: int, memory: str = "DRAM", *, device: int = 0, directory: str = "", alignment: int = 1
+    ) -> Buffer:
         """Make a buffer of ``size`` bytes in the worker. It is not registered yet: see :meth:`register`.
 
-        :param memory: ``DRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
+        :param memory: ``DRAM``, ``VRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
+        :param device: the GPU of ``VRAM``, as CUDA counts those that the worker sees.
         :param directory: where a file is made; empty: the system's directory for temporary files.
         :param alignment: what NIXL's offsets and lengths in a file are multiples of; of 4096, the page cache is passed
             by where the file system can.
+        :raises NotApplicableError: where the worker has no such GPU: the test is then skipped with the reason.
         """
-        reply = self.worker.call("allocate", size=size, memory_type=memory, directory=directory, alignment=alignment)
+        of: dict[str, Any] = {"directory": directory, "alignment": alignment}
+        if memory == "VRAM":
+            from pytest_nixl.gpus import require_gpu
+
+            of = {"device": require_gpu(self.worker, device, memory).number}
+        reply = self.worker.call("allocate", size=size, memory_type=memory, **of)
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 
     def register(self, buffer: Buffer) -> Ref:
         """Register the whole of a buffer; returns what ``deregister_memory`` takes."""
-        descriptor = [(buffer.address, buffer.size, buffer.device, "")]
-        return self.register_memory(descriptor, buffer.memory)
+        return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)

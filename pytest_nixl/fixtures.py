@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.run import LinkParam, Run, asked_links
 from pytest_nixl.settings import Settings
 from pytest_nixl.sigterm import sigterm_ends_in_order
-from pytest_nixl.values import MemoryPair
 
 if TYPE_CHECKING:
     from pytest_nixl.agent import NixlAgent
@@ -57,17 +55,7 @@ def nixl_link(request: pytest.FixtureRequest, nixl_pairs: Pairs) -> Link:
     ``measure(block)`` gives verified samples, ``move(block)`` moves and compares bytes once.
     """
     param: LinkParam = request.param
-    require_memory(param.memory)
-    return nixl_pairs.link(param.backend, param.op, param.memory, param.ranks)
-
-
-def require_memory(memory: MemoryPair) -> None:
-    """:raises NotApplicableError: where this machine or this version has no such memory."""
-    if "VRAM" not in (memory.initiator, memory.target):
-        return
-    if not Path("/dev/nvidiactl").exists():
-        raise NotApplicableError(f"{memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)")
-    raise NotApplicableError(f"{memory} needs GPU buffers, which this version of pytest-nixl does not make yet")
+    return nixl_pairs.link(param.backend, param.op, param.memory, param.ranks, param.devices)
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from typing import Any
 from pytest_nixl.agent import Buffer, NixlAgent
 from pytest_nixl.backends import BACKENDS, Backend
 from pytest_nixl.cluster.pairing import RankPair
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.evidence.counted import counted
+from pytest_nixl.gpus import choose
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
 from pytest_nixl.settings import Settings
 from pytest_nixl.units import MIB
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker, results
 from pytest_nixl.worker.wire import Ref
@@ -54,6 +55,8 @@ class Pair:
     :param capacity: bytes of each end's buffer.
     :param alignment: what the offsets and lengths of all transfers are multiples of.
     :param places: where the initiator's worker starts and where the target's.
+    :param devices: the GPUs of the ends that are in VRAM; None: as :func:`~pytest_nixl.gpus.choose` does.
+    :raises NotApplicableError: where an end has no such memory.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Pair:
         memory: MemoryPair,
         capacity: int,
         alignment: int = 1,
+        devices: DevicePair | None = None,
     ) -> None:
         self.backend = backend
         self.memory = memory
@@ -80,9 +84,10 @@ class Pair:
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
             for place, role in zip(places, roles, strict=False):
                 workers.append(place.start(role, environment, settings.timeout))
-            self.initiator = self._end(self._agent(workers[0]), memory.initiator)
+            self.devices = choose(workers[0], workers[-1], memory, devices)
+            self.initiator = self._end(self._agent(workers[0]), memory.initiator, self.devices.initiator)
             there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
-            self.target = self._end(there, memory.target)
+            self.target = self._end(there, memory.target, self.devices.target)
             if not backend.STORAGE:
                 self._connect()
         except BaseException:
@@ -93,8 +98,17 @@ class Pair:
     def _agent(self, worker: Worker) -> NixlAgent:
         return NixlAgent.within(worker, backends=[self.backend.NAME], progress_thread=False)
 
-    def _end(self, agent: NixlAgent, memory: str) -> _End:
-        buffer = agent.allocate(self.capacity, memory, directory=self._directory, alignment=self._alignment)
+    def _end(self, agent: NixlAgent, memory: str, device: int) -> _End:
+        if memory == "VRAM":
+            types = ", ".join(agent.get_backend_mem_types(self.backend.NAME))
+            if memory not in types:
+                raise NotApplicableError(
+                    f"{self.memory} needs a backend that moves GPU memory, and {self.backend.NAME} moves {types}",
+                    "take UCX or LIBFABRIC, or leave VRAM out of --nixl-memory",
+                )
+        buffer = agent.allocate(
+            self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
+        )
         agent.register(buffer)
         return _End(agent, buffer)
 
@@ -138,28 +152,32 @@ class Link:
     """One operation between the two ends of a pair.
 
     ``initiator`` and ``target`` are their agents; ``source`` and ``destination`` the buffers that bytes leave and
-    reach.
+    reach; ``devices`` the GPUs of those ends that are in VRAM.
+
+    :param asked: the GPUs that were asked for by number, and so are part of the rows' keys.
     """
 
-    def __init__(self, pairs: Pairs, pair: Pair, op: str, settings: Settings) -> None:
+    def __init__(self, pairs: Pairs, pair: Pair, op: str, settings: Settings, asked: DevicePair | None = None) -> None:
         self._pairs = pairs
         self._settings = settings
         self.backend = pair.backend.NAME
         self.op = op
         self.memory = pair.memory
+        self._asked = asked
         self._use(pair)
 
     def _use(self, pair: Pair) -> None:
         self._pair = pair
         self.initiator = pair.initiator.agent
         self.target = pair.target.agent
+        self.devices = pair.devices
         ends = (pair.initiator.buffer, pair.target.buffer)
         self.source, self.destination = ends if self.op == "WRITE" else (ends[1], ends[0])
 
     def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
         """Return the key of the row that :meth:`measure` would give with the same arguments."""
         ranks = (self.initiator.worker.rank, self.target.worker.rank)
-        return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks, self._asked)
 
     def move(self, block: int, *, batch: int = 1, depth: int = 1) -> Corruption | None:
         """Move ``depth`` transfers of ``batch`` blocks once, with a fresh pattern, and compare every byte."""
@@ -324,16 +342,35 @@ class Pairs:
         self._places = places
         self._settings = settings
         self._pairs: dict[_Kind, Pair] = {}
+        self._refused: dict[_Kind, NotApplicableError] = {}
 
-    def link(self, backend: str, op: str, memory: MemoryPair, ranks: RankPair = (0, 1)) -> Link:
-        """Return a link, with new workers where those of an earlier test have ended."""
+    def link(
+        self,
+        backend: str,
+        op: str,
+        memory: MemoryPair,
+        ranks: RankPair = (0, 1),
+        devices: DevicePair | None = None,
+    ) -> Link:
+        """Return a link, with new workers where those of an earlier test have ended.
+
+        :param devices: the GPUs of the ends in VRAM; None: those of ``--nixl-devices``.
+        :raises NotApplicableError: where an end has no such memory.
+        """
         self._end(lambda kind: kind.ranks != ranks)
-        return self._link(_Kind(backend, memory, ranks), op)
+        return self._link(self._kind(backend, memory, ranks, devices), op)
 
     def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
         """Return a link for each of several pairs of ranks, to be used at the same time."""
         self._end(lambda kind: kind.ranks not in pairs)
-        return [self._link(_Kind(backend, memory, ranks), op) for ranks in pairs]
+        return [self._link(self._kind(backend, memory, ranks), op) for ranks in pairs]
+
+    def between_devices(
+        self, backend: str, op: str, memory: MemoryPair, devices: Sequence[DevicePair], ranks: RankPair = (0, 1)
+    ) -> list[Link]:
+        """Return a link for each of several pairs of GPUs of two ranks, to be used at the same time."""
+        self._end(lambda kind: kind.ranks != ranks)
+        return [self._link(self._kind(backend, memory, ranks, pair), op) for pair in devices]
 
     def replace(self, pair: Pair) -> Pair:
         """End a pair and return a new one like it: one more launch."""
@@ -344,20 +381,31 @@ class Pairs:
         """End all workers."""
         self._end(lambda _: True)
 
+    def _kind(self, backend: str, memory: MemoryPair, ranks: RankPair, devices: DevicePair | None = None) -> _Kind:
+        has_gpu = "VRAM" in (memory.initiator, memory.target)
+        return _Kind(backend, memory, ranks, (devices or self._settings.devices) if has_gpu else None)
+
     def _link(self, kind: _Kind, op: str) -> Link:
+        if kind in self._refused:
+            raise self._refused[kind]
         pair = self._pairs.get(kind)
         if pair is None or not pair.healthy:
             if pair is not None:
                 pair.kill()
-            pair = self._launch(kind)
-        return Link(self, pair, op, self._settings)
+            try:
+                pair = self._launch(kind)
+            except NotApplicableError as error:  # workers are not started again to be told the same
+                self._refused[kind] = error
+                raise
+        return Link(self, pair, op, self._settings, kind.devices)
 
     def _launch(self, kind: _Kind) -> Pair:
         blocks = self._settings.blocks
         capacity = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
         one, other = kind.ranks
         places = self._places[one], self._places[other]
-        pair = Pair(places, self._settings, BACKENDS[kind.backend], kind.memory, capacity, math.gcd(*blocks))
+        backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
+        pair = Pair(places, self._settings, backend, kind.memory, capacity, alignment, kind.devices)
         self._pairs[kind] = pair
         return pair
 
@@ -373,3 +421,4 @@ class _Kind:
     backend: str
     memory: MemoryPair
     ranks: RankPair
+    devices: DevicePair | None

@@ -102,6 +102,9 @@ OPTIONS: tuple[Option, ...] = (
            "OP[,OP]"),
     Option("memory", values.parse_memories, f"a list of {values.MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
            "a storage backend takes the initiators' and has files as targets", "INITIATOR:TARGET[,…]"),
+    Option("devices", values.DevicePair.parse, values.DEVICES_FORM, "auto", "the GPUs whose memory is VRAM, as CUDA "
+           "counts those that each worker sees; auto: the initiator's first, and the target's first other one",
+           "INITIATOR:TARGET", empty=None),
     Option("directory", values.parse_directory, "an existing directory", "", "where storage backends make their "
            "files, which leave nothing; empty: the system's for temporary files", "DIR"),
     Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),

@@ -16,7 +16,7 @@ from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.asked import Asked
@@ -31,7 +31,17 @@ RUN = pytest.StashKey["Run"]()
 
 #: Fixtures that need settings: a test that uses one is ours to configure.
 OUR_FIXTURES = frozenset(
-    ("nixl_settings", "nixl_cluster", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client")
+    (
+        "nixl_settings",
+        "nixl_cluster",
+        "nixl_etcd",
+        "nixl_private_etcd",
+        "nixl_agent",
+        "nixl_link",
+        "nixl_buffer",
+        "gpu_buffer",
+        "etcd3_client",
+    )
 )
 
 
@@ -46,6 +56,8 @@ class LinkParam:
     ranks: RankPair = (0, 1)
     #: Whether the run has several, so that they are told.
     several: bool = False
+    #: GPUs that are asked for by number; None: none are, or there is no GPU memory in it.
+    devices: DevicePair | None = None
 
     def __str__(self) -> str:
         ranks = f"-{self.ranks[0]}:{self.ranks[1]}" if self.several else ""
@@ -55,7 +67,7 @@ class LinkParam:
         """Return the key of a row of this link."""
         from pytest_nixl.record.samples import RowKey
 
-        return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks)
+        return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks, self.devices)
 
 
 def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
@@ -69,8 +81,9 @@ def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
             memory = MemoryPair(memory.initiator, "FILE")
         else:
             between = list(asked.pairs) if memory.target != "FILE" else []
+        devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
         for ranks, op in product(between, settings.op):
-            links[LinkParam(backend, op, memory, ranks, asked.several)] = None
+            links[LinkParam(backend, op, memory, ranks, asked.several, devices)] = None
     return list(links)
 
 

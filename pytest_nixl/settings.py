@@ -22,6 +22,7 @@ from pytest_nixl.values import (
     COMPARED_LAUNCHES,
     MEMORIES,
     Against,
+    DevicePair,
     MemoryPair,
     parse_target_memory,
 )
@@ -52,6 +53,8 @@ class Settings:
     logs: str
     op: tuple[str, ...]
     memory: tuple[MemoryPair, ...]
+    #: The GPUs of initiator and target; None: chosen by each link.
+    devices: DevicePair | None
     directory: str
     blocks: tuple[int, ...]
     batch: tuple[int, ...]

@@ -16,6 +16,7 @@ from pytest_nixl.etcd.endpoints import parse_endpoints, redact
 MEMORIES = ("DRAM", "VRAM")
 #: What the target may be: a storage backend writes to a file.
 TARGETS = (*MEMORIES, "FILE")
+DEVICES_FORM = "INITIATOR:TARGET as numbers of GPUs, or auto"
 MEMORY_FORM = "INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend"
 OPS = ("WRITE", "READ")
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
@@ -42,6 +43,27 @@ class MemoryPair:
         if initiator not in MEMORIES or target not in TARGETS:
             raise ValueError(f"{text.strip()!r} is no pair of memory types")
         return cls(initiator, target)
+
+    def __str__(self) -> str:
+        return f"{self.initiator}:{self.target}"
+
+
+@dataclass(frozen=True)
+class DevicePair:
+    """The GPUs of a link's two ends, as CUDA counts those that each worker sees."""
+
+    initiator: int
+    target: int
+
+    @classmethod
+    def parse(cls, text: str) -> DevicePair | None:
+        """Read ``I:T``; None for ``auto``. :raises ValueError: where it is neither."""
+        if text.strip().lower() == "auto":
+            return None
+        match = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text.strip())
+        if match is None:
+            raise ValueError(f"{text.strip()!r} is no pair of GPUs")
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.initiator}:{self.target}"

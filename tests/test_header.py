@@ -31,6 +31,7 @@ HEADER = [
     "  --nixl-logs=none (default)",
     "  --nixl-op=WRITE,READ (default)",
     "  --nixl-memory=DRAM:DRAM (default)",
+    "  --nixl-devices=auto (default)",
     "  --nixl-directory=none (default)",
     "  --nixl-blocks=4KiB..64MiB (default)",
     "  --nixl-batch=1 (default)",

@@ -239,6 +239,17 @@ WRONG = (
         },
     ),
     Wrong(
+        "devices",
+        "INITIATOR:TARGET as numbers of GPUs, or auto",
+        {
+            "0": "'0' is no pair of GPUs",
+            "0:1:2": "'0:1:2' is no pair of GPUs",
+            "-1:0": "'-1:0' is no pair of GPUs",
+            "all": "'all' is no pair of GPUs",
+            "": "'' is no pair of GPUs",
+        },
+    ),
+    Wrong(
         "nixlbench",
         "the path of a program",
         {

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from pytest_nixl.record.samples import Corruption, RowKey, Samples, percentile
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536)
 LAUNCH = Samples(KEY, (1.0, 2.0, 0.5), (10, 30, 1), (3e-6, 1e-6, 2e-6))
@@ -19,12 +19,13 @@ def test_a_key_prints_all_of_what_was_asked_for() -> None:
     assert str(replace(KEY, block=1000, batch=8, depth=4, pair=(2, 5))) == (
         "UCX/WRITE/DRAM:VRAM/1000B/batch8/depth4/2-5"
     )
+    assert str(replace(KEY, devices=DevicePair(0, 3))) == "UCX/WRITE/DRAM:VRAM/64KiB/batch1/depth1/0-1/gpu0-3"
 
 
 @pytest.mark.parametrize(
     ("part", "value"),
     [("backend", "LIBFABRIC"), ("op", "READ"), ("memory", MemoryPair("VRAM", "DRAM")), ("block", 65537), ("batch", 2),
-     ("depth", 2), ("pair", (1, 0))],
+     ("depth", 2), ("pair", (1, 0)), ("devices", DevicePair(0, 0)), ("devices", DevicePair(0, 1))],
 )  # fmt: skip
 def test_no_two_keys_print_alike(part: str, value: object) -> None:
     other = RowKey(**{**{item.name: getattr(KEY, item.name) for item in fields(KEY)}, part: value})
@@ -33,7 +34,8 @@ def test_no_two_keys_print_alike(part: str, value: object) -> None:
 
 
 def test_a_key_is_what_was_requested_only() -> None:
-    assert [item.name for item in fields(RowKey)] == ["backend", "op", "memory", "block", "batch", "depth", "pair"]
+    requested = ["backend", "op", "memory", "block", "batch", "depth", "pair", "devices"]
+    assert [item.name for item in fields(RowKey)] == requested
 
 
 def test_a_transfer_moves_a_batch_of_blocks() -> None:

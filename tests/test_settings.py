@@ -14,7 +14,7 @@ from inner import PLUGIN
 from pytest_nixl.cluster.pairing import Pairing
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, MemoryPair
+from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, DevicePair, MemoryPair
 
 SECRET = "hunter2"
 KIB, MIB = 1 << 10, 1 << 20
@@ -39,6 +39,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "logs": ("logs", "logs"),
     "op": ("read, Write", ("READ", "WRITE")),
     "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
+    "devices": ("0:1", DevicePair(0, 1)),
     "directory": ("/", "/"),
     "blocks": ("1KiB..4KiB", (KIB, 2 * KIB, 4 * KIB)),
     "batch": ("4, 1", (4, 1)),
@@ -78,6 +79,7 @@ DEFAULTS: dict[str, object] = {
     "logs": "",
     "op": ("WRITE", "READ"),
     "memory": (MemoryPair("DRAM", "DRAM"),),
+    "devices": None,
     "directory": "",
     "blocks": tuple(4 * KIB << step for step in range(15)),
     "batch": (1,),

@@ -12,12 +12,15 @@ from statistics import median
 from pytest_nixl import units
 from pytest_nixl.evidence.counted import Counted
 from pytest_nixl.gate.launches import DISTURBED_CORES
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 
 @dataclass(frozen=True)
 class RowKey:
-    """What was requested of a row; nothing observed is ever part of it. ``pair`` is initiator rank and target rank."""
+    """What was requested of a row; nothing observed is ever part of it. ``pair`` is initiator rank and target rank.
+
+    ``devices`` are GPUs that were asked for by number; None: none were, or there is no GPU memory in the row.
+    """
 
     backend: str
     op: str
@@ -26,9 +29,11 @@ class RowKey:
     batch: int = 1
     depth: int = 1
     pair: tuple[int, int] = (0, 1)
+    devices: DevicePair | None = None
 
     def __str__(self) -> str:
         pair = f"{self.pair[0]}-{self.pair[1]}"
+        pair += f"/gpu{self.devices.initiator}-{self.devices.target}" if self.devices else ""
         size = units.format_size(self.block)
         return f"{self.backend}/{self.op}/{self.memory}/{size}/batch{self.batch}/depth{self.depth}/{pair}"
 

@@ -12,16 +12,17 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytest_nixl.backends import BACKENDS
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.evidence.counted import Counting
 from pytest_nixl.evidence.others import Others
 from pytest_nixl.worker import transfer
 from pytest_nixl.worker.files import FileBuffer
-from pytest_nixl.worker.memory import DramBuffer
+from pytest_nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.worker.wire import Ref
 
 #: The public methods of NIXL's agent that may be called by name.
@@ -158,16 +159,39 @@ class Commands:
             raise RefusedError(f"{function!r} is not module:function")
         return getattr(importlib.import_module(module), name)(self._get(agent), **arguments)
 
-    def do_allocate(self, size: int, memory_type: str, directory: str, alignment: int) -> dict[str, Any]:
-        """Make a buffer; ``directory`` and ``alignment`` are of a file, as :class:`FileBuffer` takes them."""
-        buffer: DramBuffer | FileBuffer
+    def do_devices(self) -> dict[str, Any]:
+        """Return the GPUs that this worker sees and by what, or why none."""
+        from pytest_nixl.worker.devices import vendor
+
+        try:
+            found = vendor()
+        except NotApplicableError as error:
+            return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
+        return {"devices": [asdict(each) for each in found.devices()], "by": found.name, "why": "", "remedy": ""}
+
+    def do_allocate(
+        self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
+    ) -> dict[str, Any]:
+        """Make a buffer; ``device`` is of VRAM, ``directory`` and ``alignment`` are of a file (:class:`FileBuffer`)."""
+        buffer: PatternBuffer
         if memory_type == "FILE":
             buffer = FileBuffer(size, directory, alignment)
+        elif memory_type == "VRAM":
+            from pytest_nixl.worker.vram import VramBuffer
+
+            buffer = VramBuffer(size, device)
         elif memory_type == "DRAM":
             buffer = DramBuffer(size)
         else:
-            raise RefusedError(f"{memory_type} buffers are not made by this version: only DRAM and FILE")
+            raise RefusedError(f"there are no buffers of {memory_type}: expected DRAM, VRAM or FILE")
         return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
+
+    def do_register(self, agent: Ref, buffer: Ref) -> Any:
+        """Register the whole of a buffer; return what ``deregister_memory`` takes."""
+        whole: PatternBuffer = self._get(buffer)
+        whole.activate()
+        descriptor = (whole.address, whole.size, whole.device, "")
+        return self._reply(self._get(agent).register_memory([descriptor], whole.memory))
 
     def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
         """Fill a buffer with the pattern of ``seed`` or its complement."""
@@ -234,9 +258,11 @@ class Commands:
         return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
 
     def do_forget(self, objects: list[Ref]) -> None:
-        """Drop references, which releases what NIXL holds for them."""
+        """Drop references, which releases what NIXL holds for them, and gives a buffer's memory back."""
         for ref in objects:
-            self._objects.pop(ref.number, None)
+            dropped = self._objects.pop(ref.number, None)
+            if isinstance(dropped, PatternBuffer):
+                dropped.free()
 
     def _initiator(
         self,

@@ -51,6 +51,11 @@ class FileBuffer(PatternBuffer):
         """Wait until the storage has what was written."""
         os.fdatasync(self.device)
 
+    def free(self) -> None:
+        """Close the file, which has no name: nothing of it stays."""
+        os.close(self._ours)
+        os.close(self.device)
+
     def _get(self, offset: int, size: int) -> bytes:
         # From the storage, not from what the kernel still holds of it.
         os.posix_fadvise(self._ours, offset, size, os.POSIX_FADV_DONTNEED)

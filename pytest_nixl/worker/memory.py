@@ -1,46 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that NIXL moves, the patterns it is filled with, and their comparison byte by byte."""
+"""Host memory that NIXL moves, filled with a pattern and compared with it byte by byte."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
+from pytest_nixl.worker.pattern import Bytes, chunks
 
-_CHUNK = 4 << 20
 _HUGE_PAGE = 2 << 20
 
 
-def _pattern(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
-    """Yield the pattern of ``seed`` as (offset, bytes) in chunks: the raw stream of SFC64, alike in every NumPy."""
-    stream = np.random.SFC64(seed)
-    for offset in range(0, size, _CHUNK):
-        length = min(_CHUNK, size - offset)
-        words: npt.NDArray[np.uint64] = stream.random_raw(-(-length // 8))
-        yield offset, words.view(np.uint8)[:length]
-
-
 class PatternBuffer(ABC):
-    """``size`` bytes that are filled with a pattern and compared with it; ``_get`` and ``_put`` say where they are."""
+    """``size`` bytes that are filled with a pattern and compared with it; ``_get`` and ``_put`` say where they are.
+
+    ``memory``, ``address`` and ``device`` are what NIXL is told of them.
+    """
+
+    memory: str
+    address: int
+    device: int
 
     def __init__(self, size: int) -> None:
         self.size = size
 
+    def activate(self) -> None:
+        """Do what must be done before NIXL is given the address."""
+        return
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what it is made of."""
+
     def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
         """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
-        for start, chunk in _pattern(seed, size):
+        for start, chunk in chunks(seed, size):
             self.write(offset + start, np.bitwise_not(chunk).data if inverted else chunk.data)
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
         wrong, first = 0, None
-        for start, chunk in _pattern(seed, size):
+        for start, chunk in chunks(seed, size):
             # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
             found = np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8)
             if np.array_equal(found, chunk):
@@ -90,7 +93,11 @@ class DramBuffer(PatternBuffer):
         start = -everything.ctypes.data % _HUGE_PAGE
         self._bytes = everything[start : start + size]
         self._bytes.fill(0)
-        self.address: int = self._bytes.ctypes.data
+        self.address = self._bytes.ctypes.data
+
+    def free(self) -> None:
+        """Leave the memory to the kernel."""
+        self._bytes = self._bytes[:0].copy()
 
     def _get(self, offset: int, size: int) -> bytes:
         return self._bytes[offset : offset + size].tobytes()
