@@ -2,8 +2,8 @@
 """Run the whole validation on this machine from what this one file carries: no network, no compiler, nothing installed.
 
 It needs a Python of the version that it was packed for, and for GPU memory a GPU with its driver. PyTorch is not
-needed; where it is, buffers are made and compared through it too, in a stage of its own. All that comes of it is left in one
-folder: see README.md beside this source.
+needed; where it is, buffers are made and compared through it too, in a stage of its own. All that comes of it is left
+in one folder: see README.md beside this source.
 
     python3 pytest-nixl-gpu.pyz --out results
     python3 pytest-nixl-gpu.pyz --out results -- --nixl-blocks=1MiB -k bandwidth
