@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from pytest_nixl.backends import between_agents
+from pytest_nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
+from pytest_nixl.errors import FindingError
 from pytest_nixl.settings import Settings
 from pytest_nixl.worker.places import Place
-from pytest_nixl.worker.process import Pending, Worker
+from pytest_nixl.worker.process import NixlError, Pending, Worker
 from pytest_nixl.worker.wire import Ref
 
 if TYPE_CHECKING:
@@ -144,8 +146,14 @@ class NixlAgent:
         return self._siblings.start(name, **options)
 
     def run(self, function: str, **arguments: Any) -> Any:
-        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out."""
-        return self.worker.call("run", agent=self.ref, function=function, arguments=arguments)
+        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out.
+
+        A :class:`Buffer` of this worker is given as an array: it has ``__array_interface__``, or in VRAM
+        ``__cuda_array_interface__``. Arrays made there are described to NIXL by
+        :func:`pytest_nixl.worker.arrays.descriptor_of`.
+        """
+        given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
+        return self.worker.call("run", agent=self.ref, function=function, arguments=given)
 
     def gpus(self) -> list[Gpu]:
         """Return the GPUs that the worker sees.
@@ -177,8 +185,18 @@ class NixlAgent:
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 
     def register(self, buffer: Buffer) -> Ref:
-        """Register the whole of a buffer; returns what ``deregister_memory`` takes."""
-        return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
+        """Register the whole of a buffer; returns what ``deregister_memory`` takes.
+
+        :raises FindingError: where memory of a GPU is taken for host memory.
+        """
+        try:
+            return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
+        except NixlError as error:
+            words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
+            if not words:
+                raise
+            reason = f"{self.worker.name} could not register GPU {buffer.device}'s: {words}"
+            raise FindingError(VRAM_AS_HOST, reason, error.detail) from None
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)

@@ -27,5 +27,16 @@ class NixlPluginError(Exception):
         return "\n".join(parts)
 
 
+class FindingError(NixlPluginError):
+    """A known defect was met: ``finding`` is its id."""
+
+    def __init__(self, finding: str, reason: str, detail: str = "") -> None:
+        from pytest_nixl.gate.findings import FINDINGS
+
+        known = FINDINGS[finding]
+        super().__init__(f"{known.title}: {reason}", known.remedy, detail)
+        self.finding = finding
+
+
 class NotApplicableError(NixlPluginError):
     """The question does not arise on this machine (no GPU, say): the test is skipped with this reason."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
@@ -12,11 +14,26 @@ from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.run import LinkParam, Run, asked_links
 from pytest_nixl.settings import Settings
 from pytest_nixl.sigterm import sigterm_ends_in_order
+from pytest_nixl.units import MIB
 
 if TYPE_CHECKING:
-    from pytest_nixl.agent import NixlAgent
+    from pytest_nixl.agent import Buffer, NixlAgent
     from pytest_nixl.cluster.cluster import Cluster
     from pytest_nixl.link import Link, Pairs
+
+
+class MakeBuffer(Protocol):
+    """What the fixture ``nixl_buffer`` is."""
+
+    def __call__(
+        self, agent: NixlAgent, size: int, memory: str = "DRAM", *, device: int = 0, register: bool = True
+    ) -> Buffer:
+        """Return ``size`` bytes in the worker of ``agent``.
+
+        :param memory: ``DRAM`` or ``VRAM``.
+        :param device: the GPU of ``VRAM``, as CUDA counts those that the worker sees.
+        :param register: whether ``agent`` has it registered.
+        """
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +87,43 @@ def nixl_agent(nixl_settings: Settings) -> Iterator[NixlAgent]:
 
     with Agents(Here(keeper()), nixl_settings) as agents:
         yield agents.start()
+
+
+@pytest.fixture
+def nixl_buffer() -> Iterator[MakeBuffer]:
+    """Make registered memory in an agent's worker: ``nixl_buffer(agent, size)``, of a GPU with ``memory="VRAM"``.
+
+    All of it is deregistered and given back when the test ends, also where it failed. A test whose worker has no such
+    GPU is skipped with the reason.
+    """
+    with contextlib.ExitStack() as made:
+
+        def make(
+            agent: NixlAgent, size: int, memory: str = "DRAM", *, device: int = 0, register: bool = True
+        ) -> Buffer:
+            buffer = agent.allocate(size, memory, device=device)
+            made.callback(_unless_ended, agent, buffer.free)
+            if register:
+                made.callback(_unless_ended, agent, partial(agent.deregister_memory, agent.register(buffer)))
+            return buffer
+
+        yield make
+
+
+def _unless_ended(agent: NixlAgent, give_back: Callable[[], None]) -> None:
+    """Give something back; with a worker that has ended it is gone already."""
+    if agent.worker.alive:
+        give_back()
+
+
+@pytest.fixture
+def gpu_buffer(nixl_agent: NixlAgent, nixl_buffer: MakeBuffer, nixl_settings: Settings) -> Buffer:
+    """1 MiB of a GPU's memory in the worker of ``nixl_agent``, registered there; of the GPU that is the initiator's.
+
+    A test is skipped with the reason where that worker has no GPU.
+    """
+    device = nixl_settings.devices.initiator if nixl_settings.devices else 0
+    return nixl_buffer(nixl_agent, MIB, "VRAM", device=device)
 
 
 def require_image(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 from pytest_nixl.errors import NotApplicableError
@@ -70,4 +71,5 @@ def choose(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | 
 
 
 def _where(worker: Worker) -> str:
-    return f" (rank {worker.rank})" if worker.rank else ""
+    host = worker.versions["host"]
+    return f" (rank {worker.rank}, {host})" if host != platform.node() else ""

@@ -14,8 +14,9 @@ from typing import Any
 
 from pytest_nixl.agent import Buffer, NixlAgent
 from pytest_nixl.backends import BACKENDS, Backend
+from pytest_nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.cluster.pairing import RankPair
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
 from pytest_nixl.evidence.counted import counted
 from pytest_nixl.gpus import choose
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
@@ -208,6 +209,7 @@ class Link:
         :param batch: blocks in one transfer.
         :param depth: transfers in flight.
         :raises WorkerError: when a worker dies, hangs or NIXL reports an error; both workers are then ended.
+        :raises FindingError: where a GPU's memory was moved as host memory.
         """
         size = block * batch * depth
         key = self.key(block, batch=batch, depth=depth)
@@ -218,7 +220,10 @@ class Link:
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
-        reported = self._pair.backend.transports(self.initiator.worker.output(), self.op, block)
+        log, backend = self.initiator.worker.output(), self._pair.backend
+        if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
+            raise FindingError(VRAM_AS_HOST, mistaken)
+        reported = backend.transports(log, self.op, block, self.memory)
         return Samples(
             key=key,
             windows=tuple(found["windows"]),

@@ -11,7 +11,9 @@ import pytest
 
 from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_path, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.fixtures import (
+    gpu_buffer,
     nixl_agent,
+    nixl_buffer,
     nixl_cluster,
     nixl_link,
     nixl_pairs,
@@ -28,7 +30,9 @@ from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
 #: Fixtures, which pytest finds here by their names.
 __all__ = [
     "etcd3_client",
+    "gpu_buffer",
     "nixl_agent",
+    "nixl_buffer",
     "nixl_cluster",
     "nixl_etcd",
     "nixl_etcd_path",

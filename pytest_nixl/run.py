@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
@@ -225,6 +225,8 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         return Judgement(Verdict.PASS, "")
     if isinstance(error, NotApplicableError):
         return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
+    if isinstance(error, FindingError):
+        return Judgement(Verdict.FAIL, error.reason, error.remedy, error.finding)
     if isinstance(error, NixlPluginError):
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR

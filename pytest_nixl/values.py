@@ -48,6 +48,10 @@ class MemoryPair:
         return f"{self.initiator}:{self.target}"
 
 
+#: Host memory on both sides.
+HOST = MemoryPair("DRAM", "DRAM")
+
+
 @dataclass(frozen=True)
 class DevicePair:
     """The GPUs of a link's two ends, as CUDA counts those that each worker sees."""

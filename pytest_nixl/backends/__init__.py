@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from pytest_nixl.backends import libfabric, posix, ucx
+from pytest_nixl.values import HOST, MemoryPair
 
 __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents"]
 
@@ -39,11 +40,15 @@ class Backend(Protocol):
         """Return a context, in a worker, in which NIXL makes the backend."""
         ...
 
-    def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return what carried ``op`` of ``block`` bytes, such as ``cma/memory`` or ``tcp/eth0``, read from ``log``.
 
         ``log`` is all that the initiator's worker wrote to stdout and stderr. Empty: the log does not tell.
         """
+        ...
+
+    def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
+        """Say what memory of a GPU ``op`` moved as host memory, as ``log`` tells; empty: none, or it does not tell."""
         ...
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.values import HOST, MemoryPair
 
 PLUGIN = "libplugin_LIBFABRIC.so"
 #: The libfabric that NIXL asks for, at least.
@@ -302,7 +303,7 @@ class LibfabricBackend:
             reason = f"{path} ({library.what}) cannot be loaded for LIBFABRIC of NIXL: {error}"
             raise LibraryError(reason, remedies(library)) from None
 
-    def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return provider and device of each rail that was opened, such as ``tcp/eth0`` or ``efa/rdmap79s0``.
 
         Only the provider where NIXL does not name the devices.
@@ -311,6 +312,10 @@ class LibfabricBackend:
         if rails:  # the user's own NIXL_LOG_LEVEL=DEBUG
             return tuple(rails)
         return tuple(dict.fromkeys(_with_device(provider, log) for provider in _PROVIDER.findall(log)))
+
+    def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
+        """It does not tell what it takes memory for."""
+        return ""
 
 
 def _with_device(provider: str, log: str) -> str:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+from pytest_nixl.values import HOST, MemoryPair
+
 _FILE = re.compile(r"^pytest-nixl: file (\S+)$", re.MULTILINE)
 
 
@@ -29,9 +31,13 @@ class PosixBackend:
         """NIXL tells nothing when it makes it."""
         return nullcontext()
 
-    def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return how the file was opened, and its file system: ``direct/ext4``, ``cached/ext4``, ``memory/tmpfs``."""
         return tuple(_FILE.findall(log)[-1:])
+
+    def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
+        """It moves host memory only."""
+        return ""
 
 
 BACKEND = PosixBackend()

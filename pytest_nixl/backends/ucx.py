@@ -7,12 +7,21 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pytest_nixl.values import HOST, MemoryPair
+
+#: The id of the finding that UCX took memory of a GPU for host memory.
+VRAM_AS_HOST = "VRAM-AS-HOST-MEMORY"
 
 _OPERATIONS = {"WRITE": "remote memory write by ucp_put", "READ": "remote memory read by ucp_get"}
 
-# [time] [host:pid :thread]   | 0..inf | zero-copy   | 52% on tcp/lo and 48% on tcp/eth0 |
-_ROW = re.compile(r"\|(?P<first>[^|]*)(?:\|[^|]*\|(?P<config>[^|]*))?\|\s*$")
+# What a heading tells of the memory at the initiator and at the target (proto_debug.c of UCX): "from host memory to
+# cuda/GPU0", "into cuda/dev[0] from host". The name before the slash is one of ucs_memory_type_names.
+_MEMORY = re.compile(r" (?:from|into) (?P<here>[a-z-]+)(?: memory|/\S+)? (?:to|from) (?P<there>[a-z-]+)")
+# What NIXL's plugin says (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
+_REFUSED = re.compile(r"(\S+ memory is detected as host by UCX)")
+
 _RANGE = re.compile(r"(\d+)([KMG]?)(?:\.\.(?:(\d+)([KMG]?)|inf))?")
 _TRANSPORT = re.compile(r"\b[a-z][a-z0-9_]*/[\w.:-]+")
 _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -20,10 +29,20 @@ _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True)
 class _Table:
-    """One table of the report: to whom (``self``, ``intra-node``, ``inter-node``), and transports by size range."""
+    """One table of the report: to whom (``self``, ``intra-node``, ``inter-node``), and transports by size range.
+
+    :param memory: what UCX takes the initiator's and the target's memory for, such as ``host`` and ``cuda``; None: it
+        does not say.
+    """
 
     scope: str
+    memory: tuple[str, str] | None
     ranges: tuple[tuple[float, float, tuple[str, ...]], ...]
+
+    def suits(self, memory: MemoryPair) -> bool:
+        """Whether it is about such memory: everything but the host's is a GPU's."""
+        wanted = (memory.initiator == "VRAM", memory.target == "VRAM")
+        return self.memory is None or tuple(kind != "host" for kind in self.memory) == wanted
 
 
 class UcxBackend:
@@ -45,17 +64,34 @@ class UcxBackend:
         """UCX reports its transports later, when it connects."""
         return nullcontext()
 
-    def transports(self, log: str, op: str, block: int) -> tuple[str, ...]:
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return what carried ``op`` of ``block`` bytes, from the tables that ``UCX_PROTO_INFO=y`` prints.
 
-        The last table of the operation counts; one about the agent itself (``self``) only where there is no other.
+        The last table of the operation between such memory counts; one about the agent itself (``self``) only where
+        there is no other.
         """
-        tables = _tables(log, _OPERATIONS[op])
+        tables = [table for table in _tables(log, _OPERATIONS[op]) if table.suits(memory)]
         chosen = [table for table in tables if table.scope != "self"] or tables
         for first, last, transports in chosen[-1].ranges if chosen else ():
             if first <= block <= last:
                 return transports
         return ()
+
+    def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
+        """Say what memory UCX took for the host's, where it moved bytes to another agent only as such; or nothing."""
+        tables = [table for table in _tables(log, _OPERATIONS[op]) if table.scope != "self"]
+        if not tables or any(table.suits(memory) for table in tables) or tables[-1].memory is None:
+            return ""
+        ends = zip(("initiator", "target"), (memory.initiator, memory.target), tables[-1].memory, strict=True)
+        wrong = [end for end, kind, taken in ends if kind == "VRAM" and taken == "host"]
+        took = " and ".join(f"{end}'s VRAM" for end in wrong)
+        return f"UCX moved the {took} as host memory" if wrong else ""
+
+
+def taken_for_host(log: str) -> str:
+    """Return NIXL's words for it where its plugin refused to register a GPU's memory that UCX took for the host's."""
+    found = _REFUSED.findall(log)
+    return str(found[-1]) if found else ""
 
 
 def _tables(log: str, operation: str) -> list[_Table]:
@@ -63,20 +99,23 @@ def _tables(log: str, operation: str) -> list[_Table]:
     previous = ""
     wanted = False
     for line in log.splitlines():
-        match = _ROW.search(line)
-        if match is None:
+        # [time] [host:pid :thread]   | 0..inf | zero-copy   | 52% on tcp/lo and 48% on tcp/eth0 |
+        cells = [cell.strip() for cell in line.split("|")[1:]]
+        if len(cells) < 2 or cells.pop():
             continue
-        first = match["first"].strip()
-        if match["config"] is None:
-            # A heading: first the agent and the scope of the configuration, then the operation.
-            wanted = first.startswith(operation)
+        if len(cells) < 3:
+            # A heading: the agent and the scope of the configuration, then, on the next line or in older releases
+            # beside it, the operation.
+            wanted = cells[-1].startswith(operation)
             if wanted:
-                tables.append(_Table(_scope(previous), ()))
-            previous = first
-        elif wanted and (size := _RANGE.fullmatch(first)):
-            transports = tuple(_TRANSPORT.findall(match["config"]))
+                told = _MEMORY.search(cells[-1])
+                memory = (told["here"], told["there"]) if told else None
+                tables.append(_Table(_scope(cells[0] if len(cells) == 2 else previous), memory, ()))
+            previous = cells[-1]
+        elif wanted and (size := _RANGE.fullmatch(cells[0])):
+            transports = tuple(_TRANSPORT.findall(cells[2]))
             table = tables[-1]
-            tables[-1] = _Table(table.scope, (*table.ranges, (*_limits(size), transports)))
+            tables[-1] = replace(table, ranges=(*table.ranges, (*_limits(size), transports)))
     return tables
 
 

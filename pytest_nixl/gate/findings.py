@@ -100,6 +100,13 @@ _ALL = (
         "nixlbench gives a rank twice after one answer of etcd was lost while its processes registered",
         "do not take a result of a run in which etcd was restarted, changed its leader or could not be reached",
     ),
+    Finding(
+        "VRAM-AS-HOST-MEMORY",
+        "memory of a GPU is taken for host memory",
+        "let UCX load its CUDA modules: UCX_MODULES, UCX_TLS and UCX_MODULE_DIR must not leave cuda out (`ucx_info -d` "
+        "lists cuda_copy and cuda_ipc), libuct_cuda must find libcuda.so.1, and UCX must be built with CUDA; with "
+        "memory that was not made by CUDA's own allocator set UCX_MEMTYPE_CACHE=n",
+    ),
 )  # fmt: skip
 
 #: Every known finding by its id.

@@ -14,6 +14,7 @@ from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 from pytest_nixl.run import Run, asked_links
 from pytest_nixl.settings import Settings
+from pytest_nixl.values import MemoryPair
 
 if TYPE_CHECKING:
     from pytest_nixl.gate.profiles import Profile
@@ -46,8 +47,8 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
 
 
 def missed(profile: Profile, run: Run) -> list[Result]:
-    """Return a MISSING result for every required check and every row that was asked for and has no result."""
-    return [*_missed_checks(profile, run.results), *_missed_rows(run)]
+    """Return a MISSING result for every required check, row and kind of memory that was asked for and has no result."""
+    return [*_missed_checks(profile, run.results), *_missed_memory(run), *_missed_rows(run)]
 
 
 def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Result]:
@@ -78,9 +79,26 @@ def _missed_rows(run: Run) -> Iterator[Result]:
             yield Result("bandwidth", "", Verdict.MISSING, reason, remedy, row=row)
 
 
-def asked_rows(run: Run) -> Iterator[str]:
-    """Yield the key of every row that is asked for."""
-    settings, links = run.settings, asked_links(run.settings, run.asked)
+def _missed_memory(run: Run) -> Iterator[Result]:
+    """GPU memory is never asked for by accident: that this machine has none is no reason to pass."""
+    found = {result.row: result for result in run.results if result.row}
+    memories = dict.fromkeys(link.memory for link in asked_links(run.settings, run.asked))
+    for memory in (each for each in memories if "VRAM" in (each.initiator, each.target)):
+        rows = [found.get(row) for row in asked_rows(run, memory)]
+        skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
+        if skipped and len(skipped) == len(rows):
+            count = "its row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
+            source = run.settings.sources["memory"].removeprefix("environment ")
+            asked = "--nixl-memory" if source == "option" else source
+            reason = f"{memory} was asked for ({asked}), and {count}: {skipped[0].reason}"
+            remedy = skipped[0].remedy or "run it where there is such memory, or leave it out of --nixl-memory"
+            yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def asked_rows(run: Run, memory: MemoryPair | None = None) -> Iterator[str]:
+    """Yield the key of every row that is asked for, or of those between two kinds of memory."""
+    settings = run.settings
+    links = [link for link in asked_links(settings, run.asked) if memory in (None, link.memory)]
     for link, block, batch, depth in product(links, settings.blocks, settings.batch, settings.depth):
         yield str(link.key(block, batch, depth))
 

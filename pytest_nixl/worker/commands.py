@@ -153,11 +153,15 @@ class Commands:
         return self._reply(getattr(self._get(agent), method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
-        """Call ``module:function`` with the raw agent and ``arguments``; it returns JSON values or bytes."""
+        """Call ``module:function`` with the raw agent and ``arguments``; it returns JSON values or bytes.
+
+        A reference among the arguments becomes what it stands for, such as a buffer.
+        """
         module, colon, name = function.partition(":")
         if not colon:
             raise RefusedError(f"{function!r} is not module:function")
-        return getattr(importlib.import_module(module), name)(self._get(agent), **arguments)
+        given = {key: self._get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
+        return getattr(importlib.import_module(module), name)(self._get(agent), **given)
 
     def do_devices(self) -> dict[str, Any]:
         """Return the GPUs that this worker sees and by what, or why none."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,11 @@ class DramBuffer(PatternBuffer):
         self._bytes = everything[start : start + size]
         self._bytes.fill(0)
         self.address = self._bytes.ctypes.data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """For NumPy, in functions that are run beside the agent."""
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def free(self) -> None:
         """Leave the memory to the kernel."""

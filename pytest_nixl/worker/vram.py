@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytest_nixl.worker.devices import device
 from pytest_nixl.worker.memory import PatternBuffer
 from pytest_nixl.worker.pattern import byte_at
@@ -23,6 +25,11 @@ class VramBuffer(PatternBuffer):
         self.device = number
         self._device = device(number)
         self.address = self._device.allocate(size)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """For CuPy, Numba and torch, in functions that are run beside the agent."""
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def activate(self) -> None:
         """Make the GPU that of this thread: NIXL and UCX expect that of who gives them its addresses."""

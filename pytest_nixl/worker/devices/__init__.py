@@ -87,6 +87,10 @@ class Vendor(Protocol):
         """Return one of them, always the same object for a number."""
         ...
 
+    def owner(self, address: int) -> int:
+        """Return the number of the GPU that memory at an address is of."""
+        ...
+
 
 _found: list[Vendor] = []
 

@@ -41,6 +41,12 @@ class Torch:
             self._devices[number] = TorchDevice(torch.device("cuda", number))
         return self._devices[number]
 
+    def owner(self, address: int) -> int:
+        """It does not tell: torch's own tensors do, by DLPack."""
+        raise TypeError(
+            "the GPU of this array is not known: expected an array with __dlpack_device__, or cuda-bindings"
+        )
+
 
 class TorchDevice:
     """One GPU, by torch's tensors. What is allocated is kept by its address.

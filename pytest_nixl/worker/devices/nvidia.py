@@ -129,6 +129,11 @@ class Driver:
             self._devices[number] = DriverDevice(self._driver, number)
         return self._devices[number]
 
+    def owner(self, address: int) -> int:
+        """Return the number of the GPU that memory is of."""
+        wanted = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(call(self._driver, "cuPointerGetAttribute", wanted, address))
+
     def _describe(self, number: int) -> Found:
         one = call(self._driver, "cuDeviceGet", number)
         name = call(self._driver, "cuDeviceGetName", 128, one)
