@@ -113,8 +113,7 @@ def _block(kind: str, shape: Sequence[int], strides: Sequence[int] | None, item:
     expected = item
     for step, length in sorted(zip(strides, shape, strict=True)) if strides is not None else ():
         if length > 1 and step != expected:
-            raise ValueError(
-                f"this {kind} is not one block of memory (strides {tuple(strides or ())}): give NIXL a copy"
-            )
+            told = tuple(strides or ())
+            raise ValueError(f"this {kind} is not one block of memory (strides {told}): give NIXL a copy")
         expected *= length
     return size

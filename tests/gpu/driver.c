@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for libcuda.so.1, for tests on machines without a GPU: its "GPUs" are host memory, and its kernels are
-// kernels.cu, compiled for this processor. It is strict where a real driver would be: memory belongs to the context that
+// kernels.cu, compiled for this processor. STANDIN_GPUS is how many there are, STANDIN_LOG a file for what they gave. It is strict where a real driver would be: memory belongs to the context that
 // is current, a copy must lie inside one allocation, and what is freed must have been allocated.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -132,6 +132,13 @@ int cuMemcpyDtoH_v2(void *to, u64 from, size_t size) {
     if (room(from, size) < 0 || room((u64)to, size) >= 0) return INVALID;
     memcpy(to, (void *)from, size);
     return current ? OK : NO_CONTEXT;
+}
+
+int cuPointerGetAttribute(void *data, int attribute, u64 address) {
+    int i = room(address, 0);
+    if (attribute != 9 || i < 0) return INVALID; // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    *(int *)data = rooms[i].context - 1;
+    return OK;
 }
 
 int cuModuleLoadData(void **module, const char *image) {

@@ -44,7 +44,7 @@ class Torch:
     def owner(self, address: int) -> int:
         """It does not tell: torch's own tensors do, by DLPack."""
         raise TypeError(
-            "the GPU of this array is not known: expected an array with __dlpack_device__, or cuda-bindings"
+            "the GPU of this array is not known: expected one with __dlpack_device__, or cuda-bindings"
         )
 
 
