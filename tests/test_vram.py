@@ -96,8 +96,20 @@ def test_a_worker_without_a_gpu_says_why_in_one_sentence(without: NixlAgent) -> 
         (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= leaves this process none"),
         (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 leaves this process none"),
         (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start here: CUDA_ERROR_NO_DEVICE"),
-        (802, "CUDA_ERROR_SYSTEM_NOT_READY", True, "0", "the CUDA driver does not start here: CUDA_ERROR_SYSTEM_NOT_RE"),
-        (None, "libcuda is not found\nmore", True, None, "there is a driver's device node here and no library of it (lib"),
+        (
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            True,
+            "0",
+            "the CUDA driver does not start here: CUDA_ERROR_SYSTEM_NOT_RE",
+        ),
+        (
+            None,
+            "libcuda is not found\nmore",
+            True,
+            None,
+            "there is a driver's device node here and no library of it (lib",
+        ),
     ],
 )
 def test_every_reason_for_no_gpu_has_its_words(
@@ -112,7 +124,9 @@ def test_every_reason_for_no_gpu_has_its_words(
 
 def test_a_process_that_is_left_no_gpu_says_by_what(started: Agents, driver: dict[str, str]) -> None:
     blind = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": ""})
-    with pytest.raises(NotApplicableError, match="VRAM needs a GPU, and CUDA_VISIBLE_DEVICES= leaves this process none"):
+    with pytest.raises(
+        NotApplicableError, match="VRAM needs a GPU, and CUDA_VISIBLE_DEVICES= leaves this process none"
+    ):
         blind.allocate(4096, "VRAM")
 
 
@@ -149,7 +163,9 @@ def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: p
     assert gated.ret == 1
     # By the seeds' variable it is asked for as well.
     seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
-    asked_by = "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+    asked_by = (
+        "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+    )
     seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
     assert seeds.ret == 1
 

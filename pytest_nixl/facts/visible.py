@@ -66,7 +66,8 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
 def _order(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu | None]:
     """The GPUs as CUDA counts them: by the bus where it is told to, else the fastest first, which we cannot know."""
     if environ.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
-        return sorted(gpus, key=lambda gpu: gpu.pci)
+        ordered = sorted(gpus, key=lambda gpu: gpu.pci)
+        return [*ordered]
     return [None] * len(gpus)
 
 

@@ -43,9 +43,7 @@ class Torch:
 
     def owner(self, address: int) -> int:
         """It does not tell: torch's own tensors do, by DLPack."""
-        raise TypeError(
-            "the GPU of this array is not known: expected one with __dlpack_device__, or cuda-bindings"
-        )
+        raise TypeError("the GPU of this array is not known: expected one with __dlpack_device__, or cuda-bindings")
 
 
 class TorchDevice:
