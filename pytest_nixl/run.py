@@ -219,12 +219,12 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     concluded = item.stash.get(JUDGEMENT, None)
     if concluded is not None and (error is None or isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))):
         return concluded
+    if isinstance(error, NotApplicableError):
+        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
     if report.skipped:
         return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
     if report.passed:
         return Judgement(Verdict.PASS, "")
-    if isinstance(error, NotApplicableError):
-        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
     if isinstance(error, FindingError):
         return Judgement(Verdict.FAIL, error.reason, error.remedy, error.finding)
     if isinstance(error, NixlPluginError):
