@@ -160,7 +160,13 @@ def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: p
     both.assert_outcomes(passed=2, skipped=2)
     gated = run_pytest(pytester, *asked, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
     sentence = f"VRAM:VRAM was asked for (--nixl-memory), and none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
-    gated.stdout.fnmatch_lines([f"MISSING bandwidth: {sentence.replace('[', '[[]')}", "    remedy: run it on a host with a GPU, *", "NIXL gate: FAIL (*1 MISSING*"])
+    gated.stdout.fnmatch_lines(
+        [
+            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+            "    remedy: run it on a host with a GPU, *",
+            "NIXL gate: FAIL (*1 MISSING*",
+        ]
+    )
     assert gated.ret == 1
     # By the seeds' variable it is asked for as well.
     seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})

@@ -10,9 +10,11 @@ from pytest_nixl.facts.gpu import Gpu as FactsGpu
 from pytest_nixl.facts.nearness import FAR, Near, Placed, Topology
 from pytest_nixl.facts.rdma import RdmaDevice
 from pytest_nixl.gate.machine import card, is_network
-from pytest_nixl.gate.together import Spread, Together
+from pytest_nixl.gate.together import Spread, Together, corrupt, measure_at_once, spread
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.gpus import Gpu
+from pytest_nixl.link import Link
+from pytest_nixl.record.samples import Samples
 from pytest_nixl.units import format_size, gigabytes
 from pytest_nixl.values import DevicePair
 
@@ -132,3 +134,31 @@ def judge_gpus(what: str, block: int, lanes: Sequence[Lane], found: Spread, scal
         remedy = "put `scaling` under [machine] of the profile: the share that a good machine of yours has"
         return Together(Verdict.NO_EXPECTATION, f"{words}; the profile does not say what is good", remedy)
     return Together(Verdict.PASS, words)
+
+
+def measure_gpus(
+    what: str, links: Sequence[Link], seated: Sequence[tuple[Seat, Seat]], block: int, depth: int, scaling: float | None
+) -> Together:
+    """Measure one row of each link alone, one after the other, then of all at the same time, and judge that.
+
+    :param what: the kind of link, in words.
+    :param seated: the GPUs of each link's two ends.
+    :param scaling: as :func:`judge_gpus`.
+    """
+    names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
+    alone = [measure_at_once([link], block, depth)[0] for link in links]
+    beside: list[Samples] = []
+
+    def rates() -> list[float]:
+        beside[:] = measure_at_once(links, block, depth)
+        moved.extend(beside)
+        return [each.bandwidth for each in beside]
+
+    moved = list(alone)
+    found = spread(rates)
+    fault = corrupt(what, [names[number % len(names)] for number in range(len(moved))], moved)
+    if fault is not None:
+        return fault
+    lanes = [Lane(one, other, before.bandwidth, now.transports)
+             for (one, other), before, now in zip(seated, alone, beside, strict=True)]  # fmt: skip
+    return judge_gpus(what, block, lanes, found, scaling)

@@ -14,14 +14,16 @@ from pytest_nixl.facts.gpu import read_gpus
 from pytest_nixl.facts.rdma import read_rdma
 from pytest_nixl.facts.root import Root
 from pytest_nixl.facts.visible import visible
-from pytest_nixl.gate.gpus import UCX_CARDS, Lane, Seat, judge_gpus, pairs_of, seats
+from pytest_nixl.gate.gpus import UCX_CARDS, Seat, measure_gpus, pairs_of, seats
 from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.together import Together, corrupt, measure_at_once, spread
+from pytest_nixl.gate.together import Together
 from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.samples import Samples
+from pytest_nixl.gpus import gpus
+from pytest_nixl.link import Pairs
 from pytest_nixl.run import Run, asked_links
 from pytest_nixl.settings import Settings
+from pytest_nixl.values import MemoryPair
+from pytest_nixl.worker.process import Worker
 
 NO_MEMORY = "no GPU memory is asked for: --nixl-memory has no VRAM"
 
@@ -45,9 +47,7 @@ def test_gpus_do_not_hold_each_other_up(
     scaling = profile.machine.scaling if profile.machine is not None else None
     said: list[Together] = []
     for backend, op, memory in kinds:
-        first = nixl_pairs.link(backend, op, memory)  # where there is no GPU, the test ends here with the reason
-        ends = _seats(nixl_cluster, first)
-        one_host = first.initiator.worker.versions["host"] == first.target.worker.versions["host"]
+        *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # without a GPU the test ends here, with why
         devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
         if len(devices) < 2:
             verdict(Judgement(Verdict.NOT_APPLICABLE, _few(ends[0])))
@@ -58,44 +58,28 @@ def test_gpus_do_not_hold_each_other_up(
                      for pair in devices]  # fmt: skip
         links = nixl_pairs.between_devices(backend, op, memory, devices, variables=variables)
         seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
-        said.append(_together(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
+        said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
     order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
     worst = min(said, key=lambda each: order.index(each.verdict))
     verdict(Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy))
 
 
-def _together(
-    what: str, links: list[Link], seated: list[tuple[Seat, Seat]], block: int, depth: int, scaling: float | None
-) -> Together:
-    """Measure each alone, one after the other, and then all."""
-    names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
-    alone = [measure_at_once([link], block, depth)[0] for link in links]
-    beside: list[Samples] = []
-
-    def rates() -> list[float]:
-        beside[:] = measure_at_once(links, block, depth)
-        moved.extend(beside)
-        return [each.bandwidth for each in beside]
-
-    moved = list(alone)
-    found = spread(rates)
-    fault = corrupt(what, [names[number % len(names)] for number in range(len(moved))], moved)
-    if fault is not None:
-        return fault
-    lanes = [Lane(one, other, before.bandwidth, now.transports)
-             for (one, other), before, now in zip(seated, alone, beside, strict=True)]  # fmt: skip
-    return judge_gpus(what, block, lanes, found, scaling)
-
-
-def _seats(cluster: Cluster, link: Link) -> tuple[list[Seat], list[Seat]]:
-    """Where the GPUs hang that the workers of both ends see."""
+def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[Seat], list[Seat], bool]:
+    """Where the GPUs hang that workers of both ends see, and whether both are on one host."""
     if cluster.several:
         facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
-        told = [(facts[agent.worker.rank].gpu.gpus, facts[agent.worker.rank].rdma)
-                for agent in (link.initiator, link.target)]  # fmt: skip
+        told = [(each.gpu.gpus, each.rdma) for each in facts]
     else:
         told = [(read_gpus(Root()).gpus, read_rdma(Root()))] * 2
-    return seats(link.initiator.gpus(), *told[0]), seats(link.target.gpus(), *told[1])
+    workers: list[Worker] = []
+    try:
+        for place in cluster.places[:2]:
+            workers.append(place.start("gpus", {}, settings.timeout))
+        one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
+        return one, other, len({worker.versions["host"] for worker in workers}) == 1
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 def _few(found: list[Seat]) -> str:
