@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ from pytest_nixl.worker.wire import Ref
 #: Seconds of transfers before a row is timed, and before the first row of a launch: new processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks; and a shaper's burst is over then.
 SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.05, 0.3
+#: Seconds that a row is timed for, at least, beside others that are timed at the same time.
+BESIDE_SECONDS = 1.0
+#: What a worker has besides the variables of its rank, the initiator's and the target's.
+Variables = tuple[Mapping[str, str], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Pair:
     :param alignment: what the offsets and lengths of all transfers are multiples of.
     :param places: where the initiator's worker starts and where the target's.
     :param devices: the GPUs of the ends that are in VRAM; None: as :func:`~pytest_nixl.gpus.choose` does.
+    :param variables: what each worker's environment has besides.
     :raises NotApplicableError: where an end has no such memory.
     """
 
@@ -69,6 +74,7 @@ class Pair:
         capacity: int,
         alignment: int = 1,
         devices: DevicePair | None = None,
+        variables: Variables = ({}, {}),
     ) -> None:
         self.backend = backend
         self.memory = memory
@@ -83,8 +89,8 @@ class Pair:
         try:
             # Both start before either is waited for.
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
-            for place, role in zip(places, roles, strict=False):
-                workers.append(place.start(role, environment, settings.timeout))
+            for place, role, own in zip(places, roles, variables, strict=False):
+                workers.append(place.start(role, {**environment, **own}, settings.timeout))
             self.devices = choose(workers[0], workers[-1], memory, devices)
             self.initiator = self._end(self._agent(workers[0]), memory.initiator, self.devices.initiator)
             there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
@@ -200,7 +206,9 @@ class Link:
         """End both workers and start new ones: what is measured next is of one more launch."""
         self._use(self._pairs.replace(self._pair))
 
-    def measure(self, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+    def measure(
+        self, block: int, *, batch: int = 1, depth: int = 1, beside: Callable[[], object] | None = None
+    ) -> Samples:
         """Measure one row in one launch.
 
         Fresh patterns are moved and every byte compared where it arrived, before the timed windows and after them; what
@@ -209,6 +217,8 @@ class Link:
         :param block: bytes of one block.
         :param batch: blocks in one transfer.
         :param depth: transfers in flight.
+        :param beside: where others are measured at the same time: called before the transfers are timed, to wait for
+            those. All are then timed for the same time, whatever the iterations: none goes on alone.
         :raises WorkerError: when a worker dies, hangs or NIXL reports an error; both workers are then ended.
         :raises FindingError: where a GPU's memory was moved as host memory.
         """
@@ -217,7 +227,9 @@ class Link:
         with self._transfers(block, batch, depth) as transfers:
             corruption = self._verify("before the timed transfers", transfers, size)
             seed = self._fill(size, poison=False)
-            found = self._timed(transfers, block)
+            if beside is not None:
+                beside()
+            found = self._timed(transfers, block, together=beside is not None)
             corruption = corruption or self._compare("after the timed transfers", seed, size)
             corruption = corruption or self._verify("in the transfers after the timed ones", transfers, size)
         evidence = counted(found["counted"], block * batch * sum(found["transfers"]))
@@ -288,17 +300,18 @@ class Link:
         found = self.destination.compare(seed, size=size)
         return None if found is None else Corruption(phase=phase, **found)
 
-    def _timed(self, transfers: _Transfers, block: int) -> dict[str, Any]:
+    def _timed(self, transfers: _Transfers, block: int, *, together: bool) -> dict[str, Any]:
         settings = self._settings
-        iterations = settings.iterations or (1000 if block <= MIB else 100)
+        iterations = 1 if together else settings.iterations or (1000 if block <= MIB else 100)
+        duration = max(settings.duration, BESIDE_SECONDS) if together else settings.duration
         found: dict[str, Any] = self._run(
             "measure",
             transfers,
-            settings.timeout + settings.duration,
+            settings.timeout + duration,
             iterations=iterations,
-            warmup=settings.warmup,
+            warmup=min(settings.warmup, 1) if together else settings.warmup,
             settle=self._pair.settle(),
-            duration=settings.duration,
+            duration=duration,
             op=self.op,
             own=self._beside_the_initiator(),
         )
@@ -372,11 +385,26 @@ class Pairs:
         return [self._link(self._kind(backend, memory, ranks), op) for ranks in pairs]
 
     def between_devices(
-        self, backend: str, op: str, memory: MemoryPair, devices: Sequence[DevicePair], ranks: RankPair = (0, 1)
+        self,
+        backend: str,
+        op: str,
+        memory: MemoryPair,
+        devices: Sequence[DevicePair],
+        ranks: RankPair = (0, 1),
+        variables: Sequence[Variables] = (),
     ) -> list[Link]:
-        """Return a link for each of several pairs of GPUs of two ranks, to be used at the same time."""
-        self._end(lambda kind: kind.ranks != ranks)
-        return [self._link(self._kind(backend, memory, ranks, pair), op) for pair in devices]
+        """Return a link for each of several pairs of GPUs of two ranks, to be used at the same time.
+
+        Between host memories it is one for each too: the devices are then numbers, and no more.
+
+        :param variables: for each pair, what its workers' environments have besides; none: nothing.
+        """
+        kinds = [
+            _Kind(backend, memory, ranks, pair, tuple(tuple(sorted(end.items())) for end in own))
+            for pair, own in zip(devices, variables or [({}, {})] * len(devices), strict=True)
+        ]
+        self._end(lambda kind: kind not in kinds)
+        return [self._link(kind, op) for kind in kinds]
 
     def replace(self, pair: Pair) -> Pair:
         """End a pair and return a new one like it: one more launch."""
@@ -411,7 +439,8 @@ class Pairs:
         one, other = kind.ranks
         places = self._places[one], self._places[other]
         backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
-        pair = Pair(places, self._settings, backend, kind.memory, capacity, alignment, kind.devices)
+        variables = (dict(kind.variables[0]), dict(kind.variables[1])) if kind.variables else ({}, {})
+        pair = Pair(places, self._settings, backend, kind.memory, capacity, alignment, kind.devices, variables)
         self._pairs[kind] = pair
         return pair
 
@@ -428,3 +457,5 @@ class _Kind:
     memory: MemoryPair
     ranks: RankPair
     devices: DevicePair | None
+    #: Besides the ranks' own, of the initiator's worker and the target's.
+    variables: tuple[tuple[tuple[str, str], ...], ...] = ()

@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.facts.hwloc import read_hwloc
 from pytest_nixl.facts.root import ASKED
 
 TOPOLOGY = Path(__file__).resolve().parents[1] / "fixtures" / "topology"
 GPU_MEMORY = 80 << 30
-_NVIDIA, _EFA = "10de", "1d0f:efa"
+_NVIDIA = "10de"
 
 
 class Tree:
@@ -89,23 +89,21 @@ def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
     gpus: list[str] = []
     nics: list[str] = []
     efa: list[str] = []
-    for device, path, numa in _devices(TOPOLOGY / f"{topology}.xml"):
-        kind, address = device.attrib["pci_type"], device.attrib["pci_busid"]
-        vendor = kind[6:10]
-        names = [item.attrib["name"] for item in device.iter("object") if item.attrib["type"] == "OSDev"]
-        tree.write(f"{path}/vendor", f"0x{vendor}")
-        tree.write(f"{path}/device", f"0x{kind[11:15]}")
-        tree.write(f"{path}/class", f"0x{kind[:4]}00")
-        tree.write(f"{path}/numa_node", numa)
-        tree.link(f"/sys/bus/pci/devices/{address}", path)
-        if vendor == _NVIDIA and kind[:4] == "0302":
+    for device in read_hwloc(TOPOLOGY / f"{topology}.xml"):
+        path = device.path
+        tree.write(f"{path}/vendor", f"0x{device.vendor}")
+        tree.write(f"{path}/device", f"0x{device.device}")
+        tree.write(f"{path}/class", f"0x{device.family}00")
+        tree.write(f"{path}/numa_node", device.numa)
+        tree.link(f"/sys/bus/pci/devices/{device.address}", path)
+        if device.vendor == _NVIDIA and device.family == "0302":
             tree.link(f"{path}/driver", "/sys/bus/pci/drivers/nvidia")
-            gpus.append(address)
-        for name in names:
-            if name.startswith("rdmap"):
-                _rdma(tree, name, path, len(efa), rate)
-                efa.append(name)
-            elif name.startswith(("enp", "ens", "eth")):
+            gpus.append(device.address)
+        if device.fabric.startswith("rdmap"):
+            _rdma(tree, device.fabric, path, len(efa), rate)
+            efa.append(device.fabric)
+        for name in device.others:
+            if name.startswith(("enp", "ens", "eth")):
                 _nic(tree, name, path)
                 nics.append(name)
     _answers(tree, gpus, efa, nics, gpu)
@@ -115,28 +113,6 @@ def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
 def p5(folder: Path) -> Tree:
     """A healthy p5.48xlarge: 8 H100, 32 EFA devices of 100 Gb/s."""
     return build(folder, "p5.48xl", gpu="NVIDIA H100 80GB HBM3", rate="100 Gb/sec (4X EDR)")
-
-
-def _devices(path: Path) -> Iterator[tuple[ElementTree.Element, str, int]]:
-    """Yield each PCI device with its path in sysfs and its NUMA node."""
-    root = ElementTree.parse(path).getroot()
-
-    def below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[tuple[ElementTree.Element, str, int]]:
-        nodes = [item for item in parent if item.attrib.get("type") == "NUMANode"]
-        numa = int(nodes[0].attrib["os_index"]) if nodes else numa
-        for item in parent:
-            kind = item.attrib.get("type")
-            if kind == "PCIDev":
-                yield item, f"{place}/{item.attrib['pci_busid']}", numa
-            elif kind == "Bridge" and item.attrib["bridge_type"] == "0-1":
-                bus = item.attrib["bridge_pci"].partition("[")[2][:2]
-                yield from below(item, f"/sys/devices/pci0000:{bus}", numa)
-            elif kind == "Bridge":
-                yield from below(item, f"{place}/{item.attrib['pci_busid']}", numa)
-            elif kind is not None:
-                yield from below(item, place, numa)
-
-    yield from below(root, "", -1)
 
 
 def _host(tree: Tree) -> None:

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_nixl.values import parse_backends
@@ -32,7 +33,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where facts come from."""
-    parser.add_argument("--root", metavar="DIR", help="a tree that `pytest-nixl facts --record DIR` wrote")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--root", metavar="DIR", help="a tree that `pytest-nixl facts --record DIR` wrote")
+    where.add_argument(
+        "--hwloc", metavar="FILE.xml", type=Path,
+        help="the topology of another host, by `lstopo --of xml`: only its GPUs and RDMA devices are known then",
+    )  # fmt: skip
     parser.add_argument("--backend", metavar="NAME[,NAME]", help="backends to try (default: NIXL_BACKEND, else UCX)")
     parser.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
     parser.add_argument(
@@ -43,7 +49,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.doctor.check import Wanted
-    from pytest_nixl.doctor.examine import examine, failed, lines, plain
+    from pytest_nixl.doctor.examine import PLACED, examine, failed, lines, plain
     from pytest_nixl.facts.root import Root
     from pytest_nixl.facts.secrets import hide_all, hider
     from pytest_nixl.gate.profiles import load_profile
@@ -52,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
     root = Root(arguments.root)
     facts, backends = gathered(arguments, root, image=arguments.image)
     wanted = Wanted(profile, backends, image=arguments.image)
-    answers = examine(facts, wanted, gate=arguments.gate)
+    answers = examine(facts, wanted, gate=arguments.gate, only=PLACED if arguments.hwloc else ())
     hide = hider(os.environ)
     if arguments.json:
         print(json.dumps(hide_all(plain(facts, wanted, answers), hide), indent=1))
@@ -71,6 +77,10 @@ def gathered(arguments: argparse.Namespace, root: Root, *, image: bool = False) 
 
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
+    if arguments.hwloc is not None:
+        from pytest_nixl.facts.hwloc import hwloc_facts
+
+        return hwloc_facts(arguments.hwloc), backends
     try:
         facts = gather(
             root,

@@ -19,6 +19,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     how.add_argument(
         "--record", metavar="DIR", type=Path, help="write what was read as a tree, for --root; not there yet"
     )
+    how.add_argument("--near", action="store_true", help="print which network cards are nearest to each GPU")
     how.add_argument("--output", metavar="FILE", type=Path, help="write JSON to a file")
     how.add_argument(
         "--compare", metavar="FACTS.json", type=Path, nargs="+", help="compare the facts of ranks 0, 1, …, as written"
@@ -28,7 +29,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.facts.markdown import markdown
+    from pytest_nixl.facts.markdown import markdown, near_lines
     from pytest_nixl.facts.root import Root
     from pytest_nixl.facts.secrets import hider
 
@@ -36,12 +37,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return _compare(arguments.compare)
     if arguments.record is not None and arguments.record.exists():
         raise ValueError(f"{arguments.record} is there already: expected the name of a new folder")
+    if arguments.record is not None and arguments.hwloc is not None:
+        raise ValueError("--hwloc is no host that could be recorded: expected --near, --markdown or --output")
     root = Root(arguments.root)
     facts, _ = gathered(arguments, root)
     if arguments.record is not None:
         root.write(arguments.record, hider(os.environ))
         print(f"{arguments.record}: {len(root.files)} files and {len(root.answers)} answers; "
               f"judge it by `pytest-nixl doctor --root {arguments.record}`")  # fmt: skip
+    elif arguments.near:
+        for line in near_lines(facts):
+            print(line)
     elif arguments.markdown:
         for line in markdown(facts):
             print(line)

@@ -24,11 +24,15 @@ class Answer:
     required: bool
 
 
-def examine(facts: Facts, wanted: Wanted, *, gate: bool) -> tuple[Answer, ...]:
-    """Ask every check, or those of an image."""
+#: The checks that the place of the devices alone can answer.
+PLACED = ("rdma-devices", "gpus", "gpu-nics")
+
+
+def examine(facts: Facts, wanted: Wanted, *, gate: bool, only: Sequence[str] = ()) -> tuple[Answer, ...]:
+    """Ask every check, or those of an image, or only some by their ids."""
     answers = []
     for check in checks().values():
-        if check.image or not wanted.image:
+        if (check.image or not wanted.image) and (not only or check.id in only):
             judgement = check.judge(facts, wanted)
             required = check.id in wanted.profile.required
             answers.append(Answer(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required))

@@ -21,6 +21,7 @@ from pytest_nixl.doctor.check import (
 )
 from pytest_nixl.doctor.limits import amount
 from pytest_nixl.facts.facts import Facts
+from pytest_nixl.facts.nearness import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.gate.verdicts import Judgement
 
 _NVML = (
@@ -71,12 +72,14 @@ def gpus(facts: Facts, wanted: Wanted) -> Judgement:
             f"{plural(len(here), 'GPU')} of the {wanted.gpus} that the profile says ({told}){hanging}", remedy
         )
     model = wanted.machine.gpu if wanted.machine is not None and wanted.gpus else ""
-    others = [gpu.name for gpu in here if model.lower() not in gpu.name.lower()]
+    others = [gpu.name for gpu in here if gpu.name and model.lower() not in gpu.name.lower()]
     if model and others:
         return failed(
             f"{plural(len(others), 'GPU')} no {model}, which the profile says: {named(dict.fromkeys(others))}",
             "take the profile of this kind of machine",
         )
+    if model and not all(gpu.name for gpu in here):
+        return unknown(f"{plural(len(here), 'GPU')}, and not of each is the model known that the profile says", _NVML)
     return passed(told)
 
 
@@ -277,15 +280,24 @@ def gpu_nics(facts: Facts, wanted: Wanted) -> Judgement:
     if not facts.near or not facts.rdma:
         return unknown("the PCI paths of GPUs and network cards cannot be compared", "look at `nvidia-smi topo -m`")
     # Virtual machines have no switches: what is beside a GPU hangs on the same root of the bus.
-    beside = {near.gpu: len(near.devices) if near.how != "far" else 0 for near in facts.near}
+    beside = {near.gpu: len(near.devices) if near.how in (SWITCH, ROOT) else 0 for near in facts.near}
     each = wanted.machine.nics_per_gpu if wanted.machine is not None else None
     remedy = "give the pod the cards beside its GPUs, or take another profile; see `nvidia-smi topo -m`"
+    topology = Topology.of(facts.gpu, facts.rdma)
+    cards = {device.name for device in (facts.efa if wanted.efa else facts.rdma)}
+    idle = [f"{nic.name} ({nic.node})" for nic in topology.idle() if nic.name in cards]
     if each is not None:
         fewer = {gpu: count for gpu, count in beside.items() if count < each}
         if fewer:
             told = named(f"GPU {gpu} has {count}" for gpu, count in fewer.items())
-            return failed(f"fewer network cards beside a GPU on the bus than the {each} of the profile: {told}", remedy)
-    far = [f"GPU {gpu}" for gpu, count in beside.items() if not count]
+            others = f"; beside no GPU: {named(idle)}" if idle else ""
+            reason = f"fewer network cards beside a GPU on the bus than the {each} of the profile: {told}{others}"
+            return failed(reason, remedy)
+    node = {gpu.name: gpu.node for gpu in topology.gpus}
+    far = [f"GPU {near.gpu} ({node[str(near.gpu)]})" for near in facts.near if near.how == FAR]
     if far:
-        return warned(f"no network card hangs on the same PCI switch or root as {named(far)}", remedy)
+        return warned(f"every network card is across the processors from {named(far)}", remedy)
+    apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
+    if apart:
+        return passed(f"the network cards nearest to {named(apart)} hang at the same processor, on another root")
     return passed(f"{plural(Counter(beside.values()).most_common(1)[0][0], 'network card')} beside each GPU on the bus")

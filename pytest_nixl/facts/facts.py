@@ -15,8 +15,9 @@ from pytest_nixl.facts.etcd import EtcdFacts, read_etcd
 from pytest_nixl.facts.fact import from_plain, to_plain
 from pytest_nixl.facts.gpu import Gpus, read_gpus
 from pytest_nixl.facts.host import Host, read_host
+from pytest_nixl.facts.nearness import Near, Topology
 from pytest_nixl.facts.network import Network, Nic, read_network
-from pytest_nixl.facts.pci import PciDevice, bridges_shared, read_pci
+from pytest_nixl.facts.pci import PciDevice, read_pci
 from pytest_nixl.facts.peers import Peer, read_peers
 from pytest_nixl.facts.rdma import RdmaDevice, read_rdma
 from pytest_nixl.facts.root import Root
@@ -27,18 +28,6 @@ from pytest_nixl.facts.software import Software, read_software
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
 
 FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
-
-
-@dataclass(frozen=True)
-class Near:
-    """A GPU and the RDMA devices that are nearest to it: under the same PCI switch, or at least the same root.
-
-    :param how: ``switch``, ``root`` or, where neither is so, ``far``.
-    """
-
-    gpu: int
-    devices: tuple[str, ...]
-    how: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ def gather(
         rdma=rdma,
         pci=read_pci(root),
         gpu=gpu,
-        near=nearest(gpu, rdma),
+        near=Topology.of(gpu, rdma).nearest(),
         software=read_software(root, backends, nixlbench),
         environment=read_environment(root, environ),
         etcd=read_etcd(root, etcd, source, connect),
@@ -113,22 +102,6 @@ def gather(
     )
     # Every reader hides what it knows to be a secret; this finds those that came another way, as in a message.
     return from_plain(Facts, hide_all(facts.plain(), hider(environ)))
-
-
-def nearest(gpu: Gpus, rdma: Sequence[RdmaDevice]) -> tuple[Near, ...]:
-    """Return for each GPU the RDMA devices nearest to it."""
-    return tuple(_near(each.index, each.path, rdma) for each in gpu.gpus if each.path)
-
-
-def _near(index: int, path: str, rdma: Sequence[RdmaDevice]) -> Near:
-    shared = {device.name: bridges_shared(path, device.path) for device in rdma if device.path}
-    most = max(shared.values(), default=0)
-    # What hangs on the root itself has no bridge above it: one that is shared is that of a switch.
-    if most:
-        return Near(index, tuple(name for name, count in shared.items() if count == most), "switch")
-    root_complex = path.split("/")[3:4]
-    same = tuple(device.name for device in rdma if device.path.split("/")[3:4] == root_complex)
-    return Near(index, same, "root" if same else "far")
 
 
 def read_facts(path: Path) -> Facts:

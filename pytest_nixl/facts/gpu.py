@@ -30,6 +30,8 @@ class Gpu:
     :param bar1: how much of its memory the bus, and so a network card, can reach.
     :param persistence: whether the driver stays loaded while nobody uses it.
     :param nvlinks: how many of its NVLinks are up.
+    :param numa: its NUMA node; -1: the firmware does not say.
+    :param uuid: as the driver has it (``GPU-…``); empty: it does not say.
     """
 
     index: int
@@ -43,6 +45,8 @@ class Gpu:
     persistence: bool | None
     nvlinks: int | None
     source: str
+    numa: int
+    uuid: str
 
 
 @dataclass(frozen=True)
@@ -127,17 +131,33 @@ def _by_proc(root: Root) -> tuple[Gpu, ...]:
         place = f"{_DRIVER}/gpus/{address}"
         match = re.search(r"^Model:\s+(.*)$", root.read(f"{place}/information") or "", re.MULTILINE)
         name = match[1] if match else ""
-        path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
-        found.append(Gpu(number, name, address, path, None, None, None, None, None, None, place))
+        path, numa = _place(root, address)
+        found.append(
+            Gpu(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
+        )
     return tuple(found)
 
 
 def _by_nvml(root: Root, nvml: dict[str, Any]) -> tuple[Gpu, ...]:
     found = []
     for each in nvml["gpus"]:
-        path = root.resolve(f"/sys/bus/pci/devices/{each['pci']}") or ""
-        found.append(Gpu(**{**each, "path": path, "source": "NVML"}))
+        path, numa = _place(root, each["pci"])
+        uuid = _uuid(root, each["pci"])
+        found.append(Gpu(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid}))
     return tuple(found)
+
+
+def _place(root: Root, address: str) -> tuple[str, int]:
+    """Where a device hangs in sysfs, and its NUMA node."""
+    path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
+    numa = root.number(f"{path}/numa_node") if path else None
+    return path, -1 if numa is None else numa
+
+
+def _uuid(root: Root, address: str) -> str:
+    text = root.read(f"{_DRIVER}/gpus/{address}/information") or ""
+    match = re.search(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]+)", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _pairs(nvml: dict[str, Any]) -> Fact[tuple[Pair, ...]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from pytest_nixl.facts.fact import Fact
 from pytest_nixl.facts.facts import Facts
+from pytest_nixl.facts.nearness import WORDS, Topology
 from pytest_nixl.units import gigabits
 
 _UNKNOWN = "unknown"
@@ -78,3 +79,19 @@ def _role(facts: Facts) -> str:
             rank = facts.environment.launcher[name]
             return f"rank {rank} ({'initiator' if rank == '0' else 'target'}; {name})"
     return f"{_UNKNOWN} (no launcher told a rank)"
+
+
+def near_lines(facts: Facts) -> Iterator[str]:
+    """Yield a line for each GPU with the network cards that are nearest to it, and one for the cards near none."""
+    topology = Topology.of(facts.gpu, facts.rdma)
+    placed = {gpu.name: gpu for gpu in topology.gpus}
+    for near in facts.near:
+        gpu = placed[str(near.gpu)]
+        cards = ", ".join(near.devices) or "no network card"
+        own = f"; its own where all GPUs are used: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
+        yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards} ({WORDS[near.how]}){own}"
+    if not facts.near:
+        yield "no GPU whose place on the PCI bus is known"
+    idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]
+    if idle and facts.near:
+        yield f"near no GPU: {', '.join(idle)}"

@@ -14,8 +14,8 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 NVIDIA, AMAZON, MELLANOX = "0x10de", "0x1d0f", "0x15b3"
 #: Display and 3D controllers, and Amazon's adapters that have EFA.
-_GPU_CLASSES = ("0x0300", "0x0302")
-_EFA = frozenset({"0xefa0", "0xefa1", "0xefa2", "0xefa3", "0xefa4"})
+GPU_CLASSES = ("0x0300", "0x0302")
+EFA_DEVICES = frozenset({"0xefa0", "0xefa1", "0xefa2", "0xefa3", "0xefa4"})
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def read_pci(root: Root) -> tuple[PciDevice, ...]:
 
 def _kind(vendor: str, device: str, family: str) -> str:
     if vendor == NVIDIA:
-        return "gpu" if family[:6] in _GPU_CLASSES else ""
+        return "gpu" if family[:6] in GPU_CLASSES else ""
     if vendor == AMAZON:
-        return "efa" if device in _EFA else ""
+        return "efa" if device in EFA_DEVICES else ""
     return "mlx" if family[:4] == "0x02" else ""
 
 

