@@ -40,7 +40,7 @@ _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
 
 
 class LibraryError(NixlPluginError):
-    """A library that LIBFABRIC needs is not there, or is of no use to this NIXL."""
+    """A library that a backend needs is not there, or is of no use to this NIXL."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,16 @@ def _package_files(package: str) -> list[str]:
 
 @dataclass
 class Finder:
-    """Where libraries are looked for: a variable that names the file, the system's loader, installed packages."""
+    """Where libraries are looked for: a variable that names the file, the system's loader, installed packages.
+
+    :param backend: what needs them, for messages.
+    """
 
     environ: Mapping[str, str]
     cache: Callable[[], str] = _loader_cache
     package_files: Callable[[str], Sequence[str]] = _package_files
     folders: Sequence[str] = _EFA
+    backend: str = "LIBFABRIC of NIXL"
     _cached: str | None = field(default=None, init=False)
 
     def candidates(self, library: Library, soname: str) -> list[str]:
@@ -138,14 +142,14 @@ class Finder:
         if named:
             if not os.path.isfile(named):
                 raise LibraryError(
-                    f"{library.variable}={named} names no file: LIBFABRIC of NIXL needs {soname} ({library.what})",
+                    f"{library.variable}={named} names no file: {self.backend} needs {soname} ({library.what})",
                     f"correct {library.variable}, or unset it and have {soname} looked for",
                 )
             return [os.path.abspath(named)]
         found = list(dict.fromkeys(path for path in self._everywhere(library, soname) if os.path.isfile(path)))
         if not found:
             raise LibraryError(
-                f"LIBFABRIC of NIXL needs {soname} ({library.what}), which was not found: {self.where(library)}",
+                f"{self.backend} needs {soname} ({library.what}), which was not found: {self.where(library)}",
                 remedies(library),
             )
         return found
@@ -172,6 +176,15 @@ class Finder:
             yield os.path.join(folder, soname)
         for package in library.packages:
             yield from (path for path in self.package_files(package) if os.path.basename(path) == soname)
+
+
+def open_library(library: Library, path: str, backend: str) -> ctypes.CDLL:
+    """Load a library for a backend. :raises LibraryError: where the loader cannot."""
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        reason = f"{path} ({library.what}) cannot be loaded for {backend}: {error}"
+        raise LibraryError(reason, remedies(library)) from None
 
 
 def remedies(library: Library) -> str:
@@ -287,21 +300,13 @@ class LibfabricBackend:
             chosen[library] = candidates[0]
             if library is LIBRARIES[-1]:
                 chosen[library] = choose(candidates, plugin, f"{nixl['nixl_package']} {nixl['nixl']}")
-        loaded = {library: self._open(library, path) for library, path in chosen.items()}
+        loaded = {library: open_library(library, path, "LIBFABRIC of NIXL") for library, path in chosen.items()}
         fabric = LIBRARIES[-1]
         if fabric not in loaded:
             return {}
         version = loaded[fabric].fi_version
         version.restype = ctypes.c_uint32
         return {"libfabric": check_version(version(), chosen[fabric]), "libfabric_path": chosen[fabric]}
-
-    @staticmethod
-    def _open(library: Library, path: str) -> ctypes.CDLL:
-        try:
-            return ctypes.CDLL(path)
-        except OSError as error:
-            reason = f"{path} ({library.what}) cannot be loaded for LIBFABRIC of NIXL: {error}"
-            raise LibraryError(reason, remedies(library)) from None
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return provider and device of each rail that was opened, such as ``tcp/eth0`` or ``efa/rdmap79s0``.

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from pytest_nixl.backends.libfabric import Finder, LibraryError, find_plugin, needed, open_library
 from pytest_nixl.values import HOST, MemoryPair
 
 #: The id of the finding that UCX took memory of a GPU for host memory.
 VRAM_AS_HOST = "VRAM-AS-HOST-MEMORY"
-
+PLUGIN = "libplugin_UCX.so"
 _OPERATIONS = {"WRITE": "remote memory write by ucp_put", "READ": "remote memory read by ucp_get"}
 
 # What a heading tells of the memory at the initiator and at the target (proto_debug.c of UCX): "from host memory to
@@ -57,7 +60,21 @@ class UcxBackend:
         return {"UCX_PROTO_INFO": "y"}
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
-        """NIXL brings its own UCX."""
+        """NIXL brings its own UCX; before 0.10 its plugin asks for the CUDA driver as well, on hosts without a GPU too.
+
+        :raises LibraryError: where it does, and there is none.
+        """
+        plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
+        backend = f"UCX of {nixl['nixl_package']} {nixl['nixl']}"
+        finder = Finder(os.environ, backend=backend)
+        for library, soname in needed(plugin) if plugin else ():
+            try:
+                path = finder.candidates(library, soname)[0]
+            except LibraryError as error:
+                raise LibraryError(
+                    error.reason, f"{error.remedy}; or take NIXL 0.10 or newer: its UCX does without"
+                ) from None
+            open_library(library, path, backend)
         return {}
 
     def creating(self) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_nixl.etcd.endpoints import parse_endpoints, redact
+from pytest_nixl.nixl_versions import refuses_no_endpoints
 
 #: etcd's port for clients where nobody chose another.
 DEFAULT_PORT = 2379
@@ -119,14 +120,9 @@ class Explanation:
         :param version: of NIXL, such as ``1.5.1``; empty for 1.5 and newer.
         """
         if not self.nixl.works:
-            return Outcome.INVALID if self.text or _is_before_1_5(version) else Outcome.NO_AGENT
+            refused = not self.text and refuses_no_endpoints(version)
+            return Outcome.NO_AGENT if refused else Outcome.INVALID
         return Outcome.PUBLISHES if any(map(answers, self.nixl.contacts)) else Outcome.UNREACHED
-
-
-def _is_before_1_5(version: str) -> bool:
-    """Whether this NIXL makes an agent, which then has no etcd, where the variable is set and empty."""
-    numbers = re.match(r"([0-9]+)\.([0-9]+)", version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) < (1, 5)
 
 
 def resolve(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:

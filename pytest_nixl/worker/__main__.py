@@ -37,6 +37,7 @@ def _prepare_process(parent: int) -> None:
 
 
 def _error(error: BaseException) -> dict[str, Any]:
+    from pytest_nixl import nixl_versions
     from pytest_nixl.errors import NixlPluginError
     from pytest_nixl.worker.commands import RefusedError
     from pytest_nixl.worker.transfer import StepTimeoutError
@@ -50,7 +51,7 @@ def _error(error: BaseException) -> dict[str, Any]:
         kind = "refused"
     elif isinstance(error, StepTimeoutError):
         kind = "timeout"
-    elif "nixl" in module and module.endswith("_bindings"):
+    elif nixl_versions.is_error(module):
         kind = "nixl"
     elif isinstance(error, ImportError):
         kind = "import"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pytest_nixl.worker import nixl_api
+
 #: They live as long as the worker: one that cannot reach its etcd may take minutes to end.
 _kept: list[Any] = []
 
@@ -15,12 +17,9 @@ def make(agent: Any, name: str, endpoints: str) -> str:
 
     The variable is there already, so that to set it moves nothing that another thread may read.
     """
-    from nixl._api import nixl_agent, nixl_agent_config
-
     os.environ["NIXL_ETCD_ENDPOINTS"] = endpoints
-    config = nixl_agent_config(enable_prog_thread=False, enable_listen_thread=True, listen_port=0, backends=[])
     try:
-        _kept.append(nixl_agent(name, config))
+        _kept.append(nixl_api.make_agent(name, listen_thread=True))
     except RuntimeError as error:
         return str(error) or type(error).__name__
     return ""

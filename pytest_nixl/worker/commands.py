@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -20,7 +19,7 @@ from pytest_nixl.backends import BACKENDS
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.evidence.counted import Counting
 from pytest_nixl.evidence.others import Others
-from pytest_nixl.worker import transfer
+from pytest_nixl.worker import nixl_api, transfer
 from pytest_nixl.worker.files import FileBuffer
 from pytest_nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.worker.tools import Tools
@@ -69,12 +68,6 @@ AGENT_METHODS = frozenset(
     }
 )
 
-#: The methods that make a descriptor list, and the class of what they return.
-_LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
-
-#: What the packages that carry NIXL are called.
-_NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
-
 
 class RefusedError(Exception):
     """The command is none of ours, or its arguments make no sense."""
@@ -103,11 +96,7 @@ class Commands:
         """Load NIXL, if this worker ``loads`` it; ``path`` is pytest's ``sys.path``, for functions that tests name."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
         found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
-        if not loads:
-            return found
-        import nixl._api
-
-        return {**found, **_nixl_version(nixl)}
+        return {**found, **nixl_api.load()} if loads else found
 
     def do_create_agent(
         self,
@@ -119,22 +108,19 @@ class Commands:
         telemetry: bool,
     ) -> dict[str, Any]:
         """Load what its backends need, create an agent with none, then each, so that a failure names it."""
-        import nixl
-        from nixl._api import nixl_agent, nixl_agent_config
-
+        nixl = nixl_api.load()
         versions: dict[str, str] = {}
         for backend in backends:
             if backend in BACKENDS:
-                versions |= BACKENDS[backend].load(_nixl_version(nixl))
-        config = nixl_agent_config(
-            enable_prog_thread=progress_thread,
-            enable_listen_thread=listen_thread,
-            listen_port=listen_port,
-            capture_telemetry=telemetry,
-            backends=[],
-        )
+                versions |= BACKENDS[backend].load(nixl)
         try:
-            agent = nixl_agent(name, config)
+            agent = nixl_api.make_agent(
+                name,
+                progress_thread=progress_thread,
+                listen_thread=listen_thread,
+                listen_port=listen_port,
+                telemetry=telemetry,
+            )
         except RuntimeError as error:  # what NIXL finds wrong before there is an agent: no plugin, an empty variable
             raise NixlPluginError(f"NIXL makes no agent: {error}", _plugin_remedy()) from error
         for backend in backends:
@@ -153,8 +139,8 @@ class Commands:
             raise RefusedError(f"{method!r} is no public method of NIXL's agent")
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
-        if method in _LISTS and resolved[:1] == [[]]:
-            return self._reply(_empty_list(self._get(agent), method, *resolved[1:], **named))
+        if method in nixl_api.LISTS and resolved[:1] == [[]]:
+            return self._reply(nixl_api.empty_list(self._get(agent), method, *resolved[1:], **named))
         return self._reply(getattr(self._get(agent), method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
@@ -350,28 +336,10 @@ def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None
         yield
 
 
-def _empty_list(agent: Any, method: str, mem_type: str) -> Any:
-    """Make a list of no descriptors: metadata of connections alone wants one, and NIXL's own method cannot."""
-    bindings = sys.modules[type(agent.agent).__module__]
-    return getattr(bindings, _LISTS[method])(agent.nixl_mems[mem_type])
-
-
 def _plugin_remedy() -> str:
     folder = os.environ.get("NIXL_PLUGIN_DIR")
     where = f"NIXL_PLUGIN_DIR={folder}: unset it, or point it at" if folder else "NIXL_PLUGIN_DIR is not set: look at"
     return f"{where} the plugins of this build of NIXL; NIXL_LOG_LEVEL=info tells why one does not load"
-
-
-def _nixl_version(nixl: Any) -> dict[str, str]:
-    versions = {}
-    for name in _NIXL_PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    module = sys.modules["nixl._api"]
-    package = next(iter(versions.items()), ("nixl", "of no package"))
-    return {"nixl": package[1], "nixl_package": package[0], "nixl_module": str(module.__file__)}
 
 
 def ucx_version() -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,7 +13,6 @@ from pytest_nixl.backends import between_agents
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.errors import NotApplicableError
 from pytest_nixl.settings import Settings
-from pytest_nixl.worker.process import WorkerError
 
 #: Seconds that a step may take where something is broken: what is told must be told by then.
 SECONDS = 10.0
@@ -50,7 +48,7 @@ def couple(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[Couple]:
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no other agent can be lost")
     settings = replace(nixl_settings, backend=("UCX",), timeout=min(nixl_settings.timeout, SECONDS))
-    with suppress(WorkerError), Agents(nixl_cluster.places[0], settings) as agents:
+    with Agents(nixl_cluster.places[0], settings) as agents:
         initiator, target = agents.start_each(
             ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=False
         )
