@@ -31,7 +31,7 @@ class Line:
 
 def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums."""
-    rows = [result for result in results if result.row]
+    rows = [result for result in results if _shown(result)]
     if rows:
         yield from _table(rows, gate)
         yield from _ratios(rows)
@@ -42,6 +42,12 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     for group in alike.values():
         yield from _explained(group, gate)
     yield _summary(results, gate)
+
+
+def _shown(result: Result) -> bool:
+    """Whether the table has this result: it is a row's, and not of a program that is not here."""
+    by_program = bool(program_of(result.row.partition("/")[0]))
+    return bool(result.row) and not (by_program and result.verdict is Verdict.NOT_APPLICABLE)
 
 
 def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
@@ -114,7 +120,7 @@ def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
         alike.setdefault(result.reason, []).append(result)
     for reason, results in alike.items():
         # The reason that a row was judged by names the row itself.
-        named = (result.finding or result.row or result.check for result in results if result.figures is None)
+        named = (_name(result) for result in results if result.figures is None)
         names = ", ".join(dict.fromkeys(named))
         yield Line(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))
     first = group[0]
@@ -122,6 +128,10 @@ def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
         yield Line(f"    remedy: {first.remedy}")
     if first.repeat and _outcome(first, gate) is Outcome.FAIL:
         yield Line(f"    repeat: {first.repeat}")
+
+
+def _name(result: Result) -> str:
+    return result.finding or (result.row if _shown(result) else "") or result.check
 
 
 def _summary(results: Sequence[Result], gate: bool) -> Line:
