@@ -70,7 +70,8 @@ def plugins() -> Path:
 
 
 def test_this_machine_is_well() -> None:
-    seen = doctor()
+    # Where the host has libibverbs, a second copy of it is a warning.
+    seen = doctor(UCX_MODULES="^ib")
     assert {verdict for verdict, _, _ in seen.checks.values()} == {"PASS", "NOT-APPLICABLE"}
     assert all(reason for verdict, reason, _ in seen.checks.values() if verdict == "NOT-APPLICABLE")
     assert seen.code == 0
@@ -282,14 +283,14 @@ def test_a_nixlbench_whose_library_is_missing(tmp_path: Path) -> None:
     needs("gcc")
     (tmp_path / "gflags.c").write_text("int gflags(void) { return 0; }\n")
     (tmp_path / "bench.c").write_text("int gflags(void); int main(void) { return gflags(); }\n")
-    library, program = tmp_path / "libgflags.so.2.2", tmp_path / "nixlbench"
-    shared = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libgflags.so.2.2", "-o", str(library)]
+    library, program = tmp_path / "libgflags.so.2.1", tmp_path / "nixlbench"
+    shared = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libgflags.so.2.1", "-o", str(library)]
     subprocess.run([*shared, str(tmp_path / "gflags.c")], check=True)
     subprocess.run(["gcc", "-o", str(program), str(tmp_path / "bench.c"), str(library)], check=True)
     library.unlink()
     seen = doctor(f"--nixlbench={program}", "--image")
     assert seen.failed("nixlbench-starts", f"{program} does not start: {program}: error while loading shared "
-                       "libraries: libgflags.so.2.2: cannot open shared object file")  # fmt: skip
+                       "libraries: libgflags.so.2.1: cannot open shared object file")  # fmt: skip
 
 
 def test_an_image_is_asked_nothing_of_gpus_networks_and_etcd() -> None:
