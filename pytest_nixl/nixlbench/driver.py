@@ -214,7 +214,8 @@ class _Run:
         deadline = 0.0
         while not self._inconsistent() and not all(rank.over for rank in self._ranks):
             whole = self._whole()
-            if any(rank.killed or (not whole and rank.over and _how_far(rank) == 0) for rank in self._ranks):
+            dead = [rank for rank in self._ranks if rank.over and _how_far(rank) == 0]
+            if any(rank.killed or rank.faults or not whole for rank in dead):
                 break  # the other can be no cause of that
             deadline = deadline or time.monotonic() + (_SLEEPS if whole else _GRACE)
             if time.monotonic() > deadline:
