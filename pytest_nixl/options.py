@@ -118,6 +118,8 @@ OPTIONS: tuple[Option, ...] = (
            "loopback", "what to expect of this kind of machine", "NAME|FILE"),
     Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench whose registration is "
            "checked, if not that on PATH", "PATH"),
+    Option("raw_tools", values.parse_raw_tools, f"an existing directory with one of {', '.join(values.RAW_TOOLS)}", "",
+           "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
     Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",

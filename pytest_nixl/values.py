@@ -24,6 +24,9 @@ DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 #: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
+#: Programs that move bytes as NIXL does, without NIXL.
+RAW_TOOLS = ("ucx_perftest", "fi_rma_bw", "fi_rma_pingpong")
+
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")
 
@@ -168,6 +171,13 @@ def parse_user(text: str) -> str:
 def parse_program(text: str) -> str:
     if not os.path.isfile(text) or not os.access(text, os.X_OK):
         raise ValueError(f"{text!r} is no file that can be executed")
+    return text
+
+
+def parse_raw_tools(text: str) -> str:
+    parse_directory(text)
+    if not any(os.access(os.path.join(text, name), os.X_OK) for name in RAW_TOOLS):
+        raise ValueError(f"{text!r} has none of them that can be executed")
     return text
 
 

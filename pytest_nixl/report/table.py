@@ -34,6 +34,7 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     if rows:
         yield from _table(rows, gate)
         yield from _ratios(rows)
+    yield from _raw_ratios(results)
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:
@@ -62,11 +63,25 @@ def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
             backend, rest = row.row.split("/", 1)
             by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
     for rest, (first, *others) in by_rest.items():
-        op, memory, block, batch, depth, ranks = rest.split("/")
-        usual = ("batch1", "depth1", "0-1", "0-0")
-        counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
         for backend, bandwidth in others:
-            yield Line(f"{backend} : {first[0]}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / first[1]:.2f}")
+            yield Line(f"{backend} : {first[0]}  {_rest(rest)}  {bandwidth / first[1]:.2f}")
+
+
+def _raw_ratios(results: Sequence[Result]) -> Iterator[Line]:
+    """Compare rows with what a raw tool moved over the same path."""
+    for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
+        backend, rest = ratio.row.split("/", 1)
+        raw = ratio.raw
+        by = f"{units.gigabytes(raw.value)} GB/s by {raw.words} over {'+'.join(raw.transports)}"
+        yield Line(f"{backend} : {raw.tool}  {_rest(rest)}  {ratio.value:.2f}  of {by}")
+
+
+def _rest(key: str) -> str:
+    """Show a row's key behind its backend: the counts and ranks only where they are not the usual ones."""
+    op, memory, block, batch, depth, ranks = key.split("/")
+    usual = ("batch1", "depth1", "0-1", "0-0")
+    counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
+    return f"{op:<5}  {memory}  {block:>6}{counts}"
 
 
 def _cells(row: Result) -> tuple[str, ...]:
