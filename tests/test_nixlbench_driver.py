@@ -131,9 +131,7 @@ def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, rol
 
 
 def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play: Play) -> None:
-    with pytest.raises(
-        NixlbenchError, match=" was ended by SIGKILL when all rows were there; the "
-    ) as raised:
+    with pytest.raises(NixlbenchError, match=" was ended by SIGKILL when all rows were there; the ") as raised:
         play("late:1")
     assert raised.value.reason.startswith("the target (")
 

@@ -35,10 +35,13 @@ class Others:
 
     def _read(self) -> tuple[float, float, float]:
         """Seconds that all processes took, that the row's own took, and of the clock."""
-        ticks = os.sysconf("SC_CLK_TCK")
-        line = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        busy = sum(int(line[place]) for place in _BUSY if place < len(line)) / ticks
-        return busy, sum(map(_taken, self._own)) / ticks, time.monotonic()
+        return busy_seconds(), sum(map(_taken, self._own)) / os.sysconf("SC_CLK_TCK"), time.monotonic()
+
+
+def busy_seconds() -> float:
+    """Return the seconds of processor time that all processes of this host have taken."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return sum(int(line[place]) for place in _BUSY if place < len(line)) / os.sysconf("SC_CLK_TCK")
 
 
 def _taken(pid: int) -> int:
