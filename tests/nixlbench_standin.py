@@ -7,7 +7,7 @@ build of the second seed), or meets its partner at a real port. What it prints i
 printed, from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes. ``STANDIN_PLAY`` says what it
 does once it has registered, and of which rank: ``wait`` (the default: for ever), ``normal``, ``killed:1``, ``late:1``
 (killed when the row was printed), ``inconsistent:1``, ``refused``, ``silent:1``, ``lone``, ``crash`` (at its exit, when
-all is done).
+all is done). ``STANDIN_ONLY`` is the operation of which that is; the play of the other is ``normal``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from pytest_nixl.etcd.transaction import encode
 
 RECORDINGS = Path(pytest_nixl.__file__).parents[1] / "fixtures" / "nixlbench"
 PLAY, _, WHOSE = os.environ.get("STANDIN_PLAY", "wait").partition(":")
+if f"--op_type={os.environ.get('STANDIN_ONLY')}" not in sys.argv and "STANDIN_ONLY" in os.environ:
+    PLAY = "normal"
 
 
 def say(text: str) -> None:

@@ -66,7 +66,9 @@ def test_its_row_stands_beside_ours_in_the_table_and_in_the_record(program: str,
 
 def test_the_seeds_flags_make_a_row_of_their_own(program: str) -> None:
     seeds = "--mode=MG --num_initiator_dev=8 --num_target_dev 8 --check_consistency=1"
-    done = bench(program, f"--nixl-nixlbench-args={seeds}", "--nixl-nixlbench-runtime=ETCD")
+    # The recorded row of this block is a fast one.
+    more = ("--nixl-nixlbench-runtime=ETCD", "--nixl-blocks=128KiB")
+    done = bench(program, f"--nixl-nixlbench-args={seeds}", *more)
     assert done.code == 0, done.output
     assert "nixlbench[MG8x8]:UCX  WRITE" in done.output
 
@@ -94,7 +96,7 @@ def test_a_killed_rank_fails_its_row_and_says_how_to_repeat_it(program: str) -> 
     done = bench(program, play="killed:1")
     assert done.code == 1
     assert f"ERROR nixlbench:{OURS}: the target (nixlbench of rank 1 on " in done.output
-    assert " was ended by SIGKILL in the midst of the run; the initiator (nixlbench of rank 0 on " in done.output
+    assert " was ended by SIGKILL in the midst of the run" in done.output
     assert f"repeat: pytest {SUITE} " in done.output
     assert "--nixl-backend=UCX" in done.output
     assert "0 rows measured" in done.output
