@@ -129,6 +129,8 @@ OPTIONS: tuple[Option, ...] = (
            "hosts, where no port has to be open", "RUNTIME"),
     Option("nixlbench_args", values.parse_nixlbench_arguments, values.NIXLBENCH_ARGUMENTS_FORM, "",
            "what nixlbench is told besides the rows", "'FLAGS'", empty=()),
+    Option("raw_tools", values.parse_raw_tools, f"an existing directory with one of {', '.join(values.RAW_TOOLS)}", "",
+           "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
     Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",

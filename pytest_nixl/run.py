@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -164,6 +164,10 @@ class Run:
         self.results = [one for one in self.results if one.nodeid != result.nodeid]
         self.results.append(result)
 
+    def explain(self, row: str, why: str) -> None:
+        """Add to the reason of a row's result what was found out of it since."""
+        self.results = [replace(one, reason=f"{one.reason}; {why}") if one.row == row else one for one in self.results]
+
     @property
     def asked_for(self) -> bool:
         """Whether an option or an ini value of ours is given: bad values then end the run at once."""
@@ -200,7 +204,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
     check = check_of(item)
     if check is None or (report.when != "call" and report.passed):
         return None
-    from pytest_nixl.record.results import FIGURES, Result
+    from pytest_nixl.record.results import FIGURES, RATIOS, Result
 
     judgement = _judgement(item, call, report)
     row = row_of(item)
@@ -214,6 +218,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         figures=item.stash.get(FIGURES, None),
         repeat=repeat_line(item, row),
         finding=judgement.finding,
+        ratios=item.stash.get(RATIOS, ()),
     )
 
 

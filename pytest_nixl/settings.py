@@ -21,6 +21,7 @@ from pytest_nixl.options import OPTIONS, Option
 from pytest_nixl.values import (
     COMPARED_LAUNCHES,
     MEMORIES,
+    RAW_TOOLS,
     Against,
     DevicePair,
     MemoryPair,
@@ -70,6 +71,8 @@ class Settings:
     nixlbench_runtime: str
     #: Each as ``--name=value``.
     nixlbench_args: tuple[str, ...]
+    #: Directory of the raw tools; empty: those on PATH.
+    raw_tools: str
     gate: bool
     image: str
     baseline: str
@@ -93,7 +96,11 @@ class Settings:
     @property
     def programs(self) -> dict[str, str]:
         """Paths of other projects' programs that an option names, by their names."""
-        return {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
+        found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
+        if self.raw_tools:
+            paths = {name: os.path.abspath(os.path.join(self.raw_tools, name)) for name in RAW_TOOLS}
+            found |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
+        return found
 
     @property
     def compares(self) -> bool:

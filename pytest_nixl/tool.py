@@ -102,6 +102,9 @@ class Started:
         self._ref = ref
         self._output, self._seen = Kept(), 0
         self._code: int | None = None
+        #: When it has ended, in seconds: ``clock``, and of processor time what it took (``own``) and its whole host
+        #: meanwhile (``all``).
+        self.cost: dict[str, float] = {}
 
     def __enter__(self) -> Started:
         return self
@@ -121,6 +124,16 @@ class Started:
         """Return its exit code, negative for a signal; None: it runs."""
         self._look(0.0)
         return self._code
+
+    def poll_within(self, seconds: float) -> int | None:
+        """Return its exit code as soon as it has written more or has ended, or after ``seconds``; None: it runs."""
+        self._look(seconds)
+        return self._code
+
+    def said(self, seconds: float) -> str:
+        """Wait for its end, whatever the exit code, and return what it has written."""
+        self.wait(seconds)
+        return self._output.text()
 
     def wait(self, seconds: float) -> int:
         """Wait for its end and return its exit code, negative for a signal.
@@ -188,7 +201,7 @@ class Started:
             self._output.write(found["bytes"])
             self._seen = found["from"] + len(found["bytes"])
             if not found["more"]:
-                self._code = found["code"]
+                self._code, self.cost = found["code"], found["cost"]
                 return
             patience = 0.0
 

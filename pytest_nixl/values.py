@@ -29,6 +29,9 @@ NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
 NIXLBENCH_ARGUMENTS_FORM = (
     "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
 )
+#: Programs that move bytes as NIXL does, without NIXL.
+RAW_TOOLS = ("ucx_perftest", "fi_rma_bw", "fi_rma_pingpong")
+
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")
 
@@ -205,6 +208,13 @@ def parse_nixlbench_arguments(text: str) -> tuple[str, ...]:
     from pytest_nixl.nixlbench.command import parse_arguments
 
     return parse_arguments(text)
+
+
+def parse_raw_tools(text: str) -> str:
+    parse_directory(text)
+    if not any(os.access(os.path.join(text, name), os.X_OK) for name in RAW_TOOLS):
+        raise ValueError(f"{text!r} has none of them that can be executed")
+    return text
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

@@ -20,6 +20,7 @@ from pytest_nixl.gate.profiles import Profile, load_profile
 from pytest_nixl.gate.verdicts import Judgement
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Link, Pairs
+from pytest_nixl.raw.check import link_kinds
 from pytest_nixl.record.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.record.results import FIGURES, Figures
 from pytest_nixl.record.samples import Samples
@@ -43,9 +44,11 @@ class FindingFixture(Protocol):
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     if not run.usable:  # the tests will say so
-        for name in ("block", "batch", "depth"):
+        for name in ("block", "batch", "depth", "link_kind"):
             parametrize_values(metafunc, name, (1,), str)
         return
+    if "link_kind" in metafunc.fixturenames:
+        metafunc.parametrize("link_kind", link_kinds(run), ids=str)
     parametrize_values(metafunc, "block", run.settings.blocks, format_size)
     parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
     parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")

@@ -259,6 +259,28 @@ WRONG = (
             "": "'' is no file that can be executed",
         },
     ),
+    Wrong(
+        "nixlbench_runtime",
+        "auto | ETCD | ASIO",
+        {"MPI": "'MPI' is none of them", "etcd": "'etcd' is none of them", "": "'' is none of them"},
+    ),
+    Wrong(
+        "nixlbench_args",
+        "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'",
+        {
+            "MG": "'MG' is no flag",
+            "--mode MG SG": "'SG' is no flag",
+            "--mode='MG": '"--mode=\'MG" cannot be split into words (No closing quotation)',
+            "--mode=MG --mode=SG": "--mode is given twice",
+            "--backend=UCX": "--backend is the suite's own to say, as --nixl-backend tells it",
+            "-initiator_seg_type VRAM": "--initiator_seg_type is the suite's own to say, as --nixl-memory tells it",
+            "--benchmark_group=default": "--benchmark_group cannot be added: each run has a group of its own",
+            "--flagfile=/etc/passwd": "--flagfile cannot be added: flags are given one by one",
+            "--num_initiator_dev=8": "without --mode=MG each of the 9 devices is a process of its own, and two are "
+            "started",
+            "--mode=MG --num_target_dev=many": "--num_target_dev=many is no number of devices",
+        },
+    ),
     Wrong("image", "REPOSITORY[:TAG][@DIGEST]", {"a b": "'a b' is no image reference"}),
     Wrong(
         "baseline",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 #: Options that may differ from rank to rank: who this is, how it gets to the etcd, and where it leaves files.
 OF_A_RANK = frozenset(
     {"rank", "group_token", "etcd", "etcd_server", "etcd_image", "etcd_cacert", "etcd_cert", "etcd_key", "etcd_user",
-     "etcd_listen", "directory", "nixlbench", "image", "store", "report", "logs"}
+     "etcd_listen", "directory", "nixlbench", "raw_tools", "image", "store", "report", "logs"}
 )  # fmt: skip
 _SHOWN = 3
 

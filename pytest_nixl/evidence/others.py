@@ -24,7 +24,7 @@ class Others:
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._own = {os.getpid(), *own}
         self._start = (0.0, 0.0, 0.0)
-        self._processors = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        self._processors = own_processors()
         #: Cores that others took, on average.
         self.taken = 0.0
         #: What of that is more than the row's own processes, one core each, leave free.
@@ -41,9 +41,18 @@ class Others:
 
     def _read(self) -> tuple[float, float, float]:
         """Seconds that all processes took, that the row's own took, and of the clock."""
-        ticks = os.sysconf("SC_CLK_TCK")
-        busy = busy_ticks(Path("/proc/stat").read_text(), self._processors) / ticks
-        return busy, sum(map(_taken, self._own)) / ticks, time.monotonic()
+        own = sum(map(_taken, self._own)) / os.sysconf("SC_CLK_TCK")
+        return busy_seconds(self._processors), own, time.monotonic()
+
+
+def own_processors() -> frozenset[str]:
+    """Return the names, in /proc/stat, of the processors that this process may run on."""
+    return frozenset(f"cpu{number}" for number in os.sched_getaffinity(0))
+
+
+def busy_seconds(processors: Collection[str]) -> float:
+    """Return the seconds of processor time that all processes have taken of these processors."""
+    return busy_ticks(Path("/proc/stat").read_text(), processors) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_ticks(stat: str, processors: Collection[str]) -> int:

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
 SOURCE_FORM = "a text that says where each figure is from"
+RAW_FORM = 'a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
 TRANSPORTS_FORM = 'names as they stand before the "/" of what the backend reports, such as "cma"'
 
@@ -41,7 +42,8 @@ class Expectation:
 
     The fields from ``backend`` to ``blocks`` say which rows those are, and None there is any. ``blocks`` are bytes, the
     first and the last size; ``floor`` and ``ceiling`` are bytes per second; ``p50`` and ``p99`` are upper bounds in
-    seconds; ``transports`` are accepted names, without the device; ``source`` says where each figure is from.
+    seconds; ``transports`` are accepted names, without the device; ``raw`` is the share that NIXL must reach
+    of what a raw tool moves over the same path; ``source`` says where each figure is from.
     """
 
     source: str
@@ -56,6 +58,7 @@ class Expectation:
     p50: float | None = None
     p99: float | None = None
     transports: tuple[str, ...] | None = None
+    raw: float | None = None
 
     def applies(self, key: RowKey) -> bool:
         """Whether this is said of the row ``key``."""
@@ -280,7 +283,7 @@ def _check_line_rate(table: _Table, item: Expectation, machine: Machine) -> None
 
 def _expectation(table: _Table, machine: Machine | None) -> Expectation:
     table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
-                "transports", "source")  # fmt: skip
+                "transports", "raw", "source")  # fmt: skip
     item = Expectation(
         source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
         backend=table.texts("backend", 'names of backends such as "UCX"', _backend),
@@ -294,6 +297,7 @@ def _expectation(table: _Table, machine: Machine | None) -> Expectation:
         p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
         p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
         transports=table.texts("transports", TRANSPORTS_FORM, _transport),
+        raw=table.text("raw", RAW_FORM, _share),
     )
     if item.floor is not None and item.ceiling is not None and item.floor > item.ceiling:
         raise table.fault("floor", f"{table.data['floor']!r} is above the ceiling", f"at most {table.data['ceiling']}")
@@ -483,6 +487,12 @@ def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text.strip()) or not 0 < float(text) <= 1:
+        raise ValueError(f"{text!r} is no share")
+    return float(text)
 
 
 def _shared_row(one: Expectation, other: Expectation) -> str | None:

@@ -8,6 +8,7 @@ soon as it has died; by itself nixlbench waits up to three minutes for a rank th
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +31,9 @@ _GRACE = 3.0
 _PORTS, _TRIES = range(20000, 32000), 5
 #: Lines of each process that a failure shows, and characters of a line that it quotes.
 _TAIL_LINES, _QUOTED = 8, 200
+
+#: Signals that somebody sends: no crash of its own.
+_BY_OTHERS = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 
 _ROLES = ("initiator", "target")
 _BEGUN, _READY = "Init nixl worker, dev ", "All processes are ready to proceed"
@@ -78,6 +82,11 @@ class _Rank:
     @property
     def over(self) -> bool:
         return self.code is not None
+
+    @property
+    def killed(self) -> bool:
+        """Whether somebody has ended it."""
+        return self.code is not None and -self.code in _BY_OTHERS
 
     @property
     def begun(self) -> bool:
@@ -205,7 +214,8 @@ class _Run:
         deadline = 0.0
         while not self._inconsistent() and not all(rank.over for rank in self._ranks):
             whole = self._whole()
-            if not whole and any(rank.over and _how_far(rank) == 0 for rank in self._ranks):
+            dead = [rank for rank in self._ranks if rank.over and _how_far(rank) == 0]
+            if any(rank.killed or rank.faults or not whole for rank in dead):
                 break  # the other can be no cause of that
             deadline = deadline or time.monotonic() + (_SLEEPS if whole else _GRACE)
             if time.monotonic() > deadline:
@@ -213,7 +223,10 @@ class _Run:
             for rank in self._ranks:
                 rank.look(_LOOK)
         inconsistent = self._inconsistent()
-        if not inconsistent and (not self._whole() or self._said()):
+        # At the last barrier each waits for the other: one that is still there waits for one that never came to it. A
+        # crash after that, while libraries are taken down, changes no figure.
+        broken = any(rank.code is None or rank.killed for rank in self._ranks)
+        if not inconsistent and (broken or not self._whole() or self._said()):
             raise self._died(self._culprit())
         first = self._ranks[0]
         remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
@@ -281,8 +294,6 @@ class _Run:
 def _remark(rank: _Rank) -> str:
     """Say how a process ended once all rows were there, where that was not as it should."""
     name = f"the {_ROLES[rank.number]}, {rank.started.tool.where},"
-    if rank.code is None:
-        return f"{name} did not end within {_SLEEPS:g} s of the other once all rows were there, and was killed"
     return f"{name} {ended(rank.code)} once all rows were there: it changes no figure" if rank.code else ""
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_nixl.gate.machine import row_ceiling
 from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.raw.measured import Ratio
 from pytest_nixl.record.samples import percentile
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Figures:
 
 _LATENCIES = ("p50", "p90", "p99", "p999")
 
+#: On an item: rows beside what a raw tool moved.
+RATIOS = pytest.StashKey[tuple[Ratio, ...]]()
 #: On an item: the figures of the row that its test measured.
 FIGURES = pytest.StashKey[Figures]()
 
@@ -77,6 +80,8 @@ class Result:
     repeat: str = ""
     #: The id of the finding that the check looked for.
     finding: str = ""
+    #: Rows beside what a raw tool moved over the same path.
+    ratios: tuple[Ratio, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -94,7 +99,8 @@ class Result:
             tuples = {name: tuple(figures.get(name, ())) for name in ("transports", "values")}
             unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
             figures = Figures(**{**figures, **tuples, **unknown})
-        return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures})
+        ratios = tuple(Ratio.from_plain(ratio) for ratio in data.get("ratios", ()))
+        return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios})
 
     def properties(self) -> list[tuple[str, object]]:
         """Yield what JUnit XML shows of it."""

@@ -62,6 +62,15 @@ def summary(report: Report) -> Iterator[str]:
             effect = compared.comparison.rows.get(key)
             cells.append(f"{shown_change(effect)} {effect.verdict}" if effect is not None else "")
         yield f"| {' | '.join(_plain(cell) for cell in cells)} |"
+    ratios = [ratio for result in run.results for ratio in result.ratios if ratio.comparable]
+    if ratios:
+        yield ""
+        yield "| row | NIXL : raw | raw GB/s | by | over |"
+        yield "| --- | ---: | ---: | --- | --- |"
+    for ratio in ratios:
+        raw = ratio.raw
+        told = (short(ratio.row), f"{ratio.value:.2f}", units.gigabytes(raw.value), raw.words, "+".join(raw.transports))
+        yield f"| {' | '.join(_plain(cell) for cell in told)} |"
     if compared is not None and compared.changes:
         yield ""
         yield f"Changed since {_plain(compared.before.name)}:"

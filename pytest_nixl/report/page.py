@@ -35,6 +35,7 @@ def page(report: Report) -> str:
             _charts("Latency of single transfers", latency(report.run), _LATENCY),
             _charts("History by image", history(report.history), _HISTORY),
             _matrix(report),
+            _raw(report),
             _findings(report),
             _provenance(report),
         )
@@ -154,6 +155,25 @@ def _matrix(report: Report) -> str:
         "Delivered bandwidth in GB/s from each initiator (down) to each target (across). The slowest link is framed."
     )
     return _section("Ranks and links", words, f'<div class="charts">{"".join(found)}</div>')
+
+
+def _raw(report: Report) -> str:
+    ratios = [ratio for result in report.run.results for ratio in result.ratios if ratio.comparable]
+    if not ratios:
+        return ""
+    rows = []
+    for ratio in ratios:
+        figures = (units.gigabytes(ratio.nixl), units.gigabytes(ratio.raw.value), f"{ratio.value:.2f}")
+        told = (ratio.raw.words, "+".join(ratio.raw.transports))
+        cells = [f"<td>{text}</td>" for text in (escape(short(ratio.row)), *figures)]
+        cells += [f'<td class="text">{escape(text)}</td>' for text in told]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    words = (
+        "The same blocks over the same path without NIXL: a low raw figure is a slow fabric, and a low ratio is NIXL's "
+        "own loss. Where it waits for each block (depth 1), small ones are slow for that alone."
+    )
+    heads = ("row", "NIXL GB/s", "raw GB/s", "ratio", "by", "over")
+    return _section("NIXL and raw", words, _table(heads, rows))
 
 
 def _findings(report: Report) -> str:

@@ -35,6 +35,7 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
     if rows:
         yield from _table(rows, gate)
         yield from _ratios(rows)
+    yield from _raw_ratios(results)
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:
@@ -70,18 +71,32 @@ def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
             by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
     for rest, found in by_rest.items():
         own = [each for each in found if not program_of(each[0])]
-        op, memory, block, batch, depth, ranks = rest.split("/")
-        usual = ("batch1", "depth1", "0-1", "0-0")
-        counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
-        pairs = [(backend, own[0]) for backend in own[1:]]
+        pairs = [(each, own[0]) for each in own[1:]]
         pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
         for (backend, bandwidth), (other, reference) in pairs:
-            yield Line(f"{backend} : {other}  {op:<5}  {memory}  {block:>6}{counts}  {bandwidth / reference:.2f}")
+            yield Line(f"{backend} : {other}  {_rest(rest)}  {bandwidth / reference:.2f}")
 
 
 def _is_by_program(backend: str, own: str) -> bool:
     """Whether a row is of the same backend as one of our own, measured by a program of another project."""
     return bool(program_of(backend)) and backend_of(backend) == own
+
+
+def _raw_ratios(results: Sequence[Result]) -> Iterator[Line]:
+    """Compare rows with what a raw tool moved over the same path."""
+    for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
+        backend, rest = ratio.row.split("/", 1)
+        raw = ratio.raw
+        by = f"{units.gigabytes(raw.value)} GB/s by {raw.words} over {'+'.join(raw.transports)}"
+        yield Line(f"{backend} : {raw.tool}  {_rest(rest)}  {ratio.value:.2f}  of {by}")
+
+
+def _rest(key: str) -> str:
+    """Show a row's key behind its backend: the counts and ranks only where they are not the usual ones."""
+    op, memory, block, batch, depth, ranks = key.split("/")
+    usual = ("batch1", "depth1", "0-1", "0-0")
+    counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
+    return f"{op:<5}  {memory}  {block:>6}{counts}"
 
 
 def _cells(row: Result) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import ctypes
 import importlib
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,9 @@ AGENT_METHODS = frozenset(
         "update_notifs",
     }
 )
+
+#: A socket that listens, in /proc/net/tcp.
+_LISTEN = "0A"
 
 
 class RefusedError(Exception):
@@ -251,6 +255,21 @@ class Commands:
     def do_serve(self, agent: Ref, patience: float) -> int:
         """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
         return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
+
+    def do_free_port(self) -> int:
+        """Return a TCP port of this host that nobody has at the moment, for a program that cannot choose one itself."""
+        with socket.create_server(("", 0)) as server:
+            return int(server.getsockname()[1])
+
+    def do_listens(self, port: int) -> bool:
+        """Whether somebody on this host listens on a TCP port, as the kernel says: nothing connects to it."""
+        wanted = f":{port:04X}"
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                lines = [line.split() for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]]
+                if any(line[1].endswith(wanted) and line[3] == _LISTEN for line in lines):
+                    return True
+        return False
 
     def do_tool_find(self, tool: str) -> dict[str, str] | None:
         """Say where this rank has a program; None: nowhere."""

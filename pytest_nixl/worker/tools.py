@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.evidence.others import busy_seconds, own_processors
 from pytest_nixl.worker.guard import Guard
 
 #: The programs that a worker starts, and what brings each.
 TOOLS = {
     "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
-    "ucx_perftest": "apt-get install ucx-utils, or dnf install ucx",
-    "fi_rma_bw": "it is part of libfabric's fabtests",
-    "fi_rma_pingpong": "it is part of libfabric's fabtests",
+    "ucx_perftest": "apt-get install ucx-utils, or name the directory that has it by --nixl-raw-tools",
+    "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
+    "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
 }
 #: Bytes of a program's output that are kept, at most: the last ones. And those of one answer: etcd takes 1.5 MiB.
 KEPT, ANSWER = 1 << 20, 1 << 18
@@ -92,6 +93,9 @@ class Program:
         self.output = Kept()
         self.changed = threading.Condition()
         self.code: int | None = None
+        #: When it has ended, in seconds: of the clock, and of processor time that it took and that all took meanwhile.
+        self.cost: dict[str, float] = {}
+        self._began = time.monotonic(), busy_seconds(own_processors())
         self._ended = self._silent = False
         parent = os.getpid()
         self._reading, writing = _line_by_line()
@@ -142,9 +146,16 @@ class Program:
         with self.changed:
             self.changed.wait_for(lambda: self._silent, _STRAGGLERS)
         self.signal(signal.SIGKILL)
-        code = self._process.wait()
+        _, status, usage = os.wait4(self.pid, 0)
+        began, busy = self._began
         with self.changed:
-            self.code, self._ended = code, True
+            self.cost = {
+                "clock": time.monotonic() - began,
+                "own": usage.ru_utime + usage.ru_stime,
+                "all": busy_seconds(own_processors()) - busy,
+            }
+            self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._ended = True
             self.changed.notify_all()
 
 
@@ -173,7 +184,8 @@ class Tools:
         if path is None:
             raise NixlPluginError(f"there is no {tool} on this rank's PATH", TOOLS[tool])
         for name in variables:
-            if not _VARIABLES.fullmatch(name) or _OF_FILES.fullmatch(name):
+            named = variables[name] is not None and _OF_FILES.fullmatch(name)
+            if not _VARIABLES.fullmatch(name) or named:
                 raise NixlPluginError(
                     f"the variable {name} is not given to {tool}: expected one of UCX, libfabric or NIXL that names no "
                     "file, or CUDA_VISIBLE_DEVICES",
@@ -195,7 +207,7 @@ class Tools:
 
         :param patience: seconds to wait for that, at most.
         :returns: ``from`` (of which byte on), ``bytes``, ``more`` (whether there are more already), ``code`` (negative
-            for a signal; None: it runs, or has more to say).
+            for a signal; None: it runs, or has more to say), and ``cost`` when it has ended: see :class:`Program`.
         """
         deadline = time.monotonic() + patience
         with program.changed:
@@ -207,7 +219,8 @@ class Tools:
             more = program.output.total > first + len(data)
             if program.over and self._guard is not None:
                 self._guard.forget(program.pid)
-            return {"from": first, "bytes": data, "more": more, "code": program.code if program.over else None}
+            code = program.code if program.over else None
+            return {"from": first, "bytes": data, "more": more, "code": code, "cost": program.cost}
 
     def end(self, program: Program, number: int) -> None:
         """Send a program, and what it has started, a signal."""

@@ -58,14 +58,13 @@ def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: 
 @pytest.fixture
 def record_program(
     request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
-) -> Callable[[RowKey, JudgedRow, dict[str, object]], None]:
+) -> Callable[[JudgedRow, dict[str, object]], None]:
     """Write what a program measured of a row to the table and, through pytest-benchmark, to its files."""
 
-    def write(key: RowKey, judged: JudgedRow, more: dict[str, object]) -> None:
+    def write(judged: JudgedRow, more: dict[str, object]) -> None:
         nixl_run.notes += [note for note in judged.notes if note not in nixl_run.notes]
         if judged.samples is None or judged.figures is None:
             return
-        nixl_run.keys[str(key)] = key
         request.node.stash[FIGURES] = judged.figures
         row_benchmark(judged.samples, more)
 

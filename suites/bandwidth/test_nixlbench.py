@@ -16,7 +16,7 @@ from pytest_nixl.record.samples import RowKey
 
 @pytest.mark.nixl_check("nixlbench-bandwidth")
 def test_nixlbench(
-    record_program: Callable[[RowKey, JudgedRow, dict[str, object]], None],
+    record_program: Callable[[JudgedRow, dict[str, object]], None],
     program_row: RowKey,
     nixlbench: Nixlbench,
     profile: Profile,
@@ -29,5 +29,5 @@ def test_nixlbench(
         return
     ran = nixlbench.run(program_row)
     judged = judge_row(ran, nixlbench.plain(program_row), program_row, profile, nixlbench.line_rates(program_row))
-    record_program(program_row, judged, nixlbench.described(program_row))
+    record_program(judged, nixlbench.described(program_row))
     verdict(judged.judgement)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from hosts import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
 from runs import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
 from servers import ETCD_PORT, etcd, keys
+from test_nixlbench_driver import standin
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
 BACKENDS = "--nixl-backend=UCX,LIBFABRIC"
@@ -153,3 +155,24 @@ def test_ranks_that_do_not_belong_together_are_refused(
     all_end_with(4, done)
     for one in done:
         assert difference in one.output
+
+
+def test_nixlbench_runs_between_two_nodes_and_the_node_of_a_rank_that_is_killed_is_named(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path
+) -> None:
+    # The double says what the real UCX said on one host.
+    expected = profile(tmp_path / "p.toml", "transports = ['cma']\nfloor = '0.0001 GB/s'")
+    measure = command(
+        "suites/bandwidth/test_nixlbench.py", "--nixl-blocks=64KiB", f"--nixl-profile={expected}", "--nixl-ranks=2",
+        f"--nixl-etcd={url}", f"--nixl-nixlbench={standin(tmp_path)}",
+    )  # fmt: skip
+    plays = {"STANDIN_PLAY": "killed:1", "STANDIN_ONLY": "READ"}
+    done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, env={**env, **plays})
+    all_end_with(1, done)
+    output = next(one.output for one in done if "serves rank 0" not in one.output)
+    assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in output
+    target = r"the target \(nixlbench of rank 1 on (\S+), pid \d+\) was ended by SIGKILL in the midst of the run"
+    initiator = r"; the initiator \(nixlbench of rank 0 on (\S+), pid \d+\) was ended with it"
+    found = re.search(target + initiator, output)
+    assert found is not None, output
+    assert {found[1], found[2]} == {"node-0", "node-1"}

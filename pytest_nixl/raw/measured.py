@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a raw tool measured, and what NIXL did of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a raw tool moved.
+
+    :param value: bytes per second.
+    :param version: of the library below the tool, by its own word: ``UCX 1.13.1``; empty: it did not say.
+    :param transports: what carried the bytes, as the tool's library reports it (``tcp/eth0``); empty: it does not.
+    :param others: cores that other processes took meanwhile, of the initiator's host.
+    :param test: what the tool calls what it did, such as ``ucp_put_bw``.
+    """
+
+    tool: str
+    test: str
+    value: float
+    version: str = ""
+    transports: tuple[str, ...] = ()
+    others: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """Name it in a sentence: ``ucx_perftest (ucp_put_bw, UCX 1.13.1)``."""
+        return f"{self.tool} ({', '.join(filter(None, (self.test, self.version)))})"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A row of NIXL beside the raw figure of the same block, depth and pair of ranks.
+
+    :param row: the row's key, which this is no part of.
+    :param nixl: NIXL's bytes per second.
+    :param comparable: whether both went the same way; where not, the ratio says nothing.
+    """
+
+    row: str
+    nixl: float
+    raw: Raw
+    comparable: bool = True
+
+    @property
+    def value(self) -> float:
+        """NIXL's share of the raw figure."""
+        return self.nixl / self.raw.value
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Ratio:
+        """Restore it from its JSON values."""
+        raw = Raw(**{**data["raw"], "transports": tuple(data["raw"]["transports"])})
+        return cls(data["row"], data["nixl"], raw, data["comparable"])
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
