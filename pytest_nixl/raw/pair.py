@@ -106,7 +106,7 @@ class RawPair:
             started = self.server.start(arguments, self._tool.ENVIRONMENT)
             deadline = time.monotonic() + self._timeout
             while started.poll_within(_LOOK) is None and time.monotonic() < deadline:
-                if self.server.worker.call("listens", port=port):
+                if started.listens(port):
                     return started, port
             if self._tool.TAKEN not in started.output():
                 break
