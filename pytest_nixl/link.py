@@ -23,6 +23,7 @@ from pytest_nixl.record.samples import Corruption, RowKey, Samples
 from pytest_nixl.settings import Settings
 from pytest_nixl.units import MIB
 from pytest_nixl.values import DevicePair, MemoryPair
+from pytest_nixl.worker.mixed import versions_named
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker, results
 from pytest_nixl.worker.wire import Ref
@@ -96,7 +97,8 @@ class Pair:
             there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
             self.target = self._end(there, memory.target, self.devices.target)
             if not backend.STORAGE:
-                self._connect()
+                with versions_named(workers):
+                    self._connect()
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -258,12 +260,13 @@ class Link:
                 "include the size in --nixl-blocks, and the counts in --nixl-batch and --nixl-depth",
             )
         try:
-            slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
-            plain, tagged = ([self._prepare(*sides) for sides in slots] for _ in range(2))
-            yield _Transfers(plain, tagged)
-            for handle in [*plain, *tagged]:
-                self.initiator.release_xfer_handle(handle)
-            self.initiator.worker.call("forget", objects=[*plain, *tagged, *itertools.chain(*slots)])
+            with versions_named([self.initiator.worker, self.target.worker]):
+                slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
+                plain, tagged = ([self._prepare(*sides) for sides in slots] for _ in range(2))
+                yield _Transfers(plain, tagged)
+                for handle in [*plain, *tagged]:
+                    self.initiator.release_xfer_handle(handle)
+                self.initiator.worker.call("forget", objects=[*plain, *tagged, *itertools.chain(*slots)])
         except BaseException:
             self._pair.kill()
             raise

@@ -11,3 +11,11 @@ NO_DEVICE(cuCtxSetCurrent)
 NO_DEVICE(cuDeviceGetPCIBusId)
 NO_DEVICE(cuPointerGetAttributes)
 NO_DEVICE(cuGetErrorString)
+
+// What UCX's plugin of NIXL before 0.10 asks for besides.
+NO_DEVICE(cuCtxGetCurrent)
+NO_DEVICE(cuCtxPopCurrent_v2)
+NO_DEVICE(cuCtxPushCurrent_v2)
+NO_DEVICE(cuDeviceGet)
+NO_DEVICE(cuDevicePrimaryCtxRelease_v2)
+NO_DEVICE(cuDevicePrimaryCtxRetain)

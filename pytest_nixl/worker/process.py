@@ -24,6 +24,14 @@ _PARTNER_GRACE = 2.0
 _STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
 
 
+_NIXL_REMEDY = "the cause is in NIXL's own lines below"
+#: By NIXL's class, where there is more to say.
+_NIXL_REMEDIES = {
+    "nixlMismatchError": f"{_NIXL_REMEDY}; metadata that cannot be read was cut on its way, or is of another release "
+    "of NIXL: run one on all ranks",
+}
+
+
 class WorkerError(NixlPluginError):
     """A worker died, hung, or could not do what it was asked."""
 
@@ -255,7 +263,7 @@ class Worker:
         detail = _quoted(self.tail())
         if kind == "nixl":
             reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step!r}"
-            return NixlError(reason, "the cause is in NIXL's own lines below", detail, type_name)
+            return NixlError(reason, _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY), detail, type_name)
         if kind == "ours":
             return WorkerError(f"{message} (in {self.name} during {step!r})", error["remedy"])
         if kind == "import":

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks with different releases of NIXL: they work together, or the failure names both releases.
+
+``PYTEST_NIXL_OTHER`` is a folder with another release; ``tox -e nixl141`` and ``tox -e nixl101`` make it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_nixl.keeper import keeper
+from pytest_nixl.link import Pairs
+from pytest_nixl.nixl_versions import numbers
+from pytest_nixl.record.benchmark import versions_of
+from pytest_nixl.settings import Settings
+from pytest_nixl.values import MemoryPair
+from pytest_nixl.worker.places import Here
+from pytest_nixl.worker.process import NixlError, Worker, WorkerError
+
+OTHER = os.environ["PYTEST_NIXL_OTHER"]
+THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")
+OURS = importlib.metadata.version("nixl-cu12")
+DRAM = MemoryPair("DRAM", "DRAM")
+#: UCX before 1.22 tells another PID namespace to its peer than 1.22 and newer do: on one host they do not meet.
+MEET = numbers(OURS) >= (1, 4)
+meets = pytest.mark.skipif(not MEET, reason=f"on one host NIXL {OURS} and {THEIRS} do not meet, as a test here sees")
+refused = pytest.mark.skipif(MEET, reason=f"on one host NIXL {OURS} and {THEIRS} meet, as the other tests here see")
+Places = tuple[Here, Here]
+
+
+class OtherRelease(Here):
+    """A rank whose NIXL is the other release."""
+
+    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+        """Start a worker that finds the other release first."""
+        path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
+        return super().start(role, {**environment, "PYTHONPATH": path}, timeout)
+
+
+@pytest.fixture(params=["we write", "they write"])
+def places(request: pytest.FixtureRequest) -> Places:
+    """Our release and the other one, in both orders."""
+    if request.param == "we write":
+        return Here(keeper(), 0), OtherRelease(keeper(), 1)
+    return OtherRelease(keeper(), 0), Here(keeper(), 1)
+
+
+@pytest.fixture
+def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Pairs]]:
+    """Make pairs of the two releases; all end with the test."""
+    made: list[Pairs] = []
+
+    def make(**changes: Any) -> Pairs:
+        made.append(Pairs(places, make_settings(**changes)))
+        return made[-1]
+
+    yield make
+    for pairs in made:
+        pairs.close()
+
+
+@meets
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_over_tcp_rows_are_measured_and_both_releases_are_recorded(
+    make: Callable[..., Pairs], places: Places, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    link = make().link("UCX", op, DRAM)
+    samples = link.measure(65536)
+    assert samples.corruption is None
+    assert samples.bandwidth > 0
+    versions = versions_of(link)
+    assert {versions["nixl"], versions["target_nixl"]} == {OURS, THEIRS}
+
+
+@refused
+def test_where_ucx_refuses_its_peer_both_releases_are_named(
+    make: Callable[..., Pairs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    with pytest.raises(WorkerError) as caught:
+        make(timeout=10.0).link("UCX", "WRITE", DRAM).measure(65536)
+    for version in (OURS, THEIRS):
+        assert f"has nixl-cu12 {version} (UCX " in caught.value.reason
+    assert "which may be the cause" in caught.value.reason
+    assert caught.value.remedy.startswith("run one release of NIXL on all ranks")
+
+
+@meets
+def test_by_shared_memory_bytes_are_moved(make: Callable[..., Pairs], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    samples = make().link("UCX", "WRITE", DRAM).measure(65536)
+    assert samples.corruption is None
+    assert samples.transports[0].split("/")[0] in {"cma", "posix", "sysv"}
+
+
+def test_metadata_that_cannot_be_read_may_be_of_another_release(agents: Any) -> None:
+    agent = agents.start("reader")
+    with pytest.raises(NixlError, match="nixlMismatchError") as caught:
+        agent.add_remote_agent(b"garbage of another release")
+    assert "is of another release of NIXL: run one on all ranks" in caught.value.remedy
