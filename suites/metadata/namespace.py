@@ -183,7 +183,8 @@ def knows(finder: NixlAgent, owner: NixlAgent, *memory: Buffer) -> bool:
 
 def registration(agent: NixlAgent, *memory: Buffer) -> Ref:
     """Return the descriptors that partial metadata of some memory, or of none, is asked for by."""
-    return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], memory[0].memory)
+    kind = memory[0].memory if memory else "DRAM"
+    return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], kind)
 
 
 def complaint(agent: NixlAgent) -> str:
