@@ -68,7 +68,8 @@ def without(started: Agents) -> NixlAgent:
 def held(driver: dict[str, str]) -> Counter[str]:
     """Return what the GPUs have given and not got back: sizes and how many of each."""
     count: Counter[str] = Counter()
-    for line in Path(driver["STANDIN_LOG"]).read_text().splitlines():
+    log = Path(driver["STANDIN_LOG"])
+    for line in log.read_text().splitlines() if log.exists() else ():
         what, size = line.split()
         count[size] += {"allocate": 1, "free": -1}.get(what, 0)
     return +count
