@@ -260,6 +260,20 @@ def test_all_memory_is_given_back_and_each_context_is_taken_once(agent: NixlAgen
     assert set(re.findall(r"retain (\d+)", Path(driver["STANDIN_LOG"]).read_text())) == {"1"}
 
 
+def test_each_call_is_made_on_the_gpu_that_it_is_about(agent: NixlAgent) -> None:
+    one, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
+    for buffer in (one, other):
+        buffer.fill(buffer.device).result()
+    for buffer in (one, other):
+        assert buffer.compare(buffer.device) is None
+    for buffer in (one, other):
+        buffer.write(b"over", offset=7)
+    for buffer in (one, other):
+        assert buffer.read(7, 4) == b"over"
+    for buffer in (one, other):
+        buffer.free()
+
+
 @pytest.mark.parametrize(
     ("memory", "wanted", "chosen"),
     [
