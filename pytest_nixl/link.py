@@ -93,6 +93,10 @@ class Pair:
             for place, role, own in zip(places, roles, variables, strict=False):
                 workers.append(place.start(role, {**environment, **own}, settings.timeout))
             self.devices = choose(workers[0], workers[-1], memory, devices)
+            ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
+            for worker, (kind, device) in zip(workers, ends, strict=False):
+                if kind == "VRAM":
+                    worker.call("activate", device=device)
             self.initiator = self._end(self._agent(workers[0]), memory.initiator, self.devices.initiator)
             there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
             self.target = self._end(there, memory.target, self.devices.target)
