@@ -26,8 +26,8 @@ import tempfile
 import time
 import zipfile
 
-#: The GPUs' names, as the driver has them, and the profiles that know them.
-PROFILES = (("H200", "h200"), ("H100", "h100"))
+#: What the GPUs' names have, and the profiles that know them. A GH200 is no H200: its bus to the host is another.
+PROFILES = ((r"\bH200\b", "h200"), (r"\bH100\b", "h100"))
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 #: Libraries that are taken from what is carried where the system has none.
 FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
@@ -147,7 +147,7 @@ def models() -> list[str]:
 def profile_of(names: list[str]) -> str:
     """Return the profile that knows these GPUs; ``loopback`` where none does."""
     for word, profile in PROFILES:
-        if names and all(word in name for name in names):
+        if names and all(re.search(word, name) for name in names):
             return profile
     return "loopback"
 
