@@ -179,24 +179,39 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
 
 
 def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
-    """Run one stage; what it says goes to the terminal and to a file. Ctrl-C and SIGTERM reach it too."""
+    """Run one stage; what it says goes to the terminal and to a file.
+
+    :raises SystemExit: after Ctrl-C or SIGTERM, which the stage gets too, once it has cleaned up.
+    """
     print(f"== {name}: {' '.join(command[1:])}", flush=True)
+    libc, stopped = ctypes.CDLL(None), []
+
+    def end_with_us() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
     with open(os.path.join(out, f"{name}.txt"), "w") as log:
         process = subprocess.Popen(command, cwd=os.path.join(folder, "source"), env=changed, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
-        assert process.stdout is not None
-        previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+                                   preexec_fn=end_with_us)  # fmt: skip
+
+        def pass_on(number: int, _: object) -> None:
+            stopped.append(number)
+            process.send_signal(number)
+
+        previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
+            assert process.stdout is not None
             for line in process.stdout:
                 log.write(line)
                 log.flush()
                 sys.stdout.write(line)
                 sys.stdout.flush()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
         finally:
             code = process.wait()
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    if stopped:
+        raise SystemExit(128 + stopped[0])
     return code
 
 
@@ -227,9 +242,11 @@ def main() -> int:
         print("; ".join(said), flush=True)
         done = []
         for name, command in chosen:
-            if name == TORCH and not (imports("torch") and not imports("cuda.bindings.driver")):
+            if name not in wanted:
+                continue
+            if name == TORCH and (not imports("torch") or imports("cuda.bindings.driver")):
                 print(f"== {name}: left out: it takes PyTorch, and no other bindings of the driver here")
-            elif name in wanted:
+            else:
                 start = time.monotonic()
                 variables = without(changed, folder, "cuda") if name == TORCH else changed
                 code = carry_out(name, command, variables, folder, out)
