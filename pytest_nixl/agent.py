@@ -15,6 +15,7 @@ from pytest_nixl.backends import between_agents
 from pytest_nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.errors import FindingError
 from pytest_nixl.settings import Settings
+from pytest_nixl.values import HOST
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import NixlError, Pending, Worker
 from pytest_nixl.worker.wire import Ref
@@ -183,6 +184,19 @@ class NixlAgent:
             of = {"device": require_gpu(self.worker, device, memory).number}
         reply = self.worker.call("allocate", size=size, memory_type=memory, **of)
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
+
+    def allocate_asked(self, size: int, *, initiator: bool = False) -> Buffer:
+        """Make a buffer of the memory that this run asks for of targets, or of initiators, as :meth:`allocate`.
+
+        Of several kinds it is the first with GPU memory: what does with that does with host memory.
+        """
+        settings = self._siblings.settings if self._siblings is not None else None
+        pairs = settings.memory if settings is not None else (HOST,)
+        pair = next((each for each in pairs if "VRAM" in (each.initiator, each.target)), pairs[0])
+        memory = pair.initiator if initiator else pair.target.replace("FILE", "DRAM")
+        devices = settings.devices if settings is not None else None
+        number = 0 if devices is None else devices.initiator if initiator else devices.target
+        return self.allocate(size, memory, device=number)
 
     def register(self, buffer: Buffer) -> Ref:
         """Register the whole of a buffer; returns what ``deregister_memory`` takes.
@@ -434,7 +448,7 @@ class Agents:
 
     def __init__(self, place: Place, settings: Settings) -> None:
         self._place = place
-        self._settings = settings
+        self.settings = settings
         self._workers: list[Worker] = []
 
     def start(
@@ -472,11 +486,11 @@ class Agents:
         """
         # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
-        asked = self._settings.backend
+        asked = self.settings.backend
         chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
         started = len(self._workers)
         for _, place in zip(names, itertools.cycle(places or [self._place]), strict=False):
-            self._workers.append(place.start("agent", changed, self._settings.timeout))
+            self._workers.append(place.start("agent", changed, self.settings.timeout))
         agents = []
         for worker, name in zip(self._workers[started:], names, strict=True):
             agent = NixlAgent.within(worker, backends=chosen, name=name, **options)

@@ -28,7 +28,7 @@ class NixlPluginError(Exception):
 
 
 class FindingError(NixlPluginError):
-    """A known defect was met: ``finding`` is its id."""
+    """A known defect was met: ``finding`` is its id, ``seen`` what showed it."""
 
     def __init__(self, finding: str, reason: str, detail: str = "") -> None:
         from pytest_nixl.gate.findings import FINDINGS
@@ -36,6 +36,7 @@ class FindingError(NixlPluginError):
         known = FINDINGS[finding]
         super().__init__(f"{known.title}: {reason}", known.remedy, detail)
         self.finding = finding
+        self.seen = reason
 
 
 class NotApplicableError(NixlPluginError):

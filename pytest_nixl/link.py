@@ -92,6 +92,10 @@ class Pair:
             for place, role, own in zip(places, roles, variables, strict=False):
                 workers.append(place.start(role, {**environment, **own}, settings.timeout))
             self.devices = choose(workers[0], workers[-1], memory, devices)
+            ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
+            for worker, (kind, device) in zip(workers, ends, strict=False):
+                if kind == "VRAM":
+                    worker.call("activate", device=device)
             self.initiator = self._end(self._agent(workers[0]), memory.initiator, self.devices.initiator)
             there = self.initiator.agent if backend.STORAGE else self._agent(workers[1])
             self.target = self._end(there, memory.target, self.devices.target)
@@ -107,10 +111,11 @@ class Pair:
 
     def _end(self, agent: NixlAgent, memory: str, device: int) -> _End:
         if memory == "VRAM":
-            types = ", ".join(agent.get_backend_mem_types(self.backend.NAME))
+            types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
+                moves = f"{self.backend.NAME} moves {' and '.join(types)}"
                 raise NotApplicableError(
-                    f"{self.memory} needs a backend that moves GPU memory, and {self.backend.NAME} moves {types}",
+                    f"{self.memory} needs a backend that moves GPU memory, and {moves}",
                     "take UCX or LIBFABRIC, or leave VRAM out of --nixl-memory",
                 )
         buffer = agent.allocate(

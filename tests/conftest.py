@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
 from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.worker.places import Here
+
+#: What needs torch, which is too large for CI: ``tox -e torch`` has it.
+collect_ignore = [] if find_spec("torch") else ["with_torch"]
 
 
 @pytest.fixture

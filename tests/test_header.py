@@ -116,7 +116,17 @@ def test_an_ini_value_alone_brings_the_header(pytester: pytest.Pytester) -> None
 
 
 @pytest.mark.parametrize(
-    "fixture", ["nixl_settings", "nixl_etcd", "nixl_private_etcd", "nixl_agent", "nixl_link", "etcd3_client"]
+    "fixture",
+    [
+        "nixl_settings",
+        "nixl_etcd",
+        "nixl_private_etcd",
+        "nixl_agent",
+        "nixl_link",
+        "nixl_buffer",
+        "gpu_buffer",
+        "etcd3_client",
+    ],
 )
 def test_a_fixture_of_ours_brings_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
     pytester.makepyfile(f"def test_it({fixture}): pass")

@@ -12,13 +12,16 @@ from pytest_nixl.gate.judge import another_launch, judge, percentage
 from pytest_nixl.gate.profiles import Expectation, load_profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.record.samples import Corruption, RowKey, Samples
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FULL = Expectation(
     source="these tests", floor=1e9, ceiling=100e9, p50=1e-3, p99=2e-3, transports=("cma", "posix", "sysv")
 )
 FLOOR = Expectation(source="these tests", floor=1e9)
+
+
+VRAM = RowKey("UCX", "WRITE", MemoryPair("VRAM", "VRAM"), 1_000_000, devices=DevicePair(0, 3))
 
 
 def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transports: tuple[str, ...] = ("cma/memory",),
@@ -375,3 +378,29 @@ def test_another_launch_is_wanted_while_it_could_decide(values: tuple[float, ...
 def test_no_launch_mends_what_is_no_question_of_the_floor(bad: Samples) -> None:
     assert another_launch(bad, FULL) is False
     assert another_launch(bad, None) is False
+
+
+@pytest.mark.parametrize(
+    ("accepted", "named", "unnamed"),
+    [
+        (("cuda_ipc",), ("UCX_TLS names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "IPC name"), ("peermem",)),
+        (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
+        (("gdr_copy", "cuda_copy"), ("/dev/gdrdrv", "ucx_info -d"), ("nvidia_peermem", "topo")),
+        (("efa",), ("nvidia_peermem is loaded", "fi_info -p efa"), ("cuda_ipc",)),
+    ],
+)
+def test_what_a_gpus_memory_should_have_gone_over_has_its_remedy(
+    accepted: tuple[str, ...], named: tuple[str, ...], unnamed: tuple[str, ...]
+) -> None:
+    judgement = judge(samples(2, transports=("tcp/eth0",), key=VRAM), Expectation(source="", transports=accepted))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert judgement.reason.startswith(
+        "UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, and the profile"
+    )
+    assert all(words in judgement.remedy for words in named)
+    assert not any(words in judgement.remedy for words in unnamed)
+
+
+def test_a_gpus_memory_that_went_by_an_accepted_way_passes() -> None:
+    cuda = Expectation(source="", floor=1e9, transports=("cuda_ipc",))
+    assert judge(samples(2, transports=("cuda_ipc/cuda",), key=VRAM), cuda).verdict is Verdict.PASS

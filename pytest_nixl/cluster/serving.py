@@ -24,8 +24,8 @@ Service = Callable[..., Any]
 
 #: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
 WORKER_COMMANDS = frozenset(
-    {"allocate", "call", "cancel", "compare", "connect", "create_agent", "devices", "exit", "fill", "forget", "hello",
-     "measure", "move", "read", "register", "serve", "write"}
+    {"activate", "allocate", "call", "cancel", "compare", "connect", "create_agent", "devices", "exit", "fill",
+     "forget", "hello", "measure", "move", "read", "register", "serve", "write"}
 )  # fmt: skip
 #: Bytes of a worker's output that are sent, at most: the last ones.
 _OUTPUT = 4 << 20

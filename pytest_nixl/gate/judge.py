@@ -28,6 +28,7 @@ _DISTURBED = (
 )
 
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
+_CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 
 
 def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
@@ -67,10 +68,13 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
 
 
 def describe(key: RowKey) -> str:
-    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch, depth and ranks that are not usual."""
+    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch, depth, ranks and GPUs that are not
+    usual.
+    """
     text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
     more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
     more += [] if key.pair in ((0, 1), (0, 0)) else [f"ranks {key.pair[0]}-{key.pair[1]}"]
+    more += [f"GPUs {key.devices}"] if key.devices else []
     return f"{text} ({', '.join(more)})" if more else text
 
 
@@ -100,7 +104,7 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     return Judgement(
         Verdict.WRONG_TRANSPORT,
         f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only",
-        _transport_remedy(samples.key.backend, set(accepted)),
+        _transport_remedy(samples.key, set(accepted)),
     )
 
 
@@ -117,8 +121,8 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
     )
 
 
-def _transport_remedy(backend: str, accepted: set[str]) -> str:
-    steps = []
+def _transport_remedy(key: RowKey, accepted: set[str]) -> str:
+    backend, steps = key.backend, []
     if backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
     elif backend == "LIBFABRIC":
@@ -131,6 +135,22 @@ def _transport_remedy(backend: str, accepted: set[str]) -> str:
             "namespace; else kernel.yama.ptrace_scope=0)"
         )
         steps.append("for posix and sysv give them one IPC namespace and a /dev/shm that is large enough")
+    if "cuda_ipc" in accepted:
+        steps.append(
+            "for cuda_ipc see that both processes are on one host with one IPC namespace, that UCX_TLS names cuda_ipc "
+            "and cuda_copy where it is set, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
+            "nvidia-smi nvlink -s): without NVLink UCX writes by it and may not read"
+        )
+    if accepted & (_CUDA - {"cuda_ipc"}):
+        steps.append(
+            "for cuda_copy see that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded and "
+            "/dev/gdrdrv is in the container"
+        )
+    if accepted & (RDMA | EFA) and "VRAM" in (key.memory.initiator, key.memory.target):
+        steps.append(
+            "for memory of a GPU see that the card reaches it: nvidia_peermem is loaded (lsmod), or the driver's "
+            "kernel modules are the open ones with DMA-BUF; the infrastructure suite's gpu-direct tells"
+        )
     if accepted & RDMA:
         steps.append(
             "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "

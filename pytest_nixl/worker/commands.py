@@ -173,6 +173,12 @@ class Commands:
             return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
         return {"devices": [asdict(each) for each in found.devices()], "by": found.name, "why": "", "remedy": ""}
 
+    def do_activate(self, device: int) -> None:
+        """Make a GPU that of this worker before there is an agent, as programs do that move its memory."""
+        from pytest_nixl.worker.devices import device as of
+
+        of(device).activate()
+
     def do_allocate(
         self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
     ) -> dict[str, Any]:

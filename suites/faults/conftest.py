@@ -33,7 +33,7 @@ class Couple:
     def another_target(self) -> tuple[NixlAgent, Buffer]:
         """Start a new process where the target was, with an agent of the same name, and have the initiator know it."""
         agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=False)
-        memory = agent.allocate(self.memory.size)
+        memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
         self.initiator.remove_remote_agent(self.target.name)
         self.initiator.add_remote_agent(agent.get_agent_metadata())
@@ -54,7 +54,7 @@ def couple(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[Couple]:
         initiator, target = agents.start_each(
             ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=False
         )
-        memory = target.allocate(64 << 10)
+        memory = target.allocate_asked(64 << 10)
         target.register(memory)
         initiator.add_remote_agent(target.get_agent_metadata())
         yield Couple(agents, nixl_cluster, initiator, target, memory)

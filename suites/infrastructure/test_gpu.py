@@ -4,10 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement
+from pytest_nixl.agent import NixlAgent
+from pytest_nixl.backends import between_agents
+from pytest_nixl.cluster.cluster import Cluster
+from pytest_nixl.errors import FindingError, NotApplicableError
+from pytest_nixl.fixtures import MakeBuffer
+from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.settings import Settings
+
+if TYPE_CHECKING:
+    from suites.conftest import FindingFixture
 
 
 @pytest.mark.nixl_check("gpus")
@@ -74,3 +84,39 @@ def test_the_driver_stays_loaded(ask: Callable[[str], Judgement], verdict: Calla
 def test_every_gpu_has_its_network_cards(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """Every GPU has the network cards under its PCI switch that the profile says."""
     verdict(ask("gpu-nics"))
+
+
+@pytest.mark.nixl_check("vram-known")
+def test_gpu_memory_is_taken_for_gpu_memory(
+    ask: Callable[[str], Judgement],
+    nixl_agent: NixlAgent,
+    nixl_cluster: Cluster,
+    nixl_settings: Settings,
+    nixl_buffer: MakeBuffer,
+    finding: FindingFixture,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """On every rank, every backend that moves GPU memory registers it as such: none takes it for host memory."""
+    try:
+        nixl_agent.gpus()
+    except NotApplicableError:
+        there = ask("gpus")
+        if there.verdict is not Verdict.NOT_APPLICABLE:
+            raise  # they are there, and cannot be used
+        verdict(there)
+        return
+    taken, known = [], []
+    for place in nixl_cluster.places[: nixl_cluster.ranks]:
+        for backend in between_agents(nixl_settings.backend):
+            agent = nixl_agent.another(backends=[backend], place=place)
+            if "VRAM_SEG" not in agent.get_backend_mem_types(backend):
+                continue
+            try:
+                nixl_buffer(agent, 1 << 16, "VRAM")
+                known.append(f"{backend} of rank {place.rank}")
+            except FindingError as error:
+                taken.append(error.seen)
+    if not taken and not known:
+        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} moves no GPU memory")
+    reason = "; ".join(taken) or f"GPU memory is registered as such by {', '.join(known)}"
+    finding("VRAM-AS-HOST-MEMORY", bool(taken), reason, affects=True)

@@ -12,9 +12,9 @@ SIZE = 64 << 10
 _seeds = itertools.count(1)
 
 
-def registered(agent: NixlAgent) -> Buffer:
-    """Make memory that an agent has registered."""
-    buffer = agent.allocate(SIZE)
+def registered(agent: NixlAgent, *, source: bool = False) -> Buffer:
+    """Make memory that an agent has registered: what a run asks for of targets, or of those that write to them."""
+    buffer = agent.allocate_asked(SIZE, initiator=source)
     agent.register(buffer)
     return buffer
 
@@ -22,11 +22,11 @@ def registered(agent: NixlAgent) -> Buffer:
 def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, seconds: float) -> None:
     """Write to another agent's memory, and compare there what arrived; every time with other bytes."""
     seed = next(_seeds)
-    source = registered(writer)
+    source = registered(writer, source=True)
     source.fill(seed).result()
     target.fill(seed, inverted=True).result()
-    local = writer.get_xfer_descs([source.descriptor()], "DRAM")
-    remote = writer.get_xfer_descs([target.descriptor()], "DRAM")
+    local = writer.get_xfer_descs([source.descriptor()], source.memory)
+    remote = writer.get_xfer_descs([target.descriptor()], target.memory)
     said = b"written %d" % seed
     handle = writer.initialize_xfer("WRITE", local, remote, owner.name, said)
     done, told = writer.transfer(handle) == "DONE", False

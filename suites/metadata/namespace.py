@@ -177,13 +177,14 @@ def knows(finder: NixlAgent, owner: NixlAgent, *memory: Buffer) -> bool:
     """Whether an agent has loaded another one's metadata, with the memory given."""
     if not memory:
         return finder.check_remote_metadata(owner.name)
-    descriptors = finder.get_xfer_descs([buffer.descriptor() for buffer in memory], "DRAM")
+    descriptors = finder.get_xfer_descs([buffer.descriptor() for buffer in memory], memory[0].memory)
     return finder.check_remote_metadata(owner.name, descriptors)
 
 
 def registration(agent: NixlAgent, *memory: Buffer) -> Ref:
     """Return the descriptors that partial metadata of some memory, or of none, is asked for by."""
-    return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], "DRAM")
+    kind = memory[0].memory if memory else "DRAM"
+    return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], kind)
 
 
 def complaint(agent: NixlAgent) -> str:

@@ -152,7 +152,7 @@ def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, 
 def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namespace, finding: FindingFixture) -> None:
     """Who fetches anew what an agent published since does not know it, at the latest after removing the agent."""
     publisher, finder = namespace.start("publisher", "finder")
-    kept, given_away = registered(publisher), publisher.allocate(1 << 16)
+    kept, given_away = registered(publisher), publisher.allocate_asked(1 << 16)
     registration = publisher.register(given_away)
     namespace.publish(publisher)
     namespace.find(finder, publisher, kept, given_away)

@@ -158,7 +158,8 @@ int cuLaunchKernel(void *function, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 b
     if (extra || stream || shared || gy != 1 || gz != 1 || by != 1 || bz != 1 || !gx || !bx || bx > 1024) return INVALID;
     for (int i = 0; i < 5; i++) a[i] = *(u64 *)arguments[i];
     u64 tile = 8 * ((a[1] + 7) / 8 < TILE ? (a[1] + 7) / 8 : TILE);
-    if ((a[1] && room(a[0], a[1]) < 0) || room(a[2], tile) < 0) return BAD_ADDRESS;
+    int here = room(a[0], a[1]), there = room(a[2], tile);
+    if (here < 0 || there < 0 || rooms[here].context != current || rooms[there].context != current) return BAD_ADDRESS;
     gridDim = (dim3){gx, 1, 1}, blockDim = (dim3){bx, 1, 1};
     for (u32 block = 0; block < gx; block++)
         for (u32 thread = 0; thread < bx; thread++) {
