@@ -211,7 +211,7 @@ def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
     wanted = [name, "nixl", *(Requirement(text).name for text in dependencies() if _for(text, arguments.python))]
     found = list(packages(paths, wanted, optional))
     version = next(each.version for each in found if canonicalize_name(each.metadata["Name"]) == name)
-    if version not in arguments.nixl and "=" in arguments.nixl:
+    if arguments.nixl not in (name, f"{name}=={version}"):
         raise PackError(f"{name} {version} is installed here, and {arguments.nixl} is wanted: say --download")
     items = [item for each in found for item in files_of(each) if item.part not in arguments.without]
     kept = without_useless_libraries(items)

@@ -26,8 +26,8 @@ import tempfile
 import time
 import zipfile
 
-#: The GPUs' names, as the driver has them, and the profiles that know them.
-PROFILES = (("H200", "h200"), ("H100", "h100"))
+#: What the GPUs' names have, and the profiles that know them. A GH200 is no H200: its bus to the host is another.
+PROFILES = ((r"\bH200\b", "h200"), (r"\bH100\b", "h100"))
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 #: Libraries that are taken from what is carried where the system has none.
 FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
@@ -147,7 +147,7 @@ def models() -> list[str]:
 def profile_of(names: list[str]) -> str:
     """Return the profile that knows these GPUs; ``loopback`` where none does."""
     for word, profile in PROFILES:
-        if names and all(word in name for name in names):
+        if names and all(re.search(word, name) for name in names):
             return profile
     return "loopback"
 
@@ -179,24 +179,39 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
 
 
 def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
-    """Run one stage; what it says goes to the terminal and to a file. Ctrl-C and SIGTERM reach it too."""
+    """Run one stage; what it says goes to the terminal and to a file.
+
+    :raises SystemExit: after Ctrl-C or SIGTERM, which the stage gets too, once it has cleaned up.
+    """
     print(f"== {name}: {' '.join(command[1:])}", flush=True)
+    libc, stopped = ctypes.CDLL(None), []
+
+    def end_with_us() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
     with open(os.path.join(out, f"{name}.txt"), "w") as log:
         process = subprocess.Popen(command, cwd=os.path.join(folder, "source"), env=changed, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
-        assert process.stdout is not None
-        previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+                                   preexec_fn=end_with_us)  # fmt: skip
+
+        def pass_on(number: int, _: object) -> None:
+            stopped.append(number)
+            process.send_signal(number)
+
+        previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
+            assert process.stdout is not None
             for line in process.stdout:
                 log.write(line)
                 log.flush()
                 sys.stdout.write(line)
                 sys.stdout.flush()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
         finally:
             code = process.wait()
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    if stopped:
+        raise SystemExit(128 + stopped[0])
     return code
 
 
@@ -227,9 +242,11 @@ def main() -> int:
         print("; ".join(said), flush=True)
         done = []
         for name, command in chosen:
-            if name == TORCH and not (imports("torch") and not imports("cuda.bindings.driver")):
+            if name not in wanted:
+                continue
+            if name == TORCH and (not imports("torch") or imports("cuda.bindings.driver")):
                 print(f"== {name}: left out: it takes PyTorch, and no other bindings of the driver here")
-            elif name in wanted:
+            else:
                 start = time.monotonic()
                 variables = without(changed, folder, "cuda") if name == TORCH else changed
                 code = carry_out(name, command, variables, folder, out)
