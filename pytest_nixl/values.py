@@ -25,7 +25,7 @@ DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
 #: Programs that move bytes as NIXL does, without NIXL.
-RAW_TOOLS = ("ucx_perftest", "fi_rma_bw", "fi_rma_pingpong")
+RAW_TOOLS = ("ucx_perftest", "fi_rma_bw")
 
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")

@@ -41,6 +41,7 @@ HEADER = [
     "  --nixl-timeout=60s (default)",
     "  --nixl-profile=loopback (default)",
     "  --nixl-nixlbench=none (default)",
+    "  --nixl-raw-tools=none (default)",
     "  --nixl-gate=no (default)",
     "  --nixl-image=none (default)",
     "  --nixl-baseline=none (default)",

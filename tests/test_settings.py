@@ -49,6 +49,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "timeout": ("2min", 120.0),
     "profile": ("own.toml", "own.toml"),
     "nixlbench": ("/bin/sh", "/bin/sh"),
+    "raw_tools": ("raw", "raw"),
     "gate": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
     "baseline": ("here.pem", "here.pem"),
@@ -88,6 +89,7 @@ DEFAULTS: dict[str, object] = {
     "timeout": 60.0,
     "profile": "loopback",
     "nixlbench": "",
+    "raw_tools": "",
     "gate": False,
     "image": "",
     "baseline": "",
@@ -115,6 +117,7 @@ EACH = pytest.mark.parametrize("name", TEXTS)
 def files(pytester: pytest.Pytester) -> None:
     """The files that settings name."""
     pytester.path.joinpath("here.pem").touch()
+    pytester.mkdir("raw").joinpath("ucx_perftest").touch(0o755)
     pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own"\n')
 
 

@@ -87,7 +87,7 @@ class RawPair:
             test=self._tool.test(key.op),
             value=line.value,
             version=self._tool.version(text) or (found and f"{library} {found}"),
-            transports=self._tool.transports(text, key.op, key.block),
+            transports=self._tool.transports(text, key, transports),
             others=self._others(client, server),
         )
 
