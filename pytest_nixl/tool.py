@@ -165,6 +165,10 @@ class Started:
             self._look(min(left, _LOOK_SECONDS))
         return True
 
+    def listens(self, port: int) -> bool:
+        """Whether it listens on a TCP port of its host."""
+        return bool(self.tool.worker.call("tool_listens", program=self._ref, port=port))
+
     def signal(self, number: int) -> None:
         """Send it, and what it has started, a signal."""
         if self._code is None:

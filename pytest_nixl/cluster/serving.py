@@ -25,7 +25,7 @@ Service = Callable[..., Any]
 #: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
 WORKER_COMMANDS = frozenset(
     {"allocate", "call", "cancel", "compare", "connect", "create_agent", "exit", "fill", "forget", "free_port", "hello",
-     "listens", "measure", "move", "read", "serve", "tool_end", "tool_find", "tool_look", "tool_start", "write"}
+     "measure", "move", "read", "serve", "tool_end", "tool_find", "tool_listens", "tool_look", "tool_start", "write"}
 )  # fmt: skip
 #: Bytes of a worker's output that are sent, at most: the last ones.
 _OUTPUT = 4 << 20

@@ -75,9 +75,6 @@ _LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 #: What the packages that carry NIXL are called.
 _NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
 
-#: A socket that listens, in /proc/net/tcp.
-_LISTEN = "0A"
-
 
 class RefusedError(Exception):
     """The command is none of ours, or its arguments make no sense."""
@@ -247,16 +244,6 @@ class Commands:
         with socket.create_server(("", 0)) as server:
             return int(server.getsockname()[1])
 
-    def do_listens(self, port: int) -> bool:
-        """Whether somebody on this host listens on a TCP port, as the kernel says: nothing connects to it."""
-        wanted = f":{port:04X}"
-        for name in ("tcp", "tcp6"):
-            with contextlib.suppress(OSError):
-                lines = [line.split() for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]]
-                if any(line[1].endswith(wanted) and line[3] == _LISTEN for line in lines):
-                    return True
-        return False
-
     def do_tool_find(self, tool: str) -> dict[str, str] | None:
         """Say where this rank has a program; None: nowhere."""
         return self._tools.find(tool)
@@ -269,6 +256,10 @@ class Commands:
     def do_tool_look(self, program: Ref, seen: int, patience: float) -> dict[str, Any]:
         """Return what a program has written after the first ``seen`` bytes, and its exit code."""
         return self._tools.look(self._get(program), seen, patience)
+
+    def do_tool_listens(self, program: Ref, port: int) -> bool:
+        """Whether a program listens on a TCP port."""
+        return self._tools.listens(self._get(program), port)
 
     def do_tool_end(self, program: Ref, number: int) -> None:
         """Send a program a signal."""

@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 import tty
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ _STRAGGLERS = 0.5
 #: How often a wait looks for rank 0's word that it is over, in seconds.
 _SLICE = 0.05
 _PR_SET_PDEATHSIG = 1
+#: A socket that listens, in /proc/net/tcp.
+_LISTENS = "0A"
 
 
 def variable(tool: str) -> str:
@@ -222,6 +224,17 @@ class Tools:
             code = program.code if program.over else None
             return {"from": first, "bytes": data, "more": more, "code": code, "cost": program.cost}
 
+    def listens(self, program: Program, port: int) -> bool:
+        """Whether a program, or what it has started, listens on a TCP port: the kernel says so, nothing connects."""
+        sockets = set()
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENS:
+                        sockets.add(f"socket:[{fields[9]}]")
+        return bool(sockets) and not sockets.isdisjoint(_opened_by(program.pid))
+
     def end(self, program: Program, number: int) -> None:
         """Send a program, and what it has started, a signal."""
         if not program.over:
@@ -232,6 +245,16 @@ def _path(tool: str) -> str | None:
     if tool not in TOOLS:
         raise NixlPluginError(f"{tool!r} is no program that a worker starts: expected {', '.join(TOOLS)}")
     return os.environ.get(variable(tool)) or shutil.which(tool)
+
+
+def _opened_by(group: int) -> Iterator[str]:
+    """Yield what the processes of a group have open, as the kernel names it."""
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getpgid(int(entry.name)) == group:
+                for descriptor in os.scandir(f"{entry.path}/fd"):
+                    with contextlib.suppress(OSError):
+                        yield os.readlink(descriptor.path)
 
 
 def _line_by_line() -> tuple[int, int]:
