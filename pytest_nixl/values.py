@@ -30,7 +30,7 @@ NIXLBENCH_ARGUMENTS_FORM = (
     "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
 )
 #: Programs that move bytes as NIXL does, without NIXL.
-RAW_TOOLS = ("ucx_perftest", "fi_rma_bw", "fi_rma_pingpong")
+RAW_TOOLS = ("ucx_perftest", "fi_rma_bw")
 
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")

@@ -44,6 +44,7 @@ HEADER = [
     "  --nixl-nixlbench=none (default)",
     "  --nixl-nixlbench-runtime=auto (default)",
     "  --nixl-nixlbench-args=none (default)",
+    "  --nixl-raw-tools=none (default)",
     "  --nixl-gate=no (default)",
     "  --nixl-image=none (default)",
     "  --nixl-baseline=none (default)",

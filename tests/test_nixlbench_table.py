@@ -84,6 +84,7 @@ EFA: Table = (
     (33554432, 1, 45.127001e9, 743.6e-6, 6.0e-6, 6.0e-6, 6.4e-6, 11.0e-6, 737.0e-6, 747.0e-6),
     (67108864, 1, 46.948036e9, 1429.4e-6, 11.0e-6, 11.0e-6, 6.6e-6, 18.0e-6, 1422.5e-6, 1429.0e-6),
 )
+ASIO: Table = ((65536, 1, 0.015982e9, 4100.6e-6, 56.0e-6, 56.0e-6, 60.9e-6, 115.0e-6, 4039.2e-6, 36814.0e-6),)
 # fmt: on
 
 TABLES = {
@@ -91,6 +92,9 @@ TABLES = {
     "nixlbench/02_check_consistency_write.rank_a.out": CONSISTENCY,
     "nixlbench/06_posix_write.out": POSIX,
     "nixlbench/13_four_ranks.rank_a.out": FOUR_RANKS,
+    "nixlbench/20_asio.rank_a.out": ASIO,
+    # Its target was killed before the first row.
+    "nixlbench/21_target_killed.rank_a.out": (),
     "efa-p5/nixlbench-rank0.out": EFA,
 }
 FILES = sorted(str(path.relative_to(FIXTURES)) for path in [*FIXTURES.glob("nixlbench/*"), *FIXTURES.glob("efa-p5/*")])
@@ -108,7 +112,7 @@ def in_order(row: Row) -> tuple[float, ...]:
 
 
 def test_every_recording_is_here() -> None:
-    assert len(FILES) == 17
+    assert len(FILES) == 20
     assert set(TABLES) <= set(FILES)
 
 

@@ -281,6 +281,15 @@ WRONG = (
             "--mode=MG --num_target_dev=many": "--num_target_dev=many is no number of devices",
         },
     ),
+    Wrong(
+        "raw_tools",
+        "an existing directory with one of ucx_perftest, fi_rma_bw",
+        {
+            "nowhere": "there is no directory 'nowhere'",
+            "": "there is no directory ''",
+            "/etc": "'/etc' has none of them that can be executed",
+        },
+    ),
     Wrong("image", "REPOSITORY[:TAG][@DIGEST]", {"a b": "'a b' is no image reference"}),
     Wrong(
         "baseline",
@@ -439,7 +448,7 @@ def test_settings_that_do_not_go_together_are_refused(
         pytest.param(
             'flor = "1 GB/s"\nsource = "test"',
             "profile own.toml, expect #1, flor: unknown key (did you mean floor?): expected backend, op, memory, "
-            "blocks, batch, depth, floor, ceiling, p50, p99, transports, source",
+            "blocks, batch, depth, floor, ceiling, p50, p99, transports, raw, source",
             id="unknown-key",
         ),
         pytest.param(

@@ -133,6 +133,7 @@ def test_a_fault_of_the_file_is_one_sentence(content: str, sentence: str) -> Non
 
 RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
 TIMES = "expected a number with a unit ns, us, ms, s, min or h"
+SHARE = 'expected a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,10 @@ TIMES = "expected a number with a unit ns, us, ms, s, min or h"
         ('floor = "-1 GB/s"', f"floor: '-1 GB/s' is no bandwidth: {RATES}"),
         ('floor = "0 GB/s"', f"floor: '0 GB/s' is not above zero: {RATES}"),
         ('p50 = "1 GB/s"', f"p50: '1 GB/s' has the wrong unit 'GB/s': {TIMES}"),
+        ('raw = "0"', f"raw: '0' is no share: {SHARE}"),
+        ('raw = "1.2"', f"raw: '1.2' is no share: {SHARE}"),
+        ('raw = "50 %"', f"raw: '50 %' is no share: {SHARE}"),
+        ("raw = 0.5", f"raw: the bare number 0.5, not a text: {SHARE}"),
         ('p99 = "7"', f"p99: '7' has no unit: {TIMES}"),
         ("p99 = 7", f"p99: the bare number 7, not a text: {TIMES}"),
         ('p99 = "0 ms"', f"p99: '0 ms' is not above zero: {TIMES}"),
@@ -200,6 +205,13 @@ def test_an_expectation_that_says_nothing_is_refused() -> None:
     assert expect_fault('op = ["WRITE"]\nsource = "s"') == (
         "profile t.toml, expect #1: says nothing to judge by: expected floor, ceiling, p50, p99 or transports"
     )
+    # Nor does a share of a raw figure judge the row itself.
+    assert "says nothing to judge by" in expect_fault('raw = "0.5"\nsource = "s"')
+
+
+def test_a_share_of_the_raw_figure_is_read_beside_a_floor() -> None:
+    (item,) = profile('floor = "1 GB/s"\nraw = "0.5"\nsource = "s"').expectations
+    assert item.raw == 0.5
 
 
 @pytest.mark.parametrize(

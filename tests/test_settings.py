@@ -52,6 +52,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "nixlbench": ("/bin/sh", "/bin/sh"),
     "nixlbench_runtime": ("ASIO", "ASIO"),
     "nixlbench_args": ("-mode MG --check_consistency", ("--mode=MG", "--check_consistency")),
+    "raw_tools": ("raw", "raw"),
     "gate": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
     "baseline": ("here.pem", "here.pem"),
@@ -94,6 +95,7 @@ DEFAULTS: dict[str, object] = {
     "nixlbench": "",
     "nixlbench_runtime": "auto",
     "nixlbench_args": (),
+    "raw_tools": "",
     "gate": False,
     "image": "",
     "baseline": "",
@@ -121,6 +123,7 @@ EACH = pytest.mark.parametrize("name", TEXTS)
 def files(pytester: pytest.Pytester) -> None:
     """The files that settings name."""
     pytester.path.joinpath("here.pem").touch()
+    pytester.mkdir("raw").joinpath("ucx_perftest").touch(0o755)
     pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own"\n')
 
 

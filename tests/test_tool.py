@@ -54,7 +54,8 @@ def test_the_real_program_runs_between_two_workers_which_load_no_nixl() -> None:
     with Tool(Here(keeper(), 0), "ucx_perftest", 20) as here, Tool(Here(keeper(), 1), "ucx_perftest", 20) as there:
         assert here.there
         assert os.path.basename(here.path) == "ucx_perftest"
-        assert here.versions["ucx"].count(".") == 2
+        if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a script that becomes it does not tell
+            assert here.versions["ucx"].count(".") == 2
         port = str(20000 + os.getpid() % 10000)
         with there.start(["-p", port], {"UCX_TLS": "tcp"}) as server:
             # It says so at once, although its output is no terminal of anybody's.

@@ -115,7 +115,7 @@ class Nixlbench:
         if not isinstance(self._cluster.places[row.pair[0]], Here):
             return {}
         root = Root()
-        cards = {nic.name: nic.rate for nic in read_network(root).nics}
+        cards = {nic.name: nic.rate for nic in read_network(root).nics if not nic.virtual}
         cards |= {adapter.name: adapter.rate for adapter in read_rdma(root)}
         return {name: rate for name, rate in cards.items() if rate}
 

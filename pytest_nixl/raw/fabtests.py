@@ -22,7 +22,6 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_PROVIDER = re.compile(r"^\s+provider: (\S+)|libfabric:\d+:\d+::core:.*provider (\S+)", re.MULTILINE)
 
 
 class FiRmaBw:
@@ -38,9 +37,8 @@ class FiRmaBw:
 
     def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
         """Both sides are told the same."""
-        provider = transports[0].partition("/")[0] if transports else "tcp"
-        return ["-p", provider, "-e", "rdm", "-o", self.test(key.op), "-S", str(key.block), "-I", str(count),
-                "-w", str(warmup), "-W", str(key.depth), "-U", f"-E={port}"]  # fmt: skip
+        size, window = ["-S", str(key.block), "-I", str(count), "-w", str(warmup)], ["-W", str(key.depth)]
+        return ["-p", _provider(transports), "-e", "rdm", "-o", self.test(key.op), *size, *window, "-U", f"-E={port}"]
 
     def client(
         self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
@@ -65,13 +63,18 @@ class FiRmaBw:
         """It does not say."""
         return ""
 
-    def transports(self, text: str, op: str, block: int) -> tuple[str, ...]:
-        """It does not say; it is given a provider and takes no other."""
-        return ()
+    def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
+        """It does not say; it was given a provider, and takes no other."""
+        return (_provider(asked),)
 
     def can(self, help: str, memory: str) -> bool:
         """Only main memory is asked of it."""
         return memory == "DRAM"
+
+
+def _provider(transports: Sequence[str]) -> str:
+    """Return NIXL's provider; where that is not known, the one that is everywhere."""
+    return transports[0].partition("/")[0] if transports else "tcp"
 
 
 TOOL = FiRmaBw()

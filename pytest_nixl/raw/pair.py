@@ -17,8 +17,8 @@ from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Place
 
 #: Seconds that a tool's transfers should take, at NIXL's speed; and after which a slower one is not waited for.
-SECONDS, LONGEST = 0.15, 2.0
-_FEWEST, _MOST = 20, 200_000
+SECONDS, LONGEST = 0.15, 1.2
+_FEWEST, _MOST = 8, 200_000
 #: How often another port is tried where somebody took one in the instant between; seconds between two looks.
 _PORTS, _LOOK = 5, 0.02
 _UNREADABLE = "tell us its version and its output"
@@ -87,7 +87,7 @@ class RawPair:
             test=self._tool.test(key.op),
             value=line.value,
             version=self._tool.version(text) or (found and f"{library} {found}"),
-            transports=self._tool.transports(text, key.op, key.block),
+            transports=self._tool.transports(text, key, transports),
             others=self._others(client, server),
         )
 

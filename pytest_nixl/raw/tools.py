@@ -50,8 +50,11 @@ class RawTool(Protocol):
         """Return the version of the library below it, from its output; empty: it does not say."""
         ...
 
-    def transports(self, text: str, op: str, block: int) -> tuple[str, ...]:
-        """Return what carried the bytes, from its output; empty: it does not say."""
+    def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
+        """Return what carried the bytes, from its output; empty: it does not say.
+
+        :param asked: the transports of NIXL, as the tool was given them.
+        """
         ...
 
     def can(self, help: str, memory: str) -> bool:

@@ -75,9 +75,9 @@ class UcxPerftest:
         found = _VERSION.search(text)
         return f"UCX {found[1]}" if found else ""
 
-    def transports(self, text: str, op: str, block: int) -> tuple[str, ...]:
+    def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
         """By the table of protocols where this version prints it, else by its lanes."""
-        if reported := BACKEND.transports(text, op, block):
+        if reported := BACKEND.transports(text, key.op, key.block):
             return reported
         lanes = _LANES.findall(text)
         return tuple(dict.fromkeys(lanes[-1].split())) if lanes else ()
