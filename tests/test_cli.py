@@ -381,7 +381,9 @@ def test_a_wrong_command_line_is_refused_in_one_sentence(
 
 def test_a_profile_is_shown(command: Command) -> None:
     command.machine(nics(32))
-    path = command.file("rack.toml", PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]'))
+    path = command.file(
+        "rack.toml", PROFILE.replace('floor = "0.1 GB/s"', 'floor = "0.1 GB/s"\nbatch = [1, 2]\nraw = "0.5"')
+    )
     assert command.run("profile", "show", path) == Ended(
         0,
         f"""rack: two nodes
@@ -391,7 +393,7 @@ machine: 32 NICs of 12.5 GB/s (100 Gb/s) each (efa), 8 H100 GPUs, 4 of the NICs 
     source: made by a test
 
 LIBFABRIC WRITE VRAM:VRAM 4KiB..512KiB batch 1,2
-    at least 0.1 GB/s (0.8 Gb/s), over efa
+    at least 0.1 GB/s (0.8 Gb/s), over efa, raw: at least 50 % of what the raw tool moves
     source: half of what was recorded
 
 LIBFABRIC WRITE VRAM:VRAM 1MiB..1GiB

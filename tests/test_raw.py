@@ -177,6 +177,21 @@ def test_where_the_tool_is_not_there_the_check_is_not_applicable(tmp_path: Path)
     assert done.code == 0
 
 
+@pytest.mark.parametrize(("more", "verdict"), [("", "WARN"), ("\nraw = '0.5'", "UNKNOWN")])
+def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdict: str) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script = tools / "ucx_perftest"
+    script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
+    script.chmod(0o755)
+    given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools={tools}")
+    done = raw_run(tmp_path, f"{LOW}{more}", *given)
+    words = rf"^{verdict} nixl-to-raw: nothing to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    assert re.search(words, done.output, re.MULTILINE), done.output
+    assert "  | no such device" in done.output
+    assert done.code == 0
+
+
 @pytest.fixture
 def pair() -> Iterator[RawPair]:
     with RawPair(UCX_PERFTEST, (Here(keeper()), Here(keeper(), 1)), "127.0.0.1", 20) as made:

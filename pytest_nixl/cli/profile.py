@@ -169,3 +169,5 @@ def _figures(expectation: Expectation) -> Iterator[str]:
             yield f"{name} at most {units.microseconds(bound)} us"
     if expectation.transports is not None:
         yield f"over {' or '.join(expectation.transports)}"
+    if expectation.raw is not None:
+        yield f"raw: at least {100 * expectation.raw:g} % of what the raw tool moves"

@@ -18,6 +18,7 @@ from pytest_nixl.raw.tools import RAW_TOOLS
 from pytest_nixl.record.results import Result
 from pytest_nixl.record.samples import RowKey
 from pytest_nixl.run import Run, asked_links
+from pytest_nixl.tool import ToolError
 from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.tools import TOOLS
 
@@ -48,7 +49,9 @@ def link_kinds(run: Run) -> list[LinkKind]:
 def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[Ratio, ...]]:
     """Measure rows of this run with a raw tool; rows that failed are told the cause.
 
-    :raises NixlPluginError: where the tool fails, or a rank does not answer.
+    A tool that fails says nothing of NIXL: WARN, and UNKNOWN where a row failed or has a bound.
+
+    :raises NixlPluginError: where a rank does not answer.
     """
     if BACKENDS[kind.backend].STORAGE:
         return _not_applicable(f"{kind.backend} moves bytes to files: there is no path between two ranks"), ()
@@ -57,6 +60,7 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
         return _not_applicable(f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 was measured"), ()
     tool = RAW_TOOLS[kind.backend]
     found: list[Beside] = []
+    fault: Judgement | None = None
     for ranks, chosen in _chosen(rows, profile).items():
         places = cluster.places[ranks[0]], cluster.places[ranks[1]]
         with RawPair(tool, places, _address(cluster, ranks), run.settings.timeout) as pair:
@@ -64,16 +68,38 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
                 return _not_applicable(f"{pair.missing} is not there: {TOOLS[tool.NAME]}"), ()
             if why := pair.cannot(kind.memory):
                 return _not_applicable(why), ()
-            for key, result in chosen.items():
-                assert result.figures is not None
-                figures = result.figures
-                raw = pair.measure(key, figures.bandwidth, figures.transports)
-                ratio = Ratio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
-                found.append(Beside(key, ratio, profile.expectation(key), _failed(result)))
+            try:
+                found += [_beside(pair, key, result, profile) for key, result in chosen.items()]
+            except ToolError as error:
+                wanted = any(_wanted(key, result, profile) for key, result in chosen.items())
+                verdict = Verdict.UNKNOWN if wanted else Verdict.WARN
+                fault = Judgement(
+                    verdict, f"nothing to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
+                )
+                break
     for one in found:
         if one.failed:
             run.explain(str(one.key), judge_ratio(one).reason.partition(": ")[2])
-    return judge_raw(found), tuple(one.ratio for one in found)
+    judgement = judge_raw(found) if found else fault
+    assert judgement is not None
+    if fault is not None and judgement.verdict is not Verdict.FAIL:
+        judgement = fault
+    return judgement, tuple(one.ratio for one in found)
+
+
+def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Beside:
+    """Measure one row with the raw tool."""
+    figures = result.figures
+    assert figures is not None
+    raw = pair.measure(key, figures.bandwidth, figures.transports)
+    ratio = Ratio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
+    return Beside(key, ratio, profile.expectation(key), _failed(result))
+
+
+def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
+    """Whether a row failed, or the profile bounds its share of the raw figure."""
+    expectation = profile.expectation(key)
+    return _failed(result) or (expectation is not None and expectation.raw is not None)
 
 
 def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
@@ -97,12 +123,7 @@ def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[RankPair, d
     for key in sorted(rows, key=lambda key: key.block):
         pairs.setdefault(key.pair, []).append(key)
     first, *others = sorted(pairs)
-
-    def must(key: RowKey) -> bool:
-        expectation = profile.expectation(key)
-        return _failed(rows[key]) or (expectation is not None and expectation.raw is not None)
-
-    chosen = {first: few(pairs[first], must)}
+    chosen = {first: few(pairs[first], lambda key: _wanted(key, rows[key], profile))}
     for pair in others:
         if len(chosen) < MOST_PAIRS and (bad := [key for key in pairs[pair] if _failed(rows[key])]):
             chosen[pair] = bad[-1:]
