@@ -80,11 +80,13 @@ def test_over_tcp_rows_are_measured_and_both_releases_are_recorded(
 
 @refused
 def test_where_ucx_refuses_its_peer_both_releases_are_named(
-    make: Callable[..., Pairs], monkeypatch: pytest.MonkeyPatch
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
+    pairs = Pairs((Here(keeper(), 0), OtherRelease(keeper(), 1)), make_settings(timeout=60.0))
     with pytest.raises(WorkerError) as caught:
-        make(timeout=10.0).link("UCX", "WRITE", DRAM).measure(65536)
+        pairs.link("UCX", "WRITE", DRAM).measure(65536)
+    pairs.close()
     for version in (OURS, THEIRS):
         assert f"has nixl-cu12 {version} (UCX " in caught.value.reason
     assert "which may be the cause" in caught.value.reason
