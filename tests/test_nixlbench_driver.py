@@ -131,9 +131,11 @@ def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, rol
 
 
 def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play: Play) -> None:
+    start = time.monotonic()
     with pytest.raises(NixlbenchError, match=" was ended by SIGKILL when all rows were there; the ") as raised:
         play("late:1")
     assert raised.value.reason.startswith("the target (")
+    assert time.monotonic() - start < AT_ONCE + 5.0
 
 
 def test_wrong_bytes_end_the_run_and_name_who_found_them(play: Play) -> None:

