@@ -43,6 +43,8 @@ _STRAGGLERS = 0.5
 #: How often a wait looks for rank 0's word that it is over, in seconds.
 _SLICE = 0.05
 _PR_SET_PDEATHSIG = 1
+#: Looked up here, not between fork and exec.
+_prctl = ctypes.CDLL(None).prctl
 #: A socket that listens, in /proc/net/tcp.
 _LISTENS = "0A"
 
@@ -271,7 +273,7 @@ def _line_by_line() -> tuple[int, int]:
 
 def _die_with(parent: int) -> None:
     """In the program's process, before it becomes the program: be killed with the worker."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
