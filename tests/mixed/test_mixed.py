@@ -83,7 +83,7 @@ def test_where_ucx_refuses_its_peer_both_releases_are_named(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
-    pairs = Pairs((Here(keeper(), 0), OtherRelease(keeper(), 1)), make_settings(timeout=60.0))
+    pairs = Pairs((Here(keeper(), 0), OtherRelease(keeper(), 1)), make_settings(timeout=20.0))
     with pytest.raises(WorkerError) as caught:
         pairs.link("UCX", "WRITE", DRAM).measure(65536)
     pairs.close()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between releases of NIXL; the releases themselves are run by ``tox -e nixl090`` and its like."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pytest_nixl import nixl_versions
+from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.worker.nixl_api import port_for
+
+
+def test_a_build_whose_version_cannot_be_read_is_taken_for_the_newest() -> None:
+    assert nixl_versions.numbers("1.5.1") == (1, 5, 1)
+    assert nixl_versions.numbers("0.10.0+image7") == (0, 10, 0)
+    assert nixl_versions.numbers("of no package") > nixl_versions.numbers("1.5.1")
+
+
+def test_a_listener_gets_a_free_port_also_where_nixl_has_none_to_give() -> None:
+    assert port_for("1.2.0", 0) == 0
+    assert port_for("1.1.0", 0) not in (0, nixl_versions.USUAL_PORT)
+
+
+def test_a_taken_port_is_told_where_nixl_would_be_silent() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            NixlPluginError, match=rf"port {port} cannot be had .* NIXL 0.9.0 .* nobody reaches"
+        ) as caught:
+            port_for("0.9.0", port)
+        assert "choose another listen_port" in caught.value.remedy
+        assert port_for("1.0.1", port) == port  # NIXL itself refuses it
