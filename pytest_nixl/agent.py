@@ -181,7 +181,9 @@ class NixlAgent:
         if memory == "VRAM":
             from pytest_nixl.gpus import require_gpu
 
-            of = {"device": require_gpu(self.worker, device, memory).number}
+            gpu = require_gpu(self.worker, device, memory)
+            self.worker.versions["gpu"] = str(gpu)
+            of = {"device": gpu.number}
         reply = self.worker.call("allocate", size=size, memory_type=memory, **of)
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 

@@ -24,6 +24,9 @@ class Gpu:
     uuid: str
     pci: str
 
+    def __str__(self) -> str:
+        return f"GPU {self.number}, {self.name} ({self.pci})"
+
 
 def gpus(worker: Worker, what: object = "this test") -> list[Gpu]:
     """Return the GPUs that a worker sees.

@@ -69,6 +69,11 @@ class DevicePair:
             raise ValueError(f"{text.strip()!r} is no pair of GPUs")
         return cls(int(match[1]), int(match[2]))
 
+    def of(self, memory: MemoryPair) -> str:
+        """Print a pair of memory types with the GPUs: ``DRAM:VRAM@3``."""
+        ends = ((memory.initiator, self.initiator), (memory.target, self.target))
+        return ":".join(f"{kind}@{number}" if kind == "VRAM" else kind for kind, number in ends)
+
     def __str__(self) -> str:
         return f"{self.initiator}:{self.target}"
 

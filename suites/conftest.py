@@ -167,7 +167,7 @@ def record(
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
             for end in (nixl_link.initiator, nixl_link.target)
-            for name in ("nixl", "nixl_package", "ucx", "python", "host")
+            for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
             if name in end.worker.versions
         }
         record_samples(benchmark, request.node.stash[CLOCK], samples, versions)

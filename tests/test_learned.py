@@ -12,7 +12,7 @@ from runs import bandwidth
 from pytest_nixl import cli
 from pytest_nixl.gate.profiles import load_profile
 from pytest_nixl.record.samples import RowKey
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.values import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 
@@ -78,3 +78,12 @@ def test_runs_of_the_suite_give_a_profile_that_it_then_uses(tmp_path: Path) -> N
     # Whatever the noise of this machine makes of its floor, the row is known, and over the transport that was learned.
     assert done.verdicts["WRITE 64KiB"] not in ("NO-EXPECTATION", "WRONG-TRANSPORT", "UNKNOWN", "ERROR")
     assert done.code in (0, 1)
+
+
+def test_rows_of_gpus_that_were_named_are_learned_of_their_memory(tmp_path: Path) -> None:
+    key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(0, 3))
+    runs = [record(tmp_path / f"{number}.json", 10.0, key=str(key)) for number in range(3)]
+    assert learn(tmp_path, *runs) == 0
+    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(key)
+    assert expectation is not None
+    assert expectation.floor is not None

@@ -19,7 +19,9 @@ def test_a_key_prints_all_of_what_was_asked_for() -> None:
     assert str(replace(KEY, block=1000, batch=8, depth=4, pair=(2, 5))) == (
         "UCX/WRITE/DRAM:VRAM/1000B/batch8/depth4/2-5"
     )
-    assert str(replace(KEY, devices=DevicePair(0, 3))) == "UCX/WRITE/DRAM:VRAM/64KiB/batch1/depth1/0-1/gpu0-3"
+    assert str(replace(KEY, devices=DevicePair(0, 3))) == "UCX/WRITE/DRAM:VRAM@3/64KiB/batch1/depth1/0-1"
+    between = replace(KEY, memory=MemoryPair("VRAM", "VRAM"), devices=DevicePair(1, 2))
+    assert str(between) == "UCX/WRITE/VRAM@1:VRAM@2/64KiB/batch1/depth1/0-1"
 
 
 @pytest.mark.parametrize(

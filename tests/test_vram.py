@@ -19,9 +19,10 @@ from pathlib import Path
 import gpu_standin
 import pytest
 from inner import run_pytest
-from runs import profile
+from runs import profile, run
 
 from pytest_nixl.agent import Agents, NixlAgent
+from pytest_nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.errors import FindingError, NotApplicableError
 from pytest_nixl.gpus import choose, require_gpu
 from pytest_nixl.keeper import keeper
@@ -190,6 +191,8 @@ def test_a_worker_tells_the_gpus_that_it_sees(agent: NixlAgent) -> None:
         (1, "Stand-in 1", "0000:1b:00.0"),
     ]
     assert len({gpu.uuid for gpu in agent.gpus()}) == 2
+    agent.allocate(1, "VRAM", device=1).free()
+    assert agent.worker.versions["gpu"] == "GPU 1, Stand-in 1 (0000:1b:00.0)"
     assert agent.worker.call("devices")["by"].startswith("cuda-bindings ")
     assert "libcuda" not in Path("/proc/self/maps").read_text()
 
@@ -314,13 +317,19 @@ def test_memory_that_ucx_takes_for_the_hosts_is_found(agent: NixlAgent) -> None:
     buffer = agent.allocate(4096, "VRAM")
     with pytest.raises(FindingError) as caught:
         agent.register(buffer)
-    assert caught.value.finding == "VRAM-AS-HOST-MEMORY"
+    assert caught.value.finding == VRAM_AS_HOST
     assert caught.value.reason == (
         f"memory of a GPU is taken for host memory: {agent.worker.name} could not register GPU 0's: VRAM memory is "
         "detected as host by UCX"
     )
     assert "UCX_MODULES" in caught.value.remedy
     buffer.free()
+
+
+def test_the_suite_looks_for_it(driver: dict[str, str]) -> None:
+    done = run("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=driver)
+    assert f"FAIL {VRAM_AS_HOST}: memory of a GPU is taken for host memory: rank 0 (agent worker, pid " in done.output
+    assert done.code == 1
 
 
 LEFT = """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ def _lines(
         yield "[[expect]]"
         yield f"backend = [{_quoted(backend)}]"
         yield f"op = [{_quoted(op)}]"
-        yield f"memory = [{_quoted(memory)}]"
+        # An expectation is of memory, whichever GPU it is of.
+        yield f"memory = [{_quoted(re.sub('@[0-9]+', '', memory))}]"
         yield f"blocks = {_quoted(block)}"
         yield f"batch = [{batch.removeprefix('batch')}]"
         yield f"depth = [{depth.removeprefix('depth')}]"

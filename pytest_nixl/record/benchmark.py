@@ -67,7 +67,11 @@ def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: 
 def versions_of(link: Link) -> dict[str, str]:
     """Return what the workers of a link told of themselves; the target's only where it differs."""
     here, there = (
-        {name: str(value) for name, value in end.worker.versions.items() if name not in ("pid", "host", "nixl_module")}
+        {
+            name: str(value)
+            for name, value in end.worker.versions.items()
+            if name not in ("pid", "host", "gpu", "nixl_module")
+        }
         for end in (link.initiator, link.target)
     )
     return {**here, **{f"target_{name}": text for name, text in there.items() if here.get(name) != text}}

@@ -33,9 +33,9 @@ class RowKey:
 
     def __str__(self) -> str:
         pair = f"{self.pair[0]}-{self.pair[1]}"
-        pair += f"/gpu{self.devices.initiator}-{self.devices.target}" if self.devices else ""
         size = units.format_size(self.block)
-        return f"{self.backend}/{self.op}/{self.memory}/{size}/batch{self.batch}/depth{self.depth}/{pair}"
+        memory = self.devices.of(self.memory) if self.devices else self.memory
+        return f"{self.backend}/{self.op}/{memory}/{size}/batch{self.batch}/depth{self.depth}/{pair}"
 
 
 @dataclass(frozen=True)
