@@ -231,7 +231,7 @@ WRONG = (
         "profile",
         PROFILE,
         {
-            "h200": "there is no profile 'h200'",
+            "h999": "there is no profile 'h999'",
             "nowhere.toml": "there is no profile 'nowhere.toml'",
             ".": "profile '.' is no file",
             "": "profile '' is no file",
