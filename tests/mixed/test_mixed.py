@@ -26,10 +26,10 @@ OTHER = os.environ["PYTEST_NIXL_OTHER"]
 THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")
 OURS = importlib.metadata.version("nixl-cu12")
 DRAM = MemoryPair("DRAM", "DRAM")
-#: UCX before 1.22 tells another PID namespace to its peer than 1.22 and newer do: on one host they do not meet.
+#: With NIXL 1.0.1 the UCX of one of three such pairs on one host finds a way, and of the others none.
 MEET = numbers(OURS) >= (1, 4)
-meets = pytest.mark.skipif(not MEET, reason=f"on one host NIXL {OURS} and {THEIRS} do not meet, as a test here sees")
-refused = pytest.mark.skipif(MEET, reason=f"on one host NIXL {OURS} and {THEIRS} meet, as the other tests here see")
+meets = pytest.mark.skipif(not MEET, reason=f"on one host NIXL {OURS} and {THEIRS} do not always meet: see the other")
+undecided = pytest.mark.skipif(MEET, reason=f"on one host NIXL {OURS} and {THEIRS} meet, as the other tests here see")
 Places = tuple[Here, Here]
 
 
@@ -78,19 +78,28 @@ def test_over_tcp_rows_are_measured_and_both_releases_are_recorded(
     assert {versions["nixl"], versions["target_nixl"]} == {OURS, THEIRS}
 
 
-@refused
-def test_where_ucx_refuses_its_peer_both_releases_are_named(
+@undecided
+def test_they_work_together_or_both_releases_are_named(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     pairs = Pairs((Here(keeper(), 0), OtherRelease(keeper(), 1)), make_settings(timeout=20.0))
-    with pytest.raises(WorkerError) as caught:
-        pairs.link("UCX", "WRITE", DRAM).measure(65536)
-    pairs.close()
+    samples, error = None, None
+    try:
+        samples = pairs.link("UCX", "WRITE", DRAM).measure(65536)
+    except WorkerError as caught:
+        error = caught
+    finally:
+        pairs.close()
+    if error is None:
+        assert samples is not None
+        assert samples.corruption is None
+        assert min(samples.windows) > 0
+        return
     for version in (OURS, THEIRS):
-        assert f"has nixl-cu12 {version} (UCX " in caught.value.reason
-    assert "which may be the cause" in caught.value.reason
-    assert caught.value.remedy.startswith("run one release of NIXL on all ranks")
+        assert f"has nixl-cu12 {version} (UCX " in error.reason
+    assert "which may be the cause" in error.reason
+    assert error.remedy.startswith("run one release of NIXL on all ranks")
 
 
 @meets
