@@ -20,6 +20,7 @@ from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.path import Access, EtcdPath
 from pytest_nixl.race.amplify import amplify
+from pytest_nixl.race.chance import Chance
 from pytest_nixl.race.explore import DivergenceError, Event, Explorer, Run, linear_extensions
 from pytest_nixl.race.nursery import Nursery
 from pytest_nixl.race.oracle import faults
@@ -366,3 +367,20 @@ class TestNursery:
         assert claimant.wait_until_ended(10)
         claimant.close()
         assert threading.active_count() == before
+
+
+def test_orders_by_chance_have_one_fault_at_each_depth_in_turn() -> None:
+    chance = Chance()
+
+    def run() -> list[str]:
+        moves: list[str] = []
+        for depth in range(4):
+            enabled = [Event(0, "", "a", depth), Event(1, "", "b", depth)]
+            if not any("l" in move for move in moves):
+                enabled += [Event(0, "l", "a", depth), Event(1, "l", "b", depth)]
+            moves.append(chance.choose(depth, enabled, {}).move)
+        chance.advance()
+        return moves
+
+    faults = [next(depth for depth, move in enumerate(run()) if "l" in move) for _ in range(8)]
+    assert faults == [0, 1, 2, 3, 0, 1, 2, 3]

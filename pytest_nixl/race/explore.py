@@ -3,7 +3,8 @@
 
 Four things that know nothing of each other's insides: the path, which holds requests; :class:`_Scene`, which knows when
 nobody can move without us, by rule and not by waiting; :class:`_Tree`, which chooses what moves next, depth first, and
-prunes by sleep sets; and the oracle, which says whether the ranks are right.
+prunes by sleep sets (or :class:`~pytest_nixl.race.chance.Chance`, which draws); and the oracle, which says whether the
+ranks are right.
 
 Two events whose order cannot matter (they touch no common key, or both only read it) are tried in one order only. A
 crash cuts a client off between two requests and kills it, another claimant is started in its stead, and the end of its
@@ -23,6 +24,7 @@ from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, Request, State
 from pytest_nixl.etcd.path.request import EVERYTHING
+from pytest_nixl.race.chance import Chance
 from pytest_nixl.race.oracle import faults
 from pytest_nixl.race.subject import Outcome, Running, Subject, leases
 from pytest_nixl.waiting import wait_until
@@ -173,13 +175,21 @@ class Explorer:
         self._crashes = crashes
         self._losses = losses
 
-    def explore(self, *, runs: int = 10_000, seconds: float = 60.0, until: Callable[[Run], bool] = _never) -> Report:
+    def explore(
+        self,
+        *,
+        runs: int = 10_000,
+        seconds: float = 60.0,
+        until: Callable[[Run], bool] = _never,
+        by_chance: bool = False,
+    ) -> Report:
         """Run the orders, until all are done, or ``runs`` or ``seconds`` are reached.
 
         :param until: whether a bad order is all that is looked for.
+        :param by_chance: whether orders are drawn, of a subject that does not do the same twice; there is no last one.
         """
         start = time.monotonic()
-        tree = _Tree()
+        tree: _Tree | Chance = Chance() if by_chance else _Tree()
         bad: list[Run] = []
         ran = left = orders = bad_orders = 0
         stopped = ""
@@ -191,7 +201,7 @@ class Explorer:
                 left += 1
             else:
                 ran += 1
-                count = linear_extensions(run.events, replaced)
+                count = 1 if by_chance else linear_extensions(run.events, replaced)
                 orders += count
                 if run.faults:
                     bad.append(run)
@@ -375,21 +385,29 @@ class _Scene:
             return
         request = sorted(way.held, key=self._label)[event.place]
         self._done[event.client, event.label] = event.nth
+        queue = self._queue(request)
         way.release(request, lose_answer=event.kind == "l")
-        if request.method == "Lock" and event.kind == "":
-            # Its answer may have to wait for others; it is done when its key is there, which nobody announces.
-            wait_until(lambda: self._in_lock(request, way), f"the key of {request}", seconds=QUIET_SECONDS)
-            return
         over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED}
+        if request.method == "Lock":
+            # Its answer may have to wait for others; it is done when its key is there, which nobody announces.
+            wait_until(
+                lambda: request.state in over or self._waits_in(request, queue, first=event.kind == ""),
+                f"the key of {request}",
+                seconds=QUIET_SECONDS,
+            )
+            return
         self._path.wait(lambda: request.state in over, f"the answer to {request}", seconds=QUIET_SECONDS)
         if event.kind == "l" and request.state is not State.ANSWER_LOST:
             raise DivergenceError(f"an answer was to be lost, and was not: {request}")
 
-    def _in_lock(self, request: Request, way: PathClient) -> bool:
-        if request.state is not State.SENT:
-            return True
-        keys = self._keys()
-        return any(key == f"{request.key}/{lease:x}" for key in keys for lease in leases(way))
+    def _queue(self, request: Request) -> list[str]:
+        """Return the keys of those that have a lock, or wait for it, in their order; of another request: none."""
+        return [key for key in self._keys() if request.method == "Lock" and key.startswith(f"{request.key}/")]
+
+    def _waits_in(self, request: Request, before: Sequence[str], *, first: bool) -> bool:
+        """Whether one more waits in a lock's queue than ``before``, or is ``first`` in it, whose answer is coming."""
+        new = set(queue := self._queue(request)) - set(before)
+        return bool(new if first else new - {queue[0]})
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """Return what became of every claimant that was not killed."""
