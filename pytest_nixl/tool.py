@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.evidence.others import too_many
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import WorkerError
 from pytest_nixl.worker.tools import TOOLS, Kept
@@ -103,7 +104,7 @@ class Started:
         self._output, self._seen = Kept(), 0
         self._code: int | None = None
         #: When it has ended, in seconds: ``clock``, and of processor time what it took (``own``) and its whole host
-        #: meanwhile (``all``).
+        #: meanwhile (``all``), of so many ``processors``.
         self.cost: dict[str, float] = {}
 
     def __enter__(self) -> Started:
@@ -208,6 +209,22 @@ class Started:
                 self._code, self.cost = found["code"], found["cost"]
                 return
             patience = 0.0
+
+
+def others_beside(first: Started, second: Started) -> float | None:
+    """Return the cores that others of the first one's host took, while it ran, of those that the two programs need.
+
+    None: it is not known, as one of them has not ended.
+    """
+    here = [first, *([second] if _host(first) == _host(second) else [])]
+    if not all(each.cost for each in here):
+        return None
+    taken = (first.cost["all"] - sum(each.cost["own"] for each in here)) / first.cost["clock"]
+    return too_many(max(0.0, taken), int(first.cost["processors"]), len(here))
+
+
+def _host(started: Started) -> str:
+    return str(started.tool.worker.versions["host"])
 
 
 def ended(code: int) -> str:

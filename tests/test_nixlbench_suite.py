@@ -80,8 +80,11 @@ def test_a_floor_of_the_profile_fails_its_row(program: str, tmp_path: Path) -> N
         '[[expect]]\nbackend = ["UCX"]\nfloor = "5 GB/s"\nsource = "made by a test"\n'
     )
     done = bench(program, f"--nixl-profile={profile}")
-    assert done.code == 1
-    assert "FAIL: nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor" in done.output
+    words = "nixlbench UCX WRITE DRAM:DRAM of 64KiB: 3.64 GB/s (29.1 Gb/s) is 73 % of the floor"
+    # Beside others on this machine it fails no row.
+    disturbed = f"INCONCLUSIVE: {words}" in done.output and "of the cores that the row needs" in done.output
+    assert disturbed or f"FAIL: {words}" in done.output
+    assert done.code == (0 if disturbed else 1)
 
 
 def test_wrong_bytes_are_corrupt(program: str) -> None:

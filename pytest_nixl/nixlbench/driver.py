@@ -19,7 +19,7 @@ from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.nixlbench.command import Meeting
 from pytest_nixl.nixlbench.group import Group
 from pytest_nixl.nixlbench.table import Fault, Output, Trouble, read_output
-from pytest_nixl.tool import Started, Tool, ended
+from pytest_nixl.tool import Started, Tool, ended, others_beside
 
 #: Seconds for which nixlbench sleeps at one point, in its ETCD runtime: nothing is to be seen of it meanwhile.
 _SLEEPS = 20.0
@@ -58,12 +58,14 @@ class Ran:
     :param log: all that rank 0 wrote, with UCX's tables.
     :param inconsistent: the process that found wrong bytes, and its words; empty: none did.
     :param remarks: sentences on what was odd and changes no figure.
+    :param others: cores that others of the initiator's host took of those that the run needed; None: not known.
     """
 
     output: Output
     log: str
     inconsistent: str = ""
     remarks: tuple[str, ...] = ()
+    others: float | None = None
 
 
 @dataclass
@@ -230,7 +232,8 @@ class _Run:
             raise self._died(self._culprit())
         first = self._ranks[0]
         remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
-        return Ran(read_output(first.text), first.text, inconsistent, remarks)
+        others = others_beside(*(rank.started for rank in self._ranks))
+        return Ran(read_output(first.text), first.text, inconsistent, remarks, others)
 
     def _whole(self) -> bool:
         """Whether rank 0 has printed all rows."""

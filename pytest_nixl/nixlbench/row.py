@@ -52,7 +52,14 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         return JudgedRow(Judgement(Verdict.ERROR, f"{name}: it {said}", remedy))
     seconds = transfers[0] * row.block * row.batch / row.bandwidth
     transports = BACKENDS[plain.backend].transports(ran.log, plain.op, plain.block)
-    samples = Samples(plain, windows=(seconds,), transfers=(transfers[0],), latencies=(), transports=transports)
+    samples = Samples(
+        plain,
+        windows=(seconds,),
+        transfers=(transfers[0],),
+        latencies=(),
+        transports=transports,
+        others=() if ran.others is None else (ran.others,),
+    )
     expectation = profile.expectation(plain)
     # Whole transfers have no percentiles in its table: those bounds are judged by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None

@@ -15,7 +15,7 @@ class Raw:
     :param value: bytes per second.
     :param version: of the library below the tool, by its own word: ``UCX 1.13.1``; empty: it did not say.
     :param transports: what carried the bytes, as the tool's library reports it (``tcp/eth0``); empty: it does not.
-    :param others: cores that other processes took meanwhile, of the initiator's host.
+    :param others: cores that others of the initiator's host took meanwhile, of those that the tool needed.
     :param test: what the tool calls what it did, such as ``ucp_put_bw``.
     """
 

@@ -12,7 +12,7 @@ from pytest_nixl.raw.line import Line
 from pytest_nixl.raw.measured import Raw
 from pytest_nixl.raw.tools import RawTool
 from pytest_nixl.record.samples import RowKey
-from pytest_nixl.tool import Started, Tool, ended
+from pytest_nixl.tool import Started, Tool, ended, others_beside
 from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Place
 
@@ -88,15 +88,8 @@ class RawPair:
             value=line.value,
             version=self._tool.version(text) or (found and f"{library} {found}"),
             transports=self._tool.transports(text, key, transports),
-            others=self._others(client, server),
+            others=others_beside(client, server) or 0.0,
         )
-
-    def _others(self, client: Started, server: Started) -> float:
-        """Cores that other processes of the client's host took while it ran."""
-        own = client.cost["own"]
-        if self.client.worker.versions["host"] == self.server.worker.versions["host"]:
-            own += server.cost["own"]
-        return max(0.0, (client.cost["all"] - own) / client.cost["clock"])
 
     def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[Started, int]:
         """Start the server on a port that is free, and wait until it listens there."""

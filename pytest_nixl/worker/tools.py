@@ -97,7 +97,8 @@ class Program:
         self.output = Kept()
         self.changed = threading.Condition()
         self.code: int | None = None
-        #: When it has ended, in seconds: of the clock, and of processor time that it took and that all took meanwhile.
+        #: When it has ended, in seconds: of the clock, and of processor time that it took and that all took meanwhile,
+        #: of how many processors.
         self.cost: dict[str, float] = {}
         self._began = time.monotonic(), busy_seconds(own_processors())
         self._ended = self._silent = False
@@ -157,6 +158,7 @@ class Program:
                 "clock": time.monotonic() - began,
                 "own": usage.ru_utime + usage.ru_stime,
                 "all": busy_seconds(own_processors()) - busy,
+                "processors": len(own_processors()),
             }
             self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
             self._ended = True
