@@ -20,6 +20,12 @@ from pytest_nixl.keeper import keeper
 
 MARK = "PYTEST_NIXL_TEST_MARK"
 
+#: The suites without those that a gate does not want and that take the longest.
+REQUIRED = (
+    "suites/bandwidth", "suites/faults", "suites/infrastructure", "suites/metadata/test_exchange.py",
+    "suites/rank_race/test_this_run.py", "suites/uri_validation",
+)  # fmt: skip
+
 #: A test that says when everything is up: a link in mid-transfer, an agent that has published, a private etcd.
 BUSY = """
 import threading
@@ -131,9 +137,12 @@ def test_a_run_that_is_ended_leaves_nothing(
     assert eventually(lambda: not scene.left()), scene.left()
 
 
-def test_a_healthy_machine_passes_the_gate_and_the_run_leaves_nothing(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    "suites", [pytest.param(("suites",), id="all", marks=pytest.mark.whole), pytest.param(REQUIRED, id="required")]
+)
+def test_a_healthy_machine_passes_the_gate_and_the_run_leaves_nothing(scene: Scene, suites: tuple[str, ...]) -> None:
     done = run(
-        "suites", f"--rootdir={ROOT}", "--nixl-gate", "--nixl-blocks=64KiB,1MiB", f"--nixl-etcd={scene.etcd.endpoint}",
+        *suites, f"--rootdir={ROOT}", "--nixl-gate", "--nixl-blocks=64KiB,1MiB", f"--nixl-etcd={scene.etcd.endpoint}",
         # Else the host's libibverbs, where it has one, is a second copy: a warning.
         env={"TMPDIR": str(scene.directory), MARK: scene.mark, "UCX_MODULES": "^ib"},
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import run
 
-FUNCTIONAL = ("suites/infrastructure", "suites/metadata", "suites/uri_validation")
+FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation")
 
 
 def test_functional_suites_run_in_parallel() -> None:

@@ -60,11 +60,15 @@ def url(net: Network, running_etcd: str) -> Iterator[str]:
     assert keys(net["head"]) == []
 
 
-def test_two_ranks_run_the_whole_suites_and_meet_in_the_sites_etcd(
-    net: Network, env: dict[str, str], url: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "suites",
+    [pytest.param(WHOLE, id="whole", marks=pytest.mark.whole), pytest.param(("suites/metadata",), id="metadata")],
+)
+def test_two_ranks_run_the_suites_and_meet_in_the_sites_etcd(
+    net: Network, env: dict[str, str], url: str, tmp_path: Path, suites: tuple[str, ...]
 ) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}"
-    whole = command(*WHOLE, *FEW, accepted, "--nixl-ranks=2", f"--nixl-etcd={url}")
+    whole = command(*suites, *FEW, accepted, "--nixl-ranks=2", f"--nixl-etcd={url}")
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *whole, *report_options(tmp_path), env=env)
     all_end_with(0, done)
     assert [report["host"] for report in reports(tmp_path, 2)] in (["node-0", "node-1"], ["node-1", "node-0"])
@@ -72,7 +76,7 @@ def test_two_ranks_run_the_whole_suites_and_meet_in_the_sites_etcd(
 
 
 @pytest.mark.parametrize(
-    "suites", [pytest.param(WHOLE, id="whole", marks=pytest.mark.soak), pytest.param(OF_RANKS, id="of-ranks")]
+    "suites", [pytest.param(WHOLE, id="whole", marks=pytest.mark.whole), pytest.param(OF_RANKS, id="of-ranks")]
 )
 def test_four_ranks_run_the_suites_where_rank_0_serves_the_etcd(
     net: Network, env: dict[str, str], tmp_path: Path, suites: tuple[str, ...]
