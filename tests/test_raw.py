@@ -61,7 +61,7 @@ def slowed(self, keeper, name, environment, prefix=()):
 local.LocalProcess.__init__ = slowed
 timed = Link._timed
 
-def held(self, *arguments):
+def held(self, *arguments, **more):
     over, pid = threading.Event(), self.target.worker.pid
 
     def hold():
@@ -73,7 +73,7 @@ def held(self, *arguments):
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        return timed(self, *arguments)
+        return timed(self, *arguments, **more)
     finally:
         over.set()
         thread.join()
