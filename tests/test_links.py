@@ -25,6 +25,17 @@ def link(pairs: Pairs, op: str = "WRITE") -> Link:
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_every_slot_in_flight_is_used_where_few_transfers_fill_a_window(
+    make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that a hundredth of a second is less than one turn
+    block, depth = 4 << 20, 32
+    samples = link(make_pairs(blocks=(block,), depth=(depth,), duration=0.0), op).measure(block, depth=depth)
+    assert samples.corruption is None
+    assert min(samples.transfers) >= depth
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
 @pytest.mark.parametrize(("block", "batch", "depth"), [(1, 1, 1), (4096, 8, 1), (65536, 1, 4), (12345, 3, 5)])
 def test_every_byte_arrives_and_is_compared(make_pairs: MakePairs, op: str, block: int, batch: int, depth: int) -> None:
     pairs = make_pairs(blocks=(block,), batch=(batch,), depth=(depth,))

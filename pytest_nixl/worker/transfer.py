@@ -86,6 +86,11 @@ class Initiator:
         self._deadline = deadline
         self._window = 0
 
+    @property
+    def depth(self) -> int:
+        """Transfers in flight, at most."""
+        return len(self._plain)
+
     def window(self, transfers: int, stamps: array[int]) -> float:
         """Make ``transfers`` transfers and return the seconds until the last was delivered.
 
@@ -201,7 +206,8 @@ def measure(
     if warmup:
         initiator.window(warmup, stamps_for(warmup))
     estimate = _settle(initiator, settle)
-    per_window = max(-(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
+    # Every slot carries what is compared afterwards.
+    per_window = max(initiator.depth, -(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
