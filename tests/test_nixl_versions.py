@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
+import torch_once
 
 from pytest_nixl import nixl_versions
 from pytest_nixl.errors import NixlPluginError
@@ -32,3 +34,14 @@ def test_a_taken_port_is_told_where_nixl_would_be_silent() -> None:
             port_for("0.9.0", port)
         assert "choose another listen_port" in caught.value.remedy
         assert port_for("1.0.1", port) == port  # NIXL itself refuses it
+
+
+def metadata(*requires: str) -> dict[str, Any]:
+    return {"install": [{"metadata": {"requires_dist": list(requires)}}]}
+
+
+def test_a_torch_that_wants_cuda_is_not_installed_for_the_older_releases() -> None:
+    assert not torch_once.wants_cuda(metadata("filelock", "sympy>=1.13.3"))
+    assert torch_once.wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
+    assert torch_once.wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))
+    assert torch_once.wants_cuda({"install": []}), "there is none for this Python"

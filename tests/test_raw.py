@@ -40,9 +40,9 @@ RATIO = re.compile(
 #: A double: what others take of this machine's cores is taken for nothing, as it puts every figure in doubt.
 STILL = """
 from pytest_nixl import link
-from pytest_nixl.raw.pair import RawPair
+from pytest_nixl.raw import pair
 
-RawPair._others = lambda *_: 0.0
+pair.others_beside = lambda *_: 0.0
 samples = link.Samples
 link.Samples = lambda **found: samples(**{**found, "others": ()})
 """
@@ -308,7 +308,7 @@ def beside(
         (beside(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "and NIXL did not: the ratio says nothing"),
         (beside(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "went over tcp/eth0, and NIXL did not"),
         (beside(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "the ratio says nothing"),
-        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "but others took 1.5 cores meanwhile"),
+        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "took 1.5 of the cores that it needs"),
         (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw figure"),
     ],
 )  # fmt: skip

@@ -64,7 +64,7 @@ def judge_ratio(one: Beside) -> Judgement:
 
     Where both did not go the same way, the ratio says nothing: UNKNOWN for a row that failed or has a bound, else
     NOT-APPLICABLE. A row that failed is FAIL, with which of both is slow. A bound that is not met is FAIL. Where others
-    took the cores meanwhile, neither is decided: INCONCLUSIVE. All else is PASS.
+    took cores that the raw tool needs, neither is decided: INCONCLUSIVE. All else is PASS.
     """
     row, raw = describe(one.key), one.ratio.raw
     wanted = one.failed or one.bound is not None
@@ -75,7 +75,7 @@ def judge_ratio(one: Beside) -> Judgement:
     nixl, theirs = rate(one.ratio.nixl), rate(raw.value)
     figures = f"{raw.words} moves {theirs} over the same path ({'+'.join(raw.transports)})"
     if wanted and raw.others > DISTURBED_CORES:
-        reason = f"{row}: NIXL moves {nixl} and {figures}, but others took {raw.others:.1f} cores meanwhile"
+        reason = f"{row}: NIXL moves {nixl} and {figures}, but others took {raw.others:.1f} of the cores that it needs"
         return Judgement(Verdict.INCONCLUSIVE, reason, _DISTURBED)
     share = percentage(one.ratio.nixl, raw.value)
     floor = one.expectation.floor if one.expectation is not None else None

@@ -103,7 +103,7 @@ def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Toge
     """Return that one of them moved a wrong byte, if one did."""
     for name, each in zip(names, samples, strict=True):
         if each.corruption is not None:
-            words = f"{what} of {name} beside {len(samples) - 1} others: {each.corruption}"
+            words = f"{what} of {name} beside {len(set(names)) - 1} others: {each.corruption}"
             return Together(Verdict.CORRUPT, words, "run that pair alone; look at both hosts' memory and adapters")
     return None
 

@@ -100,11 +100,10 @@ class _Rank:
         return read_output(f"{self.text}\n").faults
 
     def look(self, patience: float) -> None:
-        """See what it has written, and wait ``patience`` for its end."""
+        """See what it has written and whether it has ended; wait ``patience`` for either."""
         if self.code is None:
-            self.started.wait_for("\0", patience)  # never written: it comes back early where the process ends
-            self.text = self.started.output()
-            self.code = self.started.poll()
+            self.code = self.started.poll_within(patience)
+            self.text = self.started.output()  # after the code: of one that has ended it is all
 
     def tail(self) -> str:
         lines = [line for line in self.text.splitlines() if line.strip() and not line.endswith(("|", "+"))]

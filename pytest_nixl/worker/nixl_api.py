@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import socket
 import sys
 from typing import Any
@@ -23,9 +24,10 @@ def load() -> dict[str, str]:
     """
     try:
         module = importlib.import_module("nixl._api")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package, version = installed()
-        if error.name == "torch" and nixl_versions.imports_torch(version):
+        # By itself it says that there is no NIXL for this CUDA: its package hides what that one lacks.
+        if nixl_versions.imports_torch(version) and importlib.util.find_spec("torch") is None:
             raise NixlPluginError(
                 f"NIXL cannot be loaded: {package} {version} imports torch, as every release before 1.4 does, and "
                 "there is none",

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
 from pytest_nixl.nixl_versions import numbers
@@ -62,6 +66,20 @@ def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Cal
     yield make
     for pairs in made:
         pairs.close()
+
+
+@pytest.mark.skipif(MEET, reason=f"NIXL {OURS} loads without torch")
+def test_a_release_that_imports_torch_says_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    # A worker looks where pytest does.
+    without = [entry for entry in sys.path if not Path(spec.origin).is_relative_to(entry or Path.cwd())]
+    monkeypatch.setattr(sys, "path", without)
+    worker = Here(keeper(), 0).start("agent", {"PYTHONPATH": None}, 30.0)
+    with pytest.raises(NixlPluginError, match=f"nixl-cu12 {OURS} imports torch, as every release before 1.4 does"):
+        worker.call("free_port")
+    worker.kill()
 
 
 @meets
