@@ -155,7 +155,7 @@ def test_a_program_that_is_not_there_is_said_with_how_to_get_it(monkeypatch: pyt
         assert not tool.there
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ is not there") as caught:
             tool.start([])
-        assert "apt-get install ucx-utils" in caught.value.remedy
+        assert "--nixl-raw-tools=DIR" in caught.value.remedy
 
 
 def test_a_program_that_cannot_be_executed_is_said(make: Make) -> None:

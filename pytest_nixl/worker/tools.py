@@ -28,7 +28,7 @@ from pytest_nixl.worker.guard import Guard
 #: The programs that a worker starts, and what brings each.
 TOOLS = {
     "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
-    "ucx_perftest": "apt-get install ucx-utils, or name the directory that has it by --nixl-raw-tools",
+    "ucx_perftest": "give its directory with --nixl-raw-tools=DIR; docs/raw-tools.md says how to unpack one",
     "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
     "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
 }
