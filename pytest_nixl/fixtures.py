@@ -12,7 +12,6 @@ import pytest
 
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.run import LinkParam, Run, asked_links
-from pytest_nixl.settings import Settings
 from pytest_nixl.sigterm import sigterm_ends_in_order
 from pytest_nixl.units import MIB
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_nixl.agent import Buffer, NixlAgent
     from pytest_nixl.cluster.cluster import Cluster
     from pytest_nixl.link import Link, Pairs
+    from pytest_nixl.settings import Settings
 
 
 class MakeBuffer(Protocol):

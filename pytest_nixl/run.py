@@ -15,7 +15,6 @@ from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
-from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.values import DevicePair, MemoryPair
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_nixl.record.recorded import Recorded
     from pytest_nixl.record.results import Result
     from pytest_nixl.record.samples import RowKey, Samples
+    from pytest_nixl.settings import Settings
 
 RUN = pytest.StashKey["Run"]()
 
@@ -126,6 +126,8 @@ class Run:
     @cached_property
     def settings(self) -> Settings:
         """The settings, read when first asked for. :raises pytest.UsageError: where one of them is bad."""
+        from pytest_nixl.settings import read_settings
+
         return read_settings(self.config)
 
     @property
@@ -143,8 +145,8 @@ class Run:
 
     @property
     def in_cluster(self) -> bool:
-        """Whether this process is one of several ranks."""
-        return self.usable and self.asked.several
+        """Whether this process is one of several ranks. Settings are not read for a run that uses nothing of ours."""
+        return (self.asked_for or self.checks) and self.usable and self.asked.several
 
     @property
     def serves(self) -> bool:

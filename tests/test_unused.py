@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A project in which the plugin is installed and unused loads little of it, and none of its settings."""
+
+from __future__ import annotations
+
+import pytest
+from inner import run_pytest
+
+#: Of ours, what the table of options, the hooks and the fixtures' names need.
+NEEDED = {
+    "pytest_nixl",
+    "pytest_nixl.cluster",
+    "pytest_nixl.cluster.pairing",
+    "pytest_nixl.errors",
+    "pytest_nixl.etcd",
+    "pytest_nixl.etcd.endpoints",
+    "pytest_nixl.etcd.fixtures",
+    "pytest_nixl.fixtures",
+    "pytest_nixl.gate",
+    "pytest_nixl.gate.conclude",
+    "pytest_nixl.gate.verdicts",
+    "pytest_nixl.options",
+    "pytest_nixl.plugin",
+    "pytest_nixl.run",
+    "pytest_nixl.sigterm",
+    "pytest_nixl.units",
+    "pytest_nixl.values",
+}
+#: What only a run of ours needs, and is slow to load.
+SLOW = {"numpy", "requests", "urllib3", "etcd3gw", "h2", "scipy", "nixl", "docker", "testcontainers"}
+
+
+def test_an_unrelated_project_loads_no_settings(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    pytester.makeconftest(
+        """
+        import sys
+
+        def pytest_unconfigure():
+            print("loaded:", *sys.modules)
+        """
+    )
+    run = run_pytest(pytester, "-s", "-p", "no:benchmark")
+    [loaded] = [line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:")]
+    assert run.ret == 0
+    assert {name for name in loaded if name.partition(".")[0] == "pytest_nixl"} == NEEDED
+    assert SLOW.isdisjoint(loaded)
