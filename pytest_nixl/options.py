@@ -133,6 +133,8 @@ OPTIONS: tuple[Option, ...] = (
            "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
+    Option("keep_going", values.parse_yes_no, "yes or no", "no", "go on after a check of the infrastructure that the "
+           "profile requires has failed", switch=True),
     Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",
            "what this run validates, for the records", "REF", ("NIXL_IMAGE",)),
     Option("baseline", values.parse_baseline, "an existing file or directory, or else an image of the store", "",

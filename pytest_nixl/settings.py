@@ -74,6 +74,8 @@ class Settings:
     #: Directory of the raw tools; empty: those on PATH.
     raw_tools: str
     gate: bool
+    #: Whether the run goes on after a required check of the infrastructure has failed.
+    keep_going: bool
     image: str
     baseline: str
     against: Against | None

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.gate.suites import not_chosen
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
@@ -49,7 +50,8 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
         for text in (*run.party.ending.verdict.splitlines(), *run.notes):
             terminal.write_line(text)
         return
-    shown = list(lines(run.results, gate=run.settings.gate))
+    left_out = not_chosen(run.suites) if run.settings.gate else ()
+    shown = list(lines(run.results, gate=run.settings.gate, left_out=left_out))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
     for line in shown:
