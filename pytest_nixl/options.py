@@ -121,7 +121,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("duration", values.parse_seconds, units.TIME_FORM, "0.1s", "time to measure each row for, at least", "TIME"),
     Option("timeout", values.parse_timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
     Option("profile", values.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
-           "loopback", "what to expect of this kind of machine", "NAME|FILE"),
+           "loopback", "what to expect of this kind of machine; where none is named and LIBFABRIC alone is asked for, "
+           "one of what is here", "NAME|FILE"),
     Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench that is run, and whose "
            "registration is checked, if not that on PATH", "PATH"),
     Option("nixlbench_runtime", values.one_of(*values.NIXLBENCH_RUNTIMES), " | ".join(values.NIXLBENCH_RUNTIMES),

@@ -126,6 +126,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)
+    if run.used and not run.parallel and run.settings.gate:
+        from pytest_nixl.gate.profiles import load_profile
+        from pytest_nixl.gate.silent_profile import refuse_silence
+
+        refuse_silence(load_profile(run.settings.profile), session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

@@ -11,6 +11,8 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.gate.profiles import load_profile
+from pytest_nixl.gate.silent_profile import silence
 from pytest_nixl.gate.suites import not_chosen
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
@@ -28,6 +30,8 @@ def header(settings: Settings, asked: Asked) -> Iterator[str]:
     yield f"pytest-nixl {_own_version()}:"
     for line in settings.lines():
         yield f"  {line}"
+    if silent := silence(load_profile(settings.profile)):
+        yield f"  {silent}"
     if asked.several or asked.placement is not None:
         yield f"  {asked}"
 
