@@ -252,7 +252,15 @@ class Link:
             corruption=corruption,
             counted=evidence,
             others=(found["others"],),
+            obstacle=self._obstacle(),
         )
+
+    def _obstacle(self) -> str:
+        """What forbids that UCX copies from process to process; empty: nothing does, or they are on two hosts."""
+        one, other = self.initiator.worker.versions, self.target.worker.versions
+        if one["host"] != other["host"]:
+            return ""
+        return str(one.get("obstacle") or other.get("obstacle") or "")
 
     @contextlib.contextmanager
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:

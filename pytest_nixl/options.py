@@ -121,7 +121,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("duration", values.parse_seconds, units.TIME_FORM, "0.1s", "time to measure each row for, at least", "TIME"),
     Option("timeout", values.parse_timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
     Option("profile", values.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
-           "loopback", "what to expect of this kind of machine", "NAME|FILE"),
+           "loopback", "what to expect of this kind of machine; where none is named and LIBFABRIC alone is asked for, "
+           "one of what is here", "NAME|FILE"),
     Option("nixlbench", values.parse_program, "the path of a program", "", "the nixlbench that is run, and whose "
            "registration is checked, if not that on PATH", "PATH"),
     Option("nixlbench_runtime", values.one_of(*values.NIXLBENCH_RUNTIMES), " | ".join(values.NIXLBENCH_RUNTIMES),
@@ -133,6 +134,8 @@ OPTIONS: tuple[Option, ...] = (
            "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", values.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
+    Option("keep_going", values.parse_yes_no, "yes or no", "no", "go on after a check of the infrastructure that the "
+           "profile requires has failed", switch=True),
     Option("image", values.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",
            "what this run validates, for the records", "REF", ("NIXL_IMAGE",)),
     Option("baseline", values.parse_baseline, "an existing file or directory, or else an image of the store", "",

@@ -22,6 +22,7 @@ from pytest_nixl.fixtures import (
     require_image,
 )
 from pytest_nixl.gate.conclude import check_of
+from pytest_nixl.gate.preconditions import Preconditions
 from pytest_nixl.options import add_options
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
 
@@ -80,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
+    config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -93,7 +95,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)  # links vary slowest: one operation's sizes follow each other
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
-    run.checks |= metafunc.definition.get_closest_marker("nixl_check") is not None
+    if metafunc.definition.get_closest_marker("nixl_check") is not None:
+        from pytest_nixl.gate.suites import suite_of
+
+        run.checks = True
+        run.suites |= {suite for suite in (suite_of(metafunc.definition.path),) if suite is not None}
     if "nixl_link" in metafunc.fixturenames and run.usable:
         parametrize_links(metafunc, run)
 
@@ -120,6 +126,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)
+    if run.used and not run.parallel and run.settings.gate:
+        from pytest_nixl.gate.profiles import load_profile
+        from pytest_nixl.gate.silent_profile import refuse_silence
+
+        refuse_silence(load_profile(run.settings.profile), session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -214,7 +225,10 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     profile = load_profile(settings.profile)
     if settings.gate:
         run.results += missed(profile, run)
-    compare(run)
+    if not run.ended:
+        compare(run)
+    elif not settings.gate:
+        run.notes.append(run.ended)
     if settings.judges and failed(run.results, profile, gate=settings.gate):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     leave(session.config, run)

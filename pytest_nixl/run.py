@@ -97,6 +97,10 @@ class Run:
     #: Whether a test of ours was collected, and whether a check of the suites was.
     used: bool = False
     checks: bool = False
+    #: Suites of ours of which a test was collected, whether it was deselected or not.
+    suites: set[str] = field(default_factory=set)
+    #: Why the run ended before its last test: a check that must hold failed. Empty: it did not.
+    ended: str = ""
     #: pytest-benchmark's statistics of each row, for the record.
     benchmarks: list[Any] = field(default_factory=list)
     #: The keys of rows that were measured, by their text.

@@ -17,6 +17,7 @@ import pytest
 
 from pytest_nixl.cluster.pairing import Pairing
 from pytest_nixl.etcd.endpoints import redact
+from pytest_nixl.gate.default_profile import default_profile
 from pytest_nixl.options import OPTIONS, Option
 from pytest_nixl.values import (
     COMPARED_LAUNCHES,
@@ -74,6 +75,8 @@ class Settings:
     #: Directory of the raw tools; empty: those on PATH.
     raw_tools: str
     gate: bool
+    #: Whether the run goes on after a required check of the infrastructure has failed.
+    keep_going: bool
     image: str
     baseline: str
     against: Against | None
@@ -143,6 +146,9 @@ def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ
     sources: dict[str, str] = {}
     for item in OPTIONS:
         values[item.field], sources[item.field] = _read(item, config, environ)
+    if sources["profile"] == "default":
+        values["profile"], why = default_profile(values["backend"])
+        sources["profile"] = f"default: {why}" if why else "default"
     ignored = [*_target_segment(values, sources, environ), *_ignored(sources, environ)]
     settings = Settings(**values, sources=sources, ignored=tuple(ignored))
     _check_together(settings)

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
-from runs import BANDWIDTH, bandwidth, profile, run
+from runs import BANDWIDTH, ROOT, bandwidth, profile, run
+
+from pytest_nixl.gate.suites import checks_of_suites
 
 GATE = "--nixl-gate"
 
@@ -52,16 +56,65 @@ def test_ranks_that_a_launcher_started_need_an_etcd_to_meet_in(environment: dict
 
 
 def test_no_row_measured_fails() -> None:
-    done = run("suites/infrastructure", GATE)
+    done = run("suites/bandwidth/test_raw.py", GATE, "--nixl-blocks=64KiB")
     assert "MISSING bandwidth: no row was measured: there is nothing to accept" in done.output
     assert "NIXL gate: FAIL" in done.output
     assert done.code == 1
 
 
+def test_a_suite_alone_passes_on_a_healthy_machine_and_names_the_suites_that_were_not_chosen() -> None:
+    done = run("suites/infrastructure", GATE)
+    assert "MISSING" not in done.output
+    verdict = re.search(r"^NIXL gate: PASS.*suites not chosen: (.*)\)$", done.output, re.MULTILINE)
+    assert verdict is not None, done.output
+    assert set(verdict[1].split(", ")) == set(checks_of_suites()) - {"infrastructure"}
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("suites/infrastructure", "-k", "not test_nixl_loads"),
+        ("suites/infrastructure", "--deselect=suites/infrastructure/test_nixl.py::test_nixl_loads"),
+        ("suites/infrastructure", "--ignore=suites/infrastructure/test_nixl.py"),
+        ("suites/infrastructure/test_etcd.py::test_etcd_answers",),
+    ],
+    ids=["-k", "--deselect", "--ignore", "node id"],
+)
+def test_a_required_check_that_is_left_out_of_a_chosen_suite_is_missing(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'nixl-loads', 'bandwidth']")
+    done = run(*arguments, GATE, f"--nixl-profile={required}")
+    assert re.findall(r"^MISSING ([\w-]+):", done.output, re.MULTILINE) == ["nixl-loads"]
+    assert done.code == 1
+
+
 def test_nothing_collected_fails(tmp_path: Path) -> None:
     done = run(str(tmp_path), GATE)
-    assert "no row was measured" in done.output
+    assert "MISSING whole-run: no check came to an answer: there is nothing to accept" in done.output
     assert done.code == 1
+
+
+def test_a_suite_of_which_everything_was_deselected_fails() -> None:
+    done = run("suites/infrastructure", GATE, "-k", "nothing_is_called_so")
+    assert "MISSING whole-run: no check came to an answer: there is nothing to accept" in done.output
+    assert done.code == 1
+
+
+def test_a_required_check_of_nobody_known_is_missing_whatever_suite_was_chosen(tmp_path: Path) -> None:
+    required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'fabric-answers']")
+    done = run("suites/infrastructure/test_etcd.py", GATE, f"--nixl-profile={required}")
+    assert re.findall(r"^MISSING ([\w-]+):", done.output, re.MULTILINE) == ["fabric-answers"]
+    assert done.code == 1
+
+
+def test_the_checks_of_the_suites_are_those_that_their_tests_make() -> None:
+    """What is read from the files is what pytest collects: each check, in each suite."""
+    done = run("suites", "--collect-only", "-q", "-p", "list_checks",
+               env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(ROOT)))})  # fmt: skip
+    collected = {tuple(line.split()[1:]) for line in done.output.splitlines() if line.startswith("CHECK ")}
+    assert collected == {(suite, check) for suite, checks in checks_of_suites().items() for check in checks}
 
 
 def test_a_row_that_is_deselected_is_missing(tmp_path: Path) -> None:
@@ -125,6 +178,6 @@ def test_tests_that_are_planned_and_not_run_fail() -> None:
 
 
 def test_a_gate_set_in_the_ini_file_is_a_gate() -> None:
-    done = run("suites/infrastructure", "-o", "nixl_gate=yes")
+    done = run("suites/infrastructure/test_etcd.py", "-o", "nixl_gate=yes")
     assert "NIXL gate: FAIL" in done.output
     assert done.code == 1

@@ -46,6 +46,7 @@ HEADER = [
     "  --nixl-nixlbench-args=none (default)",
     "  --nixl-raw-tools=none (default)",
     "  --nixl-gate=no (default)",
+    "  --nixl-keep-going=no (default)",
     "  --nixl-image=none (default)",
     "  --nixl-baseline=none (default)",
     "  --nixl-against=none (default)",

@@ -54,6 +54,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "nixlbench_args": ("-mode MG --check_consistency", ("--mode=MG", "--check_consistency")),
     "raw_tools": ("raw", "raw"),
     "gate": ("yes", True),
+    "keep_going": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
     "baseline": ("here.pem", "here.pem"),
     "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", Against("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
@@ -62,6 +63,9 @@ TEXTS: dict[str, tuple[str, object]] = {
     "store": ("runs", "runs"),
     "report": ("a.html,b.csv", ("a.html", "b.csv")),
 }
+
+#: What is on or off, and takes no value on the command line.
+SWITCHES = tuple(item.field for item in OPTIONS if item.switch)
 
 DEFAULTS: dict[str, object] = {
     "backend": ("UCX",),
@@ -97,6 +101,7 @@ DEFAULTS: dict[str, object] = {
     "nixlbench_args": (),
     "raw_tools": "",
     "gate": False,
+    "keep_going": False,
     "image": "",
     "baseline": "",
     "against": None,
@@ -133,7 +138,7 @@ def configure(
     """Return pytest's own configuration for settings that are typed, and those of an ini file."""
     pytester.makeini("\n".join(["[pytest]", *(f"nixl_{name} = {text}" for name, text in (ini or {}).items())]))
     flags = {item.field: item.flag for item in OPTIONS}
-    typed = [flags[name] if name == "gate" else f"{flags[name]}={text}" for name, text in (options or {}).items()]
+    typed = [flags[name] if name in SWITCHES else f"{flags[name]}={text}" for name, text in (options or {}).items()]
     return pytester.parseconfig(*PLUGIN, *typed)
 
 
@@ -178,7 +183,7 @@ def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> 
 @EACH
 def test_an_option_wins_over_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
     text, value = TEXTS[name]
-    ini = "no" if name == "gate" else "worthless: it is not even read"
+    ini = "no" if name in SWITCHES else "worthless: it is not even read"
     settings = read(pytester, {name: text, **BESIDE.get(name, {})}, {name: ini})
     assert (getattr(settings, name), settings.sources[name]) == (value, "option")
 
@@ -346,7 +351,7 @@ def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> No
 
 def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     """What the header shows of a setting is what would be typed for it."""
-    left_out = ("etcd_user", "group_token", "gate", *APART)
+    left_out = ("etcd_user", "group_token", *SWITCHES, *APART)
     first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
     shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in first.lines())
     again = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.gate.suites import BANDWIDTH, answerable
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
 from pytest_nixl.run import Run, asked_links
@@ -48,16 +49,23 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
 
 def missed(profile: Profile, run: Run) -> list[Result]:
     """Return a MISSING result for every required check, row and kind of memory that was asked for and has no result."""
-    return [*_missed_checks(profile, run.results), *_missed_memory(run), *_missed_rows(run)]
+    if run.ended:
+        remedy = "mend what failed first, or give --nixl-keep-going to run the rest all the same"
+        return [Result("whole-run", "", Verdict.MISSING, run.ended, remedy)]
+    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and BANDWIDTH not in run.suites:
+        reason = "no check came to an answer: there is nothing to accept"
+        return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or none, which is all of them")]
+    return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
-def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Result]:
-    for check in profile.required:
+def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
+    results = run.results
+    for check in (each for each in profile.required if answerable(each, run.suites)):
         made = [result for result in results if result.check == check]
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
         if not made:
             reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
-            remedy = "run the whole of the suites, with no -k, -m or --deselect"
+            remedy = "run the whole of its suite, with no -k, -m, --deselect or node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
         elif len(skipped) == len(made):
             why = skipped[0].reason
@@ -67,9 +75,11 @@ def _missed_checks(profile: Profile, results: Sequence[Result]) -> Iterator[Resu
 
 
 def _missed_rows(run: Run) -> Iterator[Result]:
+    if BANDWIDTH not in run.suites:
+        return
     if not any(result.figures for result in run.results):
         reason = "no row was measured: there is nothing to accept"
-        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the bandwidth suite as well")
+        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole of the bandwidth suite")
         return
     judged = {result.row for result in run.results}
     for row in asked_rows(run):
@@ -81,6 +91,8 @@ def _missed_rows(run: Run) -> Iterator[Result]:
 
 def _missed_memory(run: Run) -> Iterator[Result]:
     """GPU memory is never asked for by accident: that this machine has none is no reason to pass."""
+    if BANDWIDTH not in run.suites:
+        return
     found = {result.row: result for result in run.results if result.row}
     memories = dict.fromkeys(link.memory for link in asked_links(run.settings, run.asked))
     for memory in (each for each in memories if "VRAM" in (each.initiator, each.target)):

@@ -27,6 +27,12 @@ _DISTURBED = (
     "machine: give it a lower one."
 )
 
+_NO_CMA = (
+    "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
+    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or judge what is there: UCX_TLS=tcp and "
+    "--nixl-profile=tcp-loopback."
+)
+
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
 _CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 
@@ -101,11 +107,10 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
-    return Judgement(
-        Verdict.WRONG_TRANSPORT,
-        f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only",
-        _transport_remedy(samples.key, set(accepted)),
-    )
+    reason = f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only"
+    if samples.obstacle and "cma" in accepted:
+        return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
+    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted)))
 
 
 def _contradicted(row: str, samples: Samples) -> Judgement | None:

@@ -70,7 +70,7 @@ def versions_of(link: Link) -> dict[str, str]:
         {
             name: str(value)
             for name, value in end.worker.versions.items()
-            if name not in ("pid", "host", "gpu", "nixl_module")
+            if name not in ("pid", "host", "gpu", "nixl_module", "obstacle")
         }
         for end in (link.initiator, link.target)
     )

@@ -68,6 +68,7 @@ class Samples:
     :param launches: how many of the windows are of each launch, in order; empty: all are of one.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
     :param others: cores that others of the initiator's host took of those that each launch needed; empty: not known.
+    :param obstacle: what forbids that one process of this host copies from another; empty: nothing that is known.
     """
 
     key: RowKey
@@ -79,6 +80,7 @@ class Samples:
     launches: tuple[int, ...] = ()
     counted: Counted | None = None
     others: tuple[float, ...] = ()
+    obstacle: str = ""
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples and those of one more launch of the same row."""

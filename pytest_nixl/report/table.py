@@ -29,8 +29,11 @@ class Line:
     outcome: Outcome | None = None
 
 
-def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
-    """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums."""
+def lines(results: Sequence[Result], *, gate: bool, left_out: Sequence[str] = ()) -> Iterator[Line]:
+    """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums.
+
+    :param left_out: names of the suites that this run did not choose, which its verdict says nothing of.
+    """
     rows = [result for result in results if _shown(result)]
     if rows:
         yield from _table(rows, gate)
@@ -42,7 +45,7 @@ def lines(results: Sequence[Result], *, gate: bool) -> Iterator[Line]:
             alike.setdefault((result.verdict, result.remedy), []).append(result)
     for group in alike.values():
         yield from _explained(group, gate)
-    yield _summary(results, gate)
+    yield _summary(results, gate, left_out)
 
 
 def _shown(result: Result) -> bool:
@@ -149,15 +152,16 @@ def _name(result: Result) -> str:
     return result.finding or (result.row if _shown(result) else "") or result.check
 
 
-def _summary(results: Sequence[Result], gate: bool) -> Line:
+def _summary(results: Sequence[Result], gate: bool, left_out: Sequence[str] = ()) -> Line:
     counts = Counter(result.verdict for result in results)
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     measured = sum(result.figures is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
+    others = f"; suites not chosen: {', '.join(left_out)}" if left_out else ""
     outcomes = [_outcome(result, gate) for result in results]
     worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
     verdict = {Outcome.FAIL: "FAIL", Outcome.WARN: "PASS, with warnings", Outcome.PASS: "PASS"}[worst]
-    return Line(f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows})", worst)
+    return Line(f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})", worst)
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

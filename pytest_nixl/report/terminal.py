@@ -11,6 +11,9 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.gate.profiles import load_profile
+from pytest_nixl.gate.silent_profile import silence
+from pytest_nixl.gate.suites import not_chosen
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
@@ -27,6 +30,8 @@ def header(settings: Settings, asked: Asked) -> Iterator[str]:
     yield f"pytest-nixl {_own_version()}:"
     for line in settings.lines():
         yield f"  {line}"
+    if silent := silence(load_profile(settings.profile)):
+        yield f"  {silent}"
     if asked.several or asked.placement is not None:
         yield f"  {asked}"
 
@@ -49,7 +54,8 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
         for text in (*run.party.ending.verdict.splitlines(), *run.notes):
             terminal.write_line(text)
         return
-    shown = list(lines(run.results, gate=run.settings.gate))
+    left_out = not_chosen(run.suites) if run.settings.gate else ()
+    shown = list(lines(run.results, gate=run.settings.gate, left_out=left_out))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
     for line in shown:

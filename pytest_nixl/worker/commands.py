@@ -22,6 +22,7 @@ from pytest_nixl.evidence.counted import Counting
 from pytest_nixl.evidence.others import Others
 from pytest_nixl.worker import nixl_api, transfer
 from pytest_nixl.worker.files import FileBuffer
+from pytest_nixl.worker.foreign_memory import obstacle
 from pytest_nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.worker.tools import Tools
 from pytest_nixl.worker.wire import Ref
@@ -132,6 +133,8 @@ class Commands:
                 agent.create_backend(backend)
         if ucx := ucx_version():
             versions["ucx"] = ucx
+        if "UCX" in backends and (why := obstacle()):
+            versions["obstacle"] = why
         return {"agent": self._keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:

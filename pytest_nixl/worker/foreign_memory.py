@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In a worker: what forbids that one process reads another's memory here, as UCX's transport ``cma`` does."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+#: The bit of CAP_SYS_PTRACE in a set of capabilities, and what ``Seccomp:`` says of a process under a filter.
+_SYS_PTRACE, _FILTERED = 19, 2
+#: Words of UCX_TLS that stand for ``cma`` too.
+_HAVE_CMA = frozenset({"all", "cma", "shm", "sm"})
+
+
+class _Range(ctypes.Structure):
+    """``struct iovec``."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> str:
+    """Say what forbids ``cma`` in this process; empty: nothing does, or UCX_TLS leaves it out by itself.
+
+    The system call is tried on this process's own memory, which the kernel always grants: it fails only where a seccomp
+    filter forbids it. What the kernel grants of other processes' memory is Yama's to say, if it is there.
+    """
+    if not _asked_for(environ.get("UCX_TLS", "")):
+        return ""
+    status = _status(proc)
+    capable = bool(int(status.get("CapEff", "0") or "0", 16) >> _SYS_PTRACE & 1)
+    lacks = "" if capable else ", and this container or process lacks the capability SYS_PTRACE"
+    if _forbidden():
+        filtered = status.get("Seccomp") == str(_FILTERED)
+        who = "a seccomp filter (the container's) forbids" if filtered else "the kernel forbids"
+        return f"{who} process_vm_readv, by which cma reads the other process's memory{lacks}"
+    try:
+        scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return ""
+    # With 1 UCX lets its peers in by itself (PR_SET_PTRACER).
+    if scope > 2 or (scope == 2 and not capable):
+        return f"kernel.yama.ptrace_scope={scope} forbids that cma reads the other process's memory{lacks}"
+    return ""
+
+
+def _asked_for(transports: str) -> bool:
+    """Whether a value of UCX_TLS lets UCX take cma."""
+    words = {word.strip() for word in transports.removeprefix("^").split(",") if word.strip()}
+    named = bool(words & _HAVE_CMA)
+    return not named if transports.startswith("^") else named or not words
+
+
+def _status(proc: Path) -> dict[str, str]:
+    try:
+        lines = (proc / "self/status").read_text()
+    except OSError:
+        return {}
+    return dict(re.findall(r"^(CapEff|Seccomp):\s*(\w+)$", lines, re.MULTILINE))
+
+
+def _forbidden() -> bool:
+    """Whether this process may not even read its own memory by the system call that cma uses."""
+    source, copy = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(6)
+    here, there = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
+    library = ctypes.CDLL(None, use_errno=True)
+    read = library.process_vm_readv(os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+    return read != 6 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EACCES)
