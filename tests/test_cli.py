@@ -189,6 +189,33 @@ def test_counters_that_stand_still_are_another_transport(command: Command) -> No
     assert "WRONG-TRANSPORT counters: no device carried it" in ended.out
 
 
+@pytest.mark.parametrize(
+    ("transports", "counters", "rows"),
+    [
+        ('["efa"]', "WRONG-TRANSPORT", "WRONG-TRANSPORT"),
+        ('["efa", "efa-emulated"]', "PASS", "PASS"),
+        ("", "WARN", "PASS"),
+    ],
+)
+def test_a_write_that_no_rdma_moved_is_emulated(command: Command, transports: str, counters: str, rows: str) -> None:
+    # The double is the recording with RDMA's own counter standing still: a run whose writes libfabric made of messages.
+    before, after = (Path(path).read_text().splitlines() for path in COUNTERS)
+    still = {line.split()[0]: line.split()[3] for line in before[1:7]}
+    changed = [
+        " ".join([*line.split()[:3], still[line.split()[0]], *line.split()[4:]]) if 0 < number < 7 else line
+        for number, line in enumerate(after)
+    ]
+    wanted = f"transports = {transports}" if transports else ""
+    texts = COUNTERS[0], command.file("after.txt", "\n".join(changed) + "\n")
+    ended = command.judge(P5, "--counters", *texts, profile=PROFILE.replace('transports = ["efa"]', wanted))
+    assert ended.verdicts() == [rows] * 15
+    assert ended.code == int(rows != "PASS")
+    assert "counters: WRITE was emulated by send and receive: 4 EFA devices" in ended.out
+    assert (f"\n{counters} counters: WRITE was emulated" in ended.out) is (counters != "PASS")
+    assert "efa-emulated/rdmap79s0+efa-emulated/rdmap80s0" in ended.out
+    assert "counters: rdmap79s0 of node-b carried 2,898,743,384 bytes\n" in ended.out
+
+
 def test_counters_that_fell_are_named_and_prove_nothing(command: Command) -> None:
     ended = command.judge(P5, "--counters", *reversed(COUNTERS))
     assert ended.verdicts() == ["UNKNOWN"] * 15

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from pytest_nixl.evidence.counted import Carrier, Counted, Counting, counted
 from pytest_nixl.gate.judge import judge
 from pytest_nixl.gate.machine import Machine, row_ceiling
-from pytest_nixl.gate.profiles import Expectation
+from pytest_nixl.gate.profiles import Expectation, load_profile
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.samples import RowKey, Samples
 from pytest_nixl.values import MemoryPair
@@ -87,6 +88,66 @@ def test_a_row_whose_devices_stood_still_is_wrong_transport_whatever_its_speed()
     assert judge(row(["efa"], None), FLOOR).verdict is Verdict.PASS
 
 
+EMULATED = [replace(item, carried=0, packets=PAYLOAD // 4 + 500) for item in EFA]
+BY_RDMA = [replace(item, packets=PAYLOAD // 4 + 500) for item in EFA]
+#: One that carries what announces the transfers, and no payload.
+CONTROL = Carrier("rdmap96s0", "efa", 0, packets=PAYLOAD // 20)
+
+
+@pytest.mark.parametrize("transport", ["efa", "efa/rdmap79s0-rdm", "srd/rdmap79s0:1"])
+def test_a_write_that_no_rdma_moved_is_named_emulated(transport: str) -> None:
+    provider = transport.partition("/")[0]
+    (name, *_) = say(*EMULATED, *IDLE[1:]).named([transport])
+    assert name.startswith(f"{provider}-emulated/rdmap79s0")
+
+
+@pytest.mark.parametrize("devices", [EFA, BY_RDMA, [*BY_RDMA, CONTROL], [CONTROL], IDLE])
+def test_a_write_by_rdma_or_another_way_is_not_named_emulated(devices: list[Carrier]) -> None:
+    assert not any("emulated" in name for name in say(*devices).named(["efa", "tcp/eth0"]))
+
+
+def test_a_device_that_counts_rdma_apart_is_no_carrier_by_its_packets() -> None:
+    assert say(*BY_RDMA, CONTROL).named(["efa"]) == tuple(f"efa/{item.device}" for item in EFA)
+
+
+def test_the_name_of_another_transport_of_efa_stays() -> None:
+    # Messages are what it is made of: nobody takes it for RDMA.
+    assert say(*EMULATED).named(["ud_verbs/rdmap79s0:1"]) == ("ud_verbs/rdmap79s0:1",)
+
+
+def test_an_emulated_write_is_wrong_where_the_profile_wants_rdma() -> None:
+    evidence = say(*EMULATED)
+    transports = evidence.named(["efa"])
+    judgement = judge(row(transports, evidence), FLOOR, P5)
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert (
+        "efa-emulated/rdmap82s0 (WRITE was emulated by send and receive: 4 EFA devices counted 1,002,000 bytes of "
+        "packets (tx_bytes) and 0 bytes of RDMA (rdma_write_bytes) for a payload of 1,000,000), and the profile "
+        "accepts efa only"
+    ) in judgement.reason
+    assert "FI_EFA_USE_DEVICE_RDMA" in judgement.remedy
+    accepted = replace(FLOOR, transports=("efa", "efa-emulated"))
+    assert judge(row(transports, evidence), accepted, P5).verdict is Verdict.PASS
+    # The ceiling is that of the four cards all the same.
+    assert judge(row(transports, evidence, 51.0), accepted, P5).verdict is Verdict.IMPLAUSIBLE
+
+
+def test_built_in_profiles_want_rdma_where_the_cards_have_it() -> None:
+    def verdict(profile: str, backend: str, provider: str, memory: str = "VRAM") -> Verdict:
+        found = load_profile(profile)
+        evidence = say(*EMULATED)
+        key = RowKey(backend, "WRITE", MemoryPair(memory, memory), 64 << 20)
+        samples = replace(row(evidence.named([provider]), evidence, 49.0), key=key)
+        return judge(samples, found.expectation(key)).verdict
+
+    assert verdict("p5.48xlarge", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
+    assert verdict("h100-hyperpod", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
+    # UCX has no RDMA write over srd, and the cards beside an A10G have none at all.
+    assert verdict("h100-hyperpod", "UCX", "srd") is Verdict.PASS
+    assert verdict("a10g-efa100", "LIBFABRIC", "efa", "DRAM") is Verdict.PASS
+    assert verdict("a10g-efa100", "UCX", "srd", "DRAM") is Verdict.PASS
+
+
 def test_the_ceiling_is_of_the_devices_that_carried_the_bytes() -> None:
     one = say(Carrier("rdmap79s0", "efa", PAYLOAD), *IDLE)
     four = say(*EFA, *IDLE)
@@ -105,6 +166,9 @@ def test_what_the_kernel_takes_to_its_own_host_has_no_ceiling_of_cards() -> None
 def test_launches_add_what_both_saw() -> None:
     both = say(*EFA, *IDLE) + say(*EFA)
     assert both == Counted(tuple(Carrier(item.device, "efa", PAYLOAD // 2) for item in EFA), 2 * PAYLOAD)
+    twice = say(*EMULATED) + say(*EMULATED)
+    assert twice.devices[0] == Carrier("rdmap79s0", "efa", 0, packets=PAYLOAD // 2 + 1000)
+    assert twice.emulated
 
 
 def test_this_machines_own_counters_are_read() -> None:

@@ -104,6 +104,58 @@ def test_counters_of_payload_alone_agree_to_the_byte(payload: int, words: str) -
     assert comparison.words == words
 
 
+def emulated(after: str, *, packets: float = 1.0, rdma: float = 0.0) -> str:
+    """Return the counters after a run that moved these shares of the recorded bytes by RDMA, and in packets."""
+    before = read_counters(RECORDED / "efa-counters-before.txt").devices
+
+    def changed(name: str, count: str, share: float) -> int:
+        start = before[name].values[count]
+        return start + round((read_counters(RECORDED / after).devices[name].values[count] - start) * share)
+
+    lines = []
+    for name, device in before.items():
+        counts = {**device.values, "tx_bytes": changed(name, "tx_bytes", packets)}
+        counts["rdma_write_bytes"] = changed(name, "rdma_write_bytes", rdma)
+        lines += [f"---- node={device.host} ----"]
+        lines += [" ".join([device.name, *(f"{key}={value}" for key, value in counts.items())])]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("rdma", [0.0, 0.5])
+def test_bytes_that_no_rdma_moved_were_emulated(rdma: float) -> None:
+    text = (RECORDED / "efa-counters-before.txt").read_text()
+    comparison = compare(between(text, emulated("efa-counters-after.txt", rdma=rdma)), "WRITE", PAYLOAD)
+    assert comparison.emulated
+    assert [str(item.device) for item in comparison.devices] == RAILS
+    assert comparison.words == (
+        "WRITE was emulated by send and receive: 4 EFA devices counted 11,593,240,928 bytes of packets (tx_bytes) and "
+        f"{round(PAYLOAD * rdma):,} bytes of RDMA (rdma_write_bytes) for a payload of 11,592,663,040"
+    )
+
+
+@pytest.mark.parametrize(("packets", "rdma"), [(1.0, 1.0), (1.0, 0.995), (0.5, 0.0), (0.0, 0.0)])
+def test_bytes_that_rdma_moved_or_that_went_another_way_were_not_emulated(packets: float, rdma: float) -> None:
+    text = (RECORDED / "efa-counters-before.txt").read_text()
+    moved = between(text, emulated("efa-counters-after.txt", packets=packets, rdma=rdma))
+    assert not compare(moved, "WRITE", PAYLOAD).emulated
+    assert compare(moved, "WRITE", PAYLOAD).agrees is (rdma == 1.0)
+
+
+def test_a_device_that_counts_rdma_apart_carried_none_where_that_stands_still() -> None:
+    counted = between(
+        "rdmap1s0 tx_bytes=0 rdma_write_bytes=0 rdma_read_bytes=0\neth0 tx_bytes=0\n",
+        "rdmap1s0 tx_bytes=900 rdma_write_bytes=0 rdma_read_bytes=0\neth0 tx_bytes=900\n",
+    )
+    assert [item.carried("WRITE") for item in counted.values()] == [0, 900]
+
+
+def test_a_read_that_no_rdma_moved_was_emulated() -> None:
+    zero = "rdmap1s0 tx_bytes=0 rx_bytes=0 rdma_write_bytes=0 rdma_read_bytes=0\n"
+    read = "rdmap1s0 tx_bytes=9 rx_bytes=1020000 rdma_write_bytes=0 rdma_read_bytes={}\n"
+    assert compare(between(zero, read.format(0)), "READ", 1_000_000).emulated
+    assert not compare(between(zero, read.format(1_000_000)), "READ", 1_000_000).emulated
+
+
 def test_a_read_was_not_recorded() -> None:
     comparison = compare(recorded(), "READ", PAYLOAD)
     assert not comparison.agrees

@@ -3,24 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from pytest_nixl.evidence.counters import CARRIED_SHARE, SOURCES, Reading, difference, read_sysfs
-from pytest_nixl.gate.machine import EFA, card, is_network
+from pytest_nixl.evidence.counters import (
+    CARRIED_SHARE,
+    SOURCES,
+    Reading,
+    difference,
+    emulation,
+    is_emulated,
+    read_sysfs,
+)
+from pytest_nixl.gate.machine import EFA, EMULATED, card, is_network
 
 _LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """A device of the initiator's host: ``kind`` as in :mod:`~pytest_nixl.evidence.counters`, and bytes it carried."""
+    """A device of the initiator's host: ``kind`` as in :mod:`~pytest_nixl.evidence.counters`, and bytes it carried.
+
+    :param packets: the bytes of whole packets, where ``carried`` are those that RDMA moved; None: it does not count
+        RDMA apart.
+    """
 
     device: str
     kind: str
     carried: int
+    packets: int | None = None
+
+    @property
+    def whole(self) -> int:
+        """The bytes of whole packets."""
+        return self.carried if self.packets is None else self.packets
 
 
 @dataclass(frozen=True)
@@ -32,22 +50,26 @@ class Counted:
 
     def __add__(self, other: Counted) -> Counted:
         """Return the sums over two launches; a device that only one of them saw is left out."""
-        there = {item.device: item.carried for item in other.devices}
-        both = (
-            replace(item, carried=item.carried + there[item.device]) for item in self.devices if item.device in there
-        )
+        there = {item.device: item for item in other.devices}
+        both = (_sum(item, there[item.device]) for item in self.devices if item.device in there)
         return Counted(tuple(both), self.payload + other.payload)
 
     def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
         """Return the devices that these transports can have used and that carried a part of the payload."""
-        kinds = {_kind(name) for name in transports}
         least = max(1.0, self.payload * CARRIED_SHARE)
-        return tuple(item for item in self.devices if item.kind in kinds and item.carried >= least)
+        count = {_kind(name): _bytes_of(name) for name in transports}
+        return tuple(item for item in self.devices if item.kind in count and count[item.kind](item) >= least)
 
     def named(self, transports: Sequence[str]) -> tuple[str, ...]:
-        """Return the transports, with the devices that carried the bytes where the backend did not name any."""
+        """Return the transports, with the devices that carried the bytes where the backend did not name any.
+
+        A transport of EFA whose devices moved the payload without RDMA is named so: ``efa-emulated``, ``srd-emulated``.
+        """
         found: dict[str, None] = {}
-        for name in transports:
+        emulated = self.emulated
+        for each in transports:
+            provider, slash, device = each.partition("/")
+            name = f"{provider}{EMULATED}{slash}{device}" if emulated and _moves_by_rdma(provider) else each
             carriers = () if "/" in name else self.carriers([name])
             found.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
         return tuple(found)
@@ -66,7 +88,8 @@ class Counted:
         if any(item.kind == "net" for item in asked):
             asked += [item for item in self.devices if item.device == _LOOPBACK]
         names = dict.fromkeys(asked)
-        carried = sum(item.carried for item in names)
+        count = _bytes_of(transports[0])
+        carried = sum(count(item) for item in names)
         if carried >= self.payload * (1 - CARRIED_SHARE):
             return ""
         shown = " and ".join(item.device for item in names)
@@ -74,6 +97,18 @@ class Counted:
             f"reported {' and '.join(transports)}, and {shown} counted {carried:,} bytes of a payload of "
             f"{self.payload:,}: the rest went another way"
         )
+
+    @property
+    def emulated(self) -> bool:
+        """Whether EFA devices moved the payload in messages of send and receive, and not by RDMA."""
+        pairs = ((i.carried, i.packets) for i in self.devices if i.kind == "efa" and i.packets is not None)
+        return is_emulated(pairs, self.payload)
+
+    def emulation(self, op: str) -> str:
+        """Say what the EFA devices counted for a payload that they moved without RDMA."""
+        devices = [item for item in self.devices if item.kind == "efa" and item.packets is not None]
+        exact, whole = sum(item.carried for item in devices), sum(item.whole for item in devices)
+        return emulation(op, len(devices), exact, whole, self.payload)
 
     def _asked(self, transport: str) -> list[Carrier]:
         """The devices that a transport names, or, where it names none, those of its kind."""
@@ -88,6 +123,22 @@ def _kind(transport: str) -> str:
     if name in EFA:
         return "efa"
     return "net" if name in ("tcp", "sockets") else "rdma"
+
+
+def _moves_by_rdma(provider: str) -> bool:
+    """Whether a transport of this name is one of EFA that moves bytes by RDMA where it can."""
+    return provider in EFA and not provider.endswith(EMULATED)
+
+
+def _bytes_of(transport: str) -> Callable[[Carrier], int]:
+    """Return what tells the bytes that a device carried for this transport: whole packets where RDMA is emulated."""
+    emulated = transport.partition("/")[0].endswith(EMULATED)
+    return (lambda item: item.whole) if emulated else (lambda item: item.carried)
+
+
+def _sum(one: Carrier, other: Carrier) -> Carrier:
+    packets = None if one.packets is None or other.packets is None else one.packets + other.packets
+    return replace(one, carried=one.carried + other.carried, packets=packets)
 
 
 class Counting:
@@ -105,12 +156,12 @@ class Counting:
         self._after = read_sysfs(only=SOURCES)
 
     def plain(self) -> list[Any]:
-        """Return name, kind and bytes of each device that could be read, as JSON values for :func:`counted`."""
-        moved = difference(self._before, self._after)
+        """Return what each device that could be read counted, as JSON values for :func:`counted`."""
+        moved, op = difference(self._before, self._after), self._op
         return [
-            [name, item.device.kind, item.carried(self._op)]
+            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
             for name, item in moved.items()
-            if not item.faults and item.counts(self._op)
+            if not item.faults and item.counts(op)
         ]
 
 

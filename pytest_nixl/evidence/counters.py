@@ -82,10 +82,16 @@ class Moved:
     faults: tuple[str, ...] = ()
 
     def carried(self, op: str) -> int:
-        """Return what an initiator's device carried for ``WRITE`` or ``READ``: payload where it counts that."""
+        """Return what an initiator's device carried for ``WRITE`` or ``READ``.
+
+        It is the payload that RDMA moved, 0 too, where it counts that apart; else it is whole packets.
+        """
         exact = self.exact(op)
-        packets = self.rx_bytes if op == "READ" else self.tx_bytes
-        return exact or packets or 0
+        return self.packets(op) if exact is None else exact
+
+    def packets(self, op: str) -> int:
+        """Return the bytes of whole packets that it counted in the direction of ``op``; 0 where it counts none."""
+        return (self.rx_bytes if op == "READ" else self.tx_bytes) or 0
 
     def counts(self, op: str) -> bool:
         """Whether it has a counter for ``WRITE`` or ``READ`` that is worth something."""
@@ -93,9 +99,9 @@ class Moved:
         written = (self.rdma_write_bytes, self.tx_bytes)
         return any(count is not None for count in (read if op == "READ" else written))
 
-    def exact(self, op: str) -> int:
-        """Return the bytes of payload that it counted for ``op``; 0 where it counts none."""
-        return (self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes) or 0
+    def exact(self, op: str) -> int | None:
+        """Return the bytes of payload that RDMA moved for ``op``; None where it has no such counter."""
+        return self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Comparison:
 
     :param devices: those that carried it, each with its share of the bytes.
     :param words: one sentence without its full stop.
+    :param emulated: whether EFA devices sent the payload in messages, without RDMA: ``carried`` is then in packets.
     """
 
     devices: tuple[Moved, ...]
@@ -112,6 +119,7 @@ class Comparison:
     payload: int
     agrees: bool
     words: str
+    emulated: bool = False
 
 
 def read_counters(path: Path) -> Reading:
@@ -256,12 +264,39 @@ def devices_that_moved(moved: Mapping[str, Moved], op: str, payload: int | None 
     """Return the devices that carried ``WRITE`` or ``READ``, from an initiator's side, in the order of the readings.
 
     Those count that carried :data:`CARRIED_SHARE` of the payload, or, where that is not known, of what the busiest did.
-    Interfaces of the kernel count only where no RDMA device does: an adapter may be both.
+    Interfaces of the kernel count only where no RDMA device does: an adapter may be both. Where EFA devices sent the
+    payload without RDMA it is those (:func:`emulating`).
     """
+    if stood_in := emulating(moved.values(), op, payload):
+        return stood_in
     whole = payload if payload is not None else max((item.carried(op) for item in moved.values()), default=0)
     least = max(1.0, whole * CARRIED_SHARE)
     busy = [item for item in moved.values() if item.carried(op) >= least]
     return tuple(item for item in busy if item.device.kind != "net") or tuple(busy)
+
+
+def is_emulated(op_bytes: Iterable[tuple[int, int]], payload: int | None) -> bool:
+    """Whether devices moved a payload without RDMA, in messages that the library sends and receives.
+
+    :param op_bytes: for each device that counts both, the bytes that RDMA moved and those of whole packets.
+    :param payload: in bytes; None: not known. Then RDMA must have moved next to nothing.
+    """
+    pairs = list(op_bytes)
+    exact, packets = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    if payload is None:
+        return packets > 0 and exact < packets * CARRIED_SHARE
+    least = max(1.0, payload * (1 - CARRIED_SHARE))
+    return exact < least <= packets
+
+
+def emulating(moved: Iterable[Moved], op: str, payload: int | None = None) -> tuple[Moved, ...]:
+    """Return the EFA devices that moved the payload of ``op`` without RDMA; none where RDMA moved it."""
+    efa = [(item, exact) for item in moved if item.device.kind == "efa" and (exact := item.exact(op)) is not None]
+    if not is_emulated(((exact, item.packets(op)) for item, exact in efa), payload):
+        return ()
+    whole = payload if payload is not None else max(item.packets(op) for item, _ in efa)
+    least = max(1.0, whole * CARRIED_SHARE)
+    return tuple(item for item, exact in efa if item.packets(op) - exact >= least)
 
 
 def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
@@ -270,6 +305,8 @@ def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
     They agree where devices that count payload alone counted exactly that, or the others that and up to
     :data:`HEADERS_SHARE` more for headers.
     """
+    if stood_in := emulating(moved.values(), op, payload):
+        return _compare_emulated(stood_in, op, payload)
     devices = devices_that_moved(moved, op, payload)
     carried = sum(item.carried(op) for item in devices)
     exact = bool(devices) and all(item.exact(op) for item in devices)
@@ -286,3 +323,22 @@ def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
     number = "no device" if not devices else f"{len(devices)} device{'s' if len(devices) > 1 else ''}"
     words = f"{number} carried {carried:,} bytes, {relation}" if devices else f"no device carried it, {relation}"
     return Comparison(devices, op, carried, payload, agrees, words)
+
+
+def emulation(op: str, devices: int, exact: int, packets: int, payload: int) -> str:
+    """Say that EFA devices moved a payload without RDMA, and what they counted."""
+    whole, rdma = ("rx_bytes", "rdma_read_bytes") if op == "READ" else ("tx_bytes", "rdma_write_bytes")
+    return (
+        f"{op} was emulated by send and receive: {devices} EFA device{'s' if devices > 1 else ''} counted {packets:,} "
+        f"bytes of packets ({whole}) and {exact:,} bytes of RDMA ({rdma}) for a payload of {payload:,}"
+    )
+
+
+def _compare_emulated(devices: tuple[Moved, ...], op: str, payload: int) -> Comparison:
+    packets = sum(item.packets(op) for item in devices)
+    exact = sum(item.exact(op) or 0 for item in devices)
+    words = emulation(op, len(devices), exact, packets, payload)
+    agrees = packets <= payload * (1 + HEADERS_SHARE)
+    if not agrees:
+        words += "; others used these devices meanwhile"
+    return Comparison(devices, op, packets, payload, agrees, words, emulated=True)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from pytest_nixl import units
 from pytest_nixl.gate.launches import decide_floor
-from pytest_nixl.gate.machine import EFA, RDMA, Ceiling, Machine, row_ceiling
+from pytest_nixl.gate.machine import EFA, EMULATED, RDMA, Ceiling, Machine, row_ceiling
 from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.record.samples import RowKey, Samples
@@ -107,10 +108,18 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
-    reason = f"{row}: went over {' and '.join(wrong)}, and the profile accepts {_any(accepted)} only"
+    went = f"went over {' and '.join(wrong)}{_told(samples, wrong)}"
+    reason = f"{row}: {went}, and the profile accepts {_any(accepted)} only"
     if samples.obstacle and "cma" in accepted:
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
-    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted)))
+    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted), samples.transports))
+
+
+def _told(samples: Samples, wrong: Sequence[str]) -> str:
+    """Say what the devices counted, where they tell that RDMA did not move the bytes."""
+    if samples.counted is None or not any(name.partition("/")[0].endswith(EMULATED) for name in wrong):
+        return ""
+    return f" ({samples.counted.emulation(samples.key.op)})"
 
 
 def _contradicted(row: str, samples: Samples) -> Judgement | None:
@@ -126,7 +135,7 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
     )
 
 
-def _transport_remedy(key: RowKey, accepted: set[str]) -> str:
+def _transport_remedy(key: RowKey, accepted: set[str], transports: Sequence[str]) -> str:
     backend, steps = key.backend, []
     if backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
@@ -161,7 +170,14 @@ def _transport_remedy(key: RowKey, accepted: set[str]) -> str:
             "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
             "ibv_devinfo shows an active port"
         )
-    if accepted & EFA:
+    if any(name.partition("/")[0].endswith(EMULATED) for name in transports):
+        steps.append(
+            "for RDMA over EFA see that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, "
+            "rdma-core and the efa driver are of one EFA installer; if the instance's cards have no RDMA write (before "
+            "Nitro v4), or the backend is UCX, which does not use it over srd, add the name before the slash to the "
+            "profile's transports"
+        )
+    elif accepted & EFA:
         steps.append(
             "for EFA see that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and that "
             "the security group lets all traffic to and from itself"

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 RDMA = frozenset({"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "dc", "dc_mlx5", "dc_x",
                   "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "verbs", "cxi", "opx", "psm2", "psm3"})  # fmt: skip
-EFA = frozenset({"efa", "srd"})
+#: What follows the name of a transport of EFA that moved its bytes without RDMA, in messages of send and receive.
+EMULATED = "-emulated"
+EFA = frozenset({"efa", "srd", f"efa{EMULATED}", f"srd{EMULATED}"})
 
 #: Transports that leave the host by a network card, as UCX and libfabric name them.
 NETWORK = RDMA | EFA | {"tcp", "sockets"}

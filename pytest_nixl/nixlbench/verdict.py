@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pytest_nixl import units
 from pytest_nixl.evidence.counters import Comparison, Moved, compare, devices_that_moved
 from pytest_nixl.gate.judge import describe, judge, percentage, rate
-from pytest_nixl.gate.machine import Machine
+from pytest_nixl.gate.machine import EMULATED, Machine
 from pytest_nixl.gate.profiles import Expectation, Profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.nixlbench.table import Configuration, Output, Row, Trouble
@@ -29,6 +29,11 @@ _RANKS_REMEDY = "Judge what rank 0 printed, its stdout and its stderr in one fil
 _COUNTERS_REMEDY = (
     "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
     "uses them; if they still differ, read in the ranks' logs which transport and devices they opened."
+)
+_EMULATED_REMEDY = (
+    "See that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, rdma-core and the efa driver are "
+    "of one EFA installer; if the instance's cards have no RDMA write (before Nitro v4), or the backend is UCX, which "
+    "does not use it over srd, add efa-emulated or srd-emulated to the profile's transports."
 )
 
 
@@ -64,12 +69,14 @@ def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | Non
     comparison = None
     results: list[Result] = []
     if moved is not None and output.rows:
-        judgement, comparison = _compared(output, moved, complete=planned is not None and not missing)
+        judgement, comparison = _compared(output, moved, profile, complete=planned is not None and not missing)
         results.append(_result("counters", judgement))
     carriers = comparison.devices if comparison else ()
     if moved is not None and comparison is None and output.rows:
         carriers = devices_that_moved(moved, configuration.op)
-    transports = _transports(configuration.backend, carriers) if comparison is not None and comparison.agrees else ()
+    transports: tuple[str, ...] = ()
+    if comparison is not None and (comparison.agrees or comparison.emulated):
+        transports = _transports(configuration.backend, carriers, emulated=comparison.emulated)
     for row in output.rows:
         results.append(_judged(row, configuration, profile, _limit(machine, carriers, comparison), transports, machine))
     results.extend(_missing(output, missing))
@@ -224,7 +231,9 @@ def _implausible(
     return judgement
 
 
-def _compared(output: Output, moved: Mapping[str, Moved], *, complete: bool) -> tuple[Judgement, Comparison | None]:
+def _compared(
+    output: Output, moved: Mapping[str, Moved], profile: Profile, *, complete: bool
+) -> tuple[Judgement, Comparison | None]:
     configuration = output.configuration
     payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
     if not complete:
@@ -237,6 +246,8 @@ def _compared(output: Output, moved: Mapping[str, Moved], *, complete: bool) -> 
         words = "the bytes that the run was to move follow from its options only with --scheme=pairwise"
         return Judgement(Verdict.UNKNOWN, words, "Judge a run between pairs, or one without counters."), None
     comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
+    if comparison.emulated:
+        return _emulated(output, comparison, profile), comparison
     if comparison.agrees:
         return Judgement(Verdict.PASS, comparison.words), comparison
     # A device whose counters tell nothing may have carried what is missing.
@@ -245,12 +256,27 @@ def _compared(output: Output, moved: Mapping[str, Moved], *, complete: bool) -> 
     return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
 
 
-def _transports(backend: str, carriers: tuple[Moved, ...]) -> tuple[str, ...]:
+def _emulated(output: Output, comparison: Comparison, profile: Profile) -> Judgement:
+    """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT where the profile accepts RDMA only."""
+    configuration = output.configuration
+    (name,) = {each.partition("/")[0] for each in _transports(configuration.backend, comparison.devices, emulated=True)}
+    expectations = [profile.expectation(_key(configuration, row.block, row.batch)) for row in output.rows]
+    accepted = [each.transports for each in expectations if each is not None and each.transports is not None]
+    if any(name not in transports for transports in accepted):
+        return Judgement(
+            Verdict.WRONG_TRANSPORT, f"{comparison.words}, and the profile does not accept {name}", _EMULATED_REMEDY
+        )
+    if not comparison.agrees:
+        return Judgement(Verdict.UNKNOWN, comparison.words, _COUNTERS_REMEDY)
+    return Judgement(Verdict.PASS if accepted else Verdict.WARN, comparison.words, "" if accepted else _EMULATED_REMEDY)
+
+
+def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = False) -> tuple[str, ...]:
     """Name what carried the bytes as the backend would, as far as counters tell it; empty: they do not.
 
     An adapter other than EFA counts RDMA and TCP alike.
     """
-    names = {"efa": "srd" if backend == "UCX" else "efa", "net": "tcp"}
+    names = {"efa": ("srd" if backend == "UCX" else "efa") + (EMULATED if emulated else ""), "net": "tcp"}
     if any(item.device.kind not in names for item in carriers):
         return ()
     return tuple(dict.fromkeys(f"{names[item.device.kind]}/{item.device.name}" for item in carriers))
@@ -299,7 +325,8 @@ def _counted(
     if comparison is not None:
         yield f"counters: {comparison.words}"
     for item in carriers:
-        yield f"counters: {item.device} carried {item.carried(op):,} bytes"
+        emulated = comparison is not None and comparison.emulated
+        yield f"counters: {item.device} carried {item.packets(op) if emulated else item.carried(op):,} bytes"
     for item in moved.values():
         for fault in item.faults:
             yield f"counters: {fault}"
