@@ -492,7 +492,8 @@ class Agents:
         chosen = (between_agents(asked) or asked)[:1] if backends is None else backends
         started = len(self._workers)
         for _, place in zip(names, itertools.cycle(places or [self._place]), strict=False):
-            self._workers.append(place.start("agent", changed, self.settings.timeout))
+            limits = self.settings.timeout, self.settings.start_timeout
+            self._workers.append(place.start("agent", changed, *limits))
         agents = []
         for worker, name in zip(self._workers[started:], names, strict=True):
             agent = NixlAgent.within(worker, backends=chosen, name=name, **options)

@@ -12,6 +12,9 @@ class NixlPluginError(Exception):
     :param detail: text that proves it, such as the last lines that a process wrote to its stderr.
     """
 
+    #: Whether all that went wrong is that a deadline passed: on a busy machine that proves nothing.
+    late: bool = False
+
     def __init__(self, reason: str, remedy: str = "", detail: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
@@ -25,6 +28,12 @@ class NixlPluginError(Exception):
         if self.detail:
             parts.append(self.detail)
         return "\n".join(parts)
+
+
+class LateError(NixlPluginError):
+    """What was waited for did not come before its deadline."""
+
+    late = True
 
 
 class FindingError(NixlPluginError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
 
 #: Seconds for the keeper to start, and to answer one request (ending a process takes it 2 s at most).
-ANSWER_SECONDS = 15.0
+ANSWER_SECONDS = 90.0
 #: Seconds that :func:`close_keeper` waits for the cleaning.
 CLEAN_SECONDS = 10.0
 

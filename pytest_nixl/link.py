@@ -91,7 +91,8 @@ class Pair:
             # Both start before either is waited for.
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
             for place, role, own in zip(places, roles, variables, strict=False):
-                workers.append(place.start(role, {**environment, **own}, settings.timeout))
+                limits = settings.timeout, settings.start_timeout
+                workers.append(place.start(role, {**environment, **own}, *limits))
             self.devices = choose(workers[0], workers[-1], memory, devices)
             ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
             for worker, (kind, device) in zip(workers, ends, strict=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-#: What the packages that carry NIXL are called; the first one that is installed is the one that is loaded.
+#: What the packages that carry NIXL are called; several may be installed at a time.
 PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
 #: The port of NIXL's listener where none is chosen.
 USUAL_PORT = 8888

@@ -120,6 +120,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", values.parse_warmup, "a whole number", "10", "transfers before the clock starts", "N"),
     Option("duration", values.parse_seconds, units.TIME_FORM, "0.1s", "time to measure each row for, at least", "TIME"),
     Option("timeout", values.parse_timeout, units.TIME_FORM, "60s", "deadline of each wait", "TIME"),
+    Option("start_timeout", values.parse_timeout, units.TIME_FORM, "3min", "deadline for a worker to start: to import "
+           "NIXL, and to make its agent", "TIME"),
     Option("profile", values.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
            "loopback", "what to expect of this kind of machine; where none is named and LIBFABRIC alone is asked for, "
            "one of what is here", "NAME|FILE"),

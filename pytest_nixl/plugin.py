@@ -24,7 +24,7 @@ from pytest_nixl.fixtures import (
 from pytest_nixl.gate.conclude import check_of
 from pytest_nixl.gate.preconditions import Preconditions
 from pytest_nixl.options import add_options
-from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
+from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours, watch_load
 
 # What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
 
@@ -66,7 +66,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
+    config.addinivalue_line(
+        "markers",
+        "nixl_check(id, own=False): the check that a test makes, as profiles and the gate name it; own: of pytest-nixl",
+    )
     run = Run.of(config)
     if run.asked_for and run.asked.several and not run.parallel:
         from pytest_nixl.cluster.take_part import refuse
@@ -152,6 +155,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     from pytest_nixl.cluster.take_part import take_part
 
     return take_part(session, run)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if check_of(item) is not None:
+        watch_load(item)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
-from pytest_nixl.gate.conclude import JUDGEMENT, check_of
+from pytest_nixl.gate.conclude import JUDGEMENT, check_of, is_own
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.values import DevicePair, MemoryPair
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.asked import Asked
     from pytest_nixl.cluster.pairing import RankPair
     from pytest_nixl.cluster.party import Party
+    from pytest_nixl.evidence.busy import HostLoad
     from pytest_nixl.gate.compared import Compared
     from pytest_nixl.record.recorded import Recorded
     from pytest_nixl.record.results import Result
@@ -235,6 +237,9 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         return concluded
     if isinstance(error, NotApplicableError):
         return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
+    if isinstance(error, NixlPluginError) and (busy := _late_because(item, error)):
+        verdict = Verdict.WARN if is_own(item) else Verdict.INCONCLUSIVE
+        return Judgement(verdict, f"{error.reason}; {busy}", _LESS_TO_DO)
     if report.skipped:
         return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
     if report.passed:
@@ -245,6 +250,28 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         return Judgement(Verdict.ERROR, error.reason, error.remedy)
     kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
     return Judgement(kind, _first_line(error))
+
+
+_LESS_TO_DO = "stop what else runs on this host, and run it again"
+_LOAD: pytest.StashKey[HostLoad] = pytest.StashKey()
+_BUSY = pytest.StashKey[str]()
+
+
+def watch_load(item: pytest.Item) -> None:
+    """Begin to count what other processes take while a test runs."""
+    from pytest_nixl.evidence.busy import HostLoad
+
+    with contextlib.suppress(OSError):
+        item.stash[_LOAD] = HostLoad()
+
+
+def _late_because(item: pytest.Item, error: NixlPluginError) -> str:
+    """Say what kept the host busy, where a deadline that passed is all that went wrong; empty where nothing did."""
+    if not error.late or _LOAD not in item.stash:
+        return ""
+    if _BUSY not in item.stash:
+        item.stash[_BUSY] = item.stash[_LOAD].words()
+    return item.stash[_BUSY]
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -259,11 +286,18 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool) -> None:
-    """Show our own errors and verdicts by their words, with no traceback; skip where the question does not arise."""
+    """Show our own errors and verdicts by their words, with no traceback; skip where the question does not arise.
+
+    A deadline that passed on a busy host decides nothing: such a test is skipped, with the gate a check of our own.
+    """
+    path, line, _ = item.location
+    busy = _late_because(item, error) if isinstance(error, NixlPluginError) else ""
     if isinstance(error, NotApplicableError) and not (gate and required):
         report.outcome = "skipped"
-        path, line, _ = item.location
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {error.reason}")
+    elif busy and (is_own(item) or not gate):
+        report.outcome = "skipped"
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {error}; {busy}")
     elif isinstance(error, NixlPluginError) or (isinstance(error, pytest.fail.Exception) and JUDGEMENT in item.stash):
         report.longrepr = str(error)
 

@@ -65,6 +65,8 @@ class Settings:
     warmup: int
     duration: float
     timeout: float
+    #: For a worker to start: to import NIXL and to make its agent.
+    start_timeout: float
     profile: str
     #: Path of a nixlbench program; empty for the one on PATH, if there is one.
     nixlbench: str

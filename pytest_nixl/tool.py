@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.evidence.others import too_many
 from pytest_nixl.worker.places import Place
-from pytest_nixl.worker.process import WorkerError
+from pytest_nixl.worker.process import START_SECONDS, WorkerError
 from pytest_nixl.worker.tools import TOOLS, Kept
 from pytest_nixl.worker.wire import Ref
 
@@ -30,12 +30,13 @@ class Tool:
 
     :param name: one of :data:`~pytest_nixl.worker.tools.TOOLS`.
     :param timeout: seconds that the worker may take for any step, beyond the program's own time.
+    :param start_timeout: seconds that the worker may take to start.
     :raises WorkerError: where the worker does not start.
     """
 
-    def __init__(self, place: Place, name: str, timeout: float) -> None:
+    def __init__(self, place: Place, name: str, timeout: float, start_timeout: float = START_SECONDS) -> None:
         self.name = name
-        self.worker = place.start("tool", {}, timeout)
+        self.worker = place.start("tool", {}, timeout, start_timeout)
         try:
             self._found: dict[str, str] | None = self.worker.call("tool_find", tool=name)
         except BaseException:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.errors import LateError
 
 T = TypeVar("T")
 
@@ -17,11 +17,11 @@ def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy:
 
     :param what: completes the sentence "waited N s for …".
     :param remedy: asked when the wait is over, so that it can quote what was said meanwhile.
-    :raises NixlPluginError: when ``seconds`` have passed.
+    :raises LateError: when ``seconds`` have passed.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise NixlPluginError(f"waited {seconds:g} s for {what}", remedy())
+            raise LateError(f"waited {seconds:g} s for {what}", remedy())
         time.sleep(0.01)
     return value

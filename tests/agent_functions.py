@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.metadata
 import os
 import time
 from pathlib import Path
@@ -67,3 +69,13 @@ def public_methods(agent: Any) -> list[str]:
 def empty_list(agent: Any) -> None:
     """Ask NIXL's own method for a list of no descriptors."""
     agent.get_reg_descs([], "DRAM")
+
+
+def import_missing(agent: Any) -> None:
+    """Import what is not installed."""
+    importlib.import_module("no_such_module_of_a_user")
+
+
+def has_package(agent: Any, name: str) -> bool:
+    """Whether a package of this name is installed."""
+    return bool(importlib.metadata.version(name))

@@ -40,6 +40,7 @@ HEADER = [
     "  --nixl-warmup=10 (default)",
     "  --nixl-duration=0.1s (default)",
     "  --nixl-timeout=60s (default)",
+    "  --nixl-start-timeout=180s (default)",
     "  --nixl-profile=loopback (default)",
     "  --nixl-nixlbench=none (default)",
     "  --nixl-nixlbench-runtime=auto (default)",

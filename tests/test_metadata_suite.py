@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import Finished, run
+from runs import NOT_BUSY, Finished, run
 
 from pytest_nixl.etcd.fixtures import PrivateEtcd
 from pytest_nixl.gate.findings import FINDINGS
@@ -20,7 +20,7 @@ NAMESPACES, DATA_PATH = "suites/metadata/test_namespaces.py", "suites/metadata/t
 
 def broken(tmp_path: Path, fault: str, *arguments: str, seconds: int = 10, **variables: str) -> Finished:
     """Run tests of the suite with a plugin that breaks what they look at."""
-    (tmp_path / "fault.py").write_text(fault)
+    (tmp_path / "fault.py").write_text(fault + NOT_BUSY)
     options = (f"--nixl-timeout={seconds}s", "--nixl-etcd-server=embedded", "-p", "fault")
     return run(*arguments, *options, env={"PYTHONPATH": str(tmp_path), **variables})
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ROOT, Finished, run
+from runs import NOT_BUSY, ROOT, Finished, run
 
 SUITE = "suites/rank_race"
 
@@ -70,7 +70,7 @@ NEVER_MENDS = {
 
 
 def suite(tmp_path: Path, plugin: str, *tests: str) -> Finished:
-    (tmp_path / "broken.py").write_text(plugin)
+    (tmp_path / "broken.py").write_text(plugin + NOT_BUSY)
     search = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])
     # Of the orders, those without a fault are enough.
     chosen = f"({' or '.join(tests)}) and not one-lost-answer and not one-crash"

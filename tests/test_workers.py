@@ -7,14 +7,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_nixl.agent import Agents, NixlAgent
 from pytest_nixl.keeper import keeper
+from pytest_nixl.settings import Settings
 from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import NixlError, WorkerDiedError, WorkerError, WorkerHungError
+from pytest_nixl.worker.process import NixlError, WorkerDiedError, WorkerError, WorkerHungError, results
 
 HERE = str(Path(__file__).parent)
 
@@ -38,7 +40,14 @@ def test_a_function_runs_beside_the_raw_agent(agents: Agents) -> None:
     [
         ("agent_functions:raise_error", "ValueError in rank 0 (agent worker, pid {pid}) during 'run': the user's own"),
         ("agent_functions:no_such", "AttributeError in rank 0 (agent worker, pid {pid}) during 'run': module 'agent_"),
-        ("no_such_module:f", "No module named 'no_such_module'"),
+        (
+            "no_such_module:f",
+            "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No module named 'no_",
+        ),
+        (
+            "agent_functions:import_missing",
+            "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No mo",
+        ),
         ("agent_functions", "refused 'run': 'agent_functions' is not module:function"),
         ("agent_functions:give_object", "a object cannot be sent between pytest and a worker"),
     ],
@@ -48,6 +57,7 @@ def test_a_function_that_fails_is_an_error_and_the_worker_lives(agents: Agents, 
     with pytest.raises(WorkerError) as caught:
         agent.run(function)
     assert words.format(pid=agent.worker.pid) in caught.value.reason
+    assert "NIXL" not in f"{caught.value.reason} {caught.value.remedy}", "NIXL is not at fault"
     assert agent.run("agent_functions:give_bytes") == b"\x00\xff"
 
 
@@ -83,12 +93,61 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Age
     assert not agent.worker.alive
 
 
+#: What Python imports first: a double of a file system that is slow, or of a machine that is busy.
+SLOW = "import time\ntime.sleep({seconds})\n"
+
+
+def test_a_worker_that_starts_slowly_has_a_deadline_of_its_own(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=3))
+    with Agents(Here(keeper()), make_settings(timeout=2.0)) as started:
+        agent = started.start(environment={"PYTHONPATH": str(tmp_path)})
+        assert agent.worker.timeout == 2.0
+        agent.worker.timeout = 20.0  # the rest is this machine's own load
+        assert agent.get_plugin_list()
+
+
+def test_a_worker_that_never_starts_is_ended_at_that_deadline(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
+    started = time.monotonic()
+    with Agents(Here(keeper()), make_settings(start_timeout=2.0)) as broken:
+        with pytest.raises(
+            WorkerHungError, match=r"did not start \(import NIXL\) before its deadline of 2 s"
+        ) as caught:
+            broken.start(environment={"PYTHONPATH": str(tmp_path)})
+    assert "give --nixl-start-timeout more than 2 s" in caught.value.remedy
+    assert caught.value.late, "a busy machine could be all that is wrong"
+    assert time.monotonic() - started < 300
+    assert not broken._workers[0].alive
+
+
+def test_a_worker_that_ends_while_it_starts_is_told_at_once(agents: Agents, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
+    with pytest.raises(WorkerDiedError, match="was ended by SIGABRT during 'hello'") as caught:
+        agents.start(environment={"PYTHONPATH": str(tmp_path)})
+    assert not caught.value.late
+
+
 def test_a_worker_that_is_stopped_is_said_to_be(agents: Agents) -> None:
     agent = agents.start()
     agent.worker.timeout = 0.5
     os.kill(agent.worker.pid, signal.SIGSTOP)
     with pytest.raises(WorkerHungError, match="which was stopped by a signal, did not answer 'call'"):
         agent.get_plugin_list()
+
+
+def test_a_partner_that_is_late_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
+    failing, late = agents.start_each(["failing", "late"])
+    ask = {"function": "agent_functions:raise_error", "arguments": {}}
+    sleeping = {"function": "agent_functions:hang", "arguments": {}}
+    asked = [late.worker.request("run", agent=late.ref, **sleeping),
+             failing.worker.request("run", agent=failing.ref, **ask)]  # fmt: skip
+    with pytest.raises(WorkerError, match="ValueError in rank 0"):
+        results(asked)
+    assert not late.worker.alive
 
 
 def test_a_worker_that_was_killed_before_it_is_asked_is_named(agents: Agents) -> None:
@@ -127,6 +186,22 @@ def test_a_nixl_that_cannot_be_loaded_is_explained(agents: Agents, tmp_path: Pat
     assert "NIXL cannot be loaded in rank 0" in caught.value.reason
     assert "libcuda.so.1" in caught.value.reason
     assert "pip install --no-deps" in caught.value.remedy
+
+
+def test_the_package_of_the_nixl_that_is_loaded_is_named_where_another_is_installed_too(
+    agents: Agents, tmp_path: Path
+) -> None:
+    # A double of what `pip install nixl` leaves: records of a second wheel, which is not the one that is loaded.
+    loaded = agents.start().worker.versions
+    other = {"nixl-cu12": "nixl_cu13", "nixl-cu13": "nixl_cu12"}[loaded["nixl_package"]]
+    records = tmp_path / f"{other}-0.0.1.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other.replace('_', '-')}\nVersion: 0.0.1\n")
+    (records / "RECORD").write_text(f"{other}/_api.py,,\n")
+    both = agents.start(environment={"PYTHONPATH": str(tmp_path)})
+    assert both.run("agent_functions:has_package", name=other.replace("_", "-"))
+    found = {name: both.worker.versions[name] for name in ("nixl", "nixl_package")}
+    assert found == {name: loaded[name] for name in ("nixl", "nixl_package")}
 
 
 def test_only_public_methods_and_known_commands_are_served(agents: Agents) -> None:

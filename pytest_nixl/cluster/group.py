@@ -50,6 +50,8 @@ class RefusedError(MembershipError):
 class MissingRanksError(MembershipError):
     """Not all ranks came in time."""
 
+    late = True
+
 
 class MemberLostError(MembershipError):
     """A member of a group that had started has gone: its lease ended, or it left."""

@@ -13,13 +13,19 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.worker.process import Worker
+from pytest_nixl.worker.process import START_SECONDS, Worker
 
 Send = Callable[[dict[str, Any]], None]
 
 
 class PeerError(NixlPluginError):
     """A peer did not answer, or could not do what it was asked."""
+
+
+class PeerLateError(PeerError):
+    """A peer did not answer before its deadline."""
+
+    late = True
 
 
 class Peer:
@@ -67,7 +73,7 @@ class Peer:
             if self._lost is not None:
                 raise self._lost
             if not there:
-                raise PeerError(
+                raise PeerLateError(
                     f"{self.name} did not answer {what!r} within {seconds:g} s",
                     "see whether its process still runs, and read what it printed last",
                 )
@@ -76,17 +82,24 @@ class Peer:
             raise PeerError(f"{self.name} refused {what!r}: {answer['error']}", answer.get("remedy", ""))
         return answer.get("result")
 
-    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+    def start(
+        self,
+        role: str,
+        environment: Mapping[str, str | None],
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> Worker:
         """Start a worker there."""
         number = next(self._numbers)
         process = RemoteProcess(self, number)
         self._processes[number] = process
         try:
-            process.pid = self.ask("start", worker=number, role=role, environment=dict(environment))
+            within = max(self._timeout, start_timeout)
+            process.pid = self.ask("start", within=within, worker=number, role=role, environment=dict(environment))
         except BaseException:
             process.ended(None)
             raise
-        return Worker(process, rank=self.rank, role=role, timeout=timeout)
+        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
 
     def line(self, worker: int, line: str) -> None:
         """Send a worker there one line."""

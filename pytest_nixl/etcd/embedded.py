@@ -25,7 +25,7 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.keeper import Keeper
 
 #: Seconds from the start to ready.
-READY_SECONDS = 20.0
+READY_SECONDS = 90.0
 #: How often another process may take a port between our choosing and etcd's binding it.
 PORT_TRIES = 5
 #: Lines of its log that an error shows.

@@ -37,6 +37,7 @@ class EtcdError(NixlPluginError):
         super().__init__(reason, remedy, detail)
         self.cause = cause
         self.endpoint = endpoint
+        self.late = cause == "timeout"
 
 
 def related(error: BaseException | None) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ from pytest_nixl.etcd.endpoints import redact
 from pytest_nixl.etcd.explain import INVALID, Outcome
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import Worker
+from pytest_nixl.worker.process import START_SECONDS, Worker
 
 #: Workers at a time, at most.
 WORKERS = 4
@@ -59,6 +59,7 @@ def try_texts(
     client: EtcdClient,
     namespace: str,
     timeout: float,
+    start_timeout: float = START_SECONDS,
     environment: Mapping[str, str | None] | None = None,
 ) -> Iterator[Trial]:
     """Give each text to an agent of its own and yield, in their order, what became of it.
@@ -67,6 +68,7 @@ def try_texts(
     :param client: of the etcd in which the agents' keys would be.
     :param namespace: ``NIXL_ETCD_NAMESPACE`` of all of them; keys under it are the caller's to delete.
     :param timeout: seconds for each step.
+    :param start_timeout: seconds for each worker to start.
     :param environment: further variables of the agents; None unsets one.
     :raises WorkerError: where NIXL dies or hangs over one of the texts.
     """
@@ -77,7 +79,7 @@ def try_texts(
         **(environment or {}),
     }
     count = max(1, min(WORKERS, len(texts) // 8))
-    workers = [Here(keeper).start("trial", variables, timeout) for _ in range(count)]
+    workers = [Here(keeper).start("trial", variables, timeout, start_timeout) for _ in range(count)]
     try:
         queue = deque(texts.items())
         benches = [_Bench(worker, queue, client, namespace, timeout) for worker in workers]

@@ -190,6 +190,7 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
     # It looks at a backend, and meets nobody: no etcd is given to it, which it would wait for.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
     worker = Here(keeper()).start("facts", environment, _PATIENCE)
+    worker.by_option = False
     try:
         found: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts")

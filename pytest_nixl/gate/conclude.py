@@ -27,6 +27,12 @@ def check_of(item: pytest.Item) -> str | None:
     return str(marker.args[0]) if marker is not None and marker.args else None
 
 
+def is_own(item: pytest.Item) -> bool:
+    """Whether a test checks pytest-nixl itself, by its marker's ``own=True``: want of time then fails nobody's run."""
+    marker = item.get_closest_marker("nixl_check")
+    return marker is not None and bool(marker.kwargs.get("own"))
+
+
 def conclude(item: pytest.Item, judgement: Judgement, profile: Profile, *, gate: bool) -> None:
     """Pass, warn, skip or fail the running test as its verdict says; it returns only if the test passes."""
     item.stash[JUDGEMENT] = judgement

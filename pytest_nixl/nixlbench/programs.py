@@ -122,7 +122,9 @@ class Nixlbench:
     def _tool(self, rank: int) -> Tool:
         tool = self._tools.get(rank)
         if tool is None or not tool.worker.alive:
-            tool = self._tools[rank] = Tool(self._cluster.places[rank], "nixlbench", self._settings.timeout)
+            tool = self._tools[rank] = Tool(
+                self._cluster.places[rank], "nixlbench", self._settings.timeout, self._settings.start_timeout
+            )
         return tool
 
     def _known(self, rank: int) -> frozenset[str]:

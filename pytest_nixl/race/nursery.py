@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_START_SECONDS = 20.0
+_START_SECONDS = 180.0
 
 
 class Claimant:

@@ -63,7 +63,8 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
     fault: Judgement | None = None
     for ranks, chosen in _chosen(rows, profile).items():
         places = cluster.places[ranks[0]], cluster.places[ranks[1]]
-        with RawPair(tool, places, _address(cluster, ranks), run.settings.timeout) as pair:
+        limits = run.settings.timeout, run.settings.start_timeout
+        with RawPair(tool, places, _address(cluster, ranks), *limits) as pair:
             if pair.missing:
                 return _not_applicable(f"{pair.missing} is not there: {TOOLS[tool.NAME]}"), ()
             if why := pair.cannot(kind.memory):

@@ -15,6 +15,7 @@ from pytest_nixl.record.samples import RowKey
 from pytest_nixl.tool import Started, Tool, ended, others_beside
 from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Place
+from pytest_nixl.worker.process import START_SECONDS
 
 #: Seconds that a tool's transfers should take, at NIXL's speed; and after which a slower one is not waited for.
 SECONDS, LONGEST = 0.15, 1.2
@@ -31,14 +32,24 @@ class RawPair:
     :param places: of initiator and target.
     :param address: the target's host, as the initiator reaches it.
     :param timeout: seconds that any step may take.
+    :param start_timeout: seconds that each worker may take to start.
     """
 
-    def __init__(self, tool: RawTool, places: tuple[Place, Place], address: str, timeout: float) -> None:
+    def __init__(
+        self,
+        tool: RawTool,
+        places: tuple[Place, Place],
+        address: str,
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> None:
         self._tool = tool
         self._address = address
         self._timeout = timeout
         with ExitStack() as stack:
-            self.client, self.server = (stack.enter_context(Tool(place, tool.NAME, timeout)) for place in places)
+            self.client, self.server = (
+                stack.enter_context(Tool(place, tool.NAME, timeout, start_timeout)) for place in places
+            )
             self._stack = stack.pop_all()
 
     def __enter__(self) -> RawPair:

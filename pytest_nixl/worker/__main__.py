@@ -40,6 +40,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl import nixl_versions
     from pytest_nixl.errors import NixlPluginError
     from pytest_nixl.worker.commands import RefusedError
+    from pytest_nixl.worker.nixl_api import NixlImportError
     from pytest_nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
@@ -53,7 +54,7 @@ def _error(error: BaseException) -> dict[str, Any]:
         kind = "timeout"
     elif nixl_versions.is_error(module):
         kind = "nixl"
-    elif isinstance(error, ImportError):
+    elif isinstance(error, NixlImportError):
         kind = "import"
     text = "".join(traceback.format_exception(error))
     return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}

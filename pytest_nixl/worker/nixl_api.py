@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from pytest_nixl import nixl_versions
@@ -17,10 +21,15 @@ from pytest_nixl.errors import NixlPluginError
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 
 
+class NixlImportError(ImportError):
+    """NIXL itself cannot be imported; what a user's own function cannot import is another error."""
+
+
 def load() -> dict[str, str]:
     """Load NIXL, and return its version, the package that it is of, and its file.
 
     :raises NixlPluginError: where it is a release that wants torch, and there is none.
+    :raises NixlImportError: where it cannot be imported for any other reason.
     """
     try:
         module = importlib.import_module("nixl._api")
@@ -34,19 +43,43 @@ def load() -> dict[str, str]:
                 "install the torch that NIXL is used with (on a machine without a GPU its CPU build will do), or NIXL "
                 "1.4 or newer",
             ) from error
-        raise
+        raise NixlImportError(str(error)) from error
     package, version = installed()
     return {"nixl": version, "nixl_package": package, "nixl_module": str(module.__file__)}
 
 
 def installed() -> tuple[str, str]:
-    """Return the package that carries NIXL, and its version."""
+    """Return the package that carries the NIXL that is loaded, and its version.
+
+    Where none is loaded, or no package owns it, as with an image's own build: the first one that is installed.
+    """
+    module = sys.modules.get("nixl._api")
+    if module is not None and (owner := _owner(str(module.__file__))):
+        return owner
     for name in nixl_versions.PACKAGES:
         try:
             return name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return "nixl", "of no package"
+
+
+@functools.cache
+def _owner(file: str) -> tuple[str, str] | None:
+    """Return name and version of the package that installed a file; None where it is none that carries NIXL."""
+    for name in nixl_versions.PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.distribution(name)
+            if any(os.path.samefile(path, file) for path in _files(found, os.path.basename(file))):
+                return name, found.version
+    return None
+
+
+def _files(package: importlib.metadata.Distribution, name: str) -> Iterator[str]:
+    """Yield the files of a package that have a name, and are there."""
+    for each in package.files or ():
+        if each.name == name and os.path.exists(path := os.fspath(each.locate())):
+            yield path
 
 
 def make_agent(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.worker.local import LocalProcess
-from pytest_nixl.worker.process import Worker
+from pytest_nixl.worker.process import START_SECONDS, Worker
 
 
 class Place(Protocol):
@@ -16,12 +16,19 @@ class Place(Protocol):
 
     rank: int
 
-    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+    def start(
+        self,
+        role: str,
+        environment: Mapping[str, str | None],
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> Worker:
         """Start a worker; it is waited for when it is first asked.
 
         :param role: ``initiator``, ``target``, ``agent`` or ``tool``.
         :param environment: what differs from that rank's own variables; None unsets one.
         :param timeout: seconds that any step of it may take.
+        :param start_timeout: seconds that it may take to start, and to make an agent.
         """
         ...
 
@@ -47,7 +54,13 @@ class Here:
         self._keeper = keeper
         self._prefix = prefix
 
-    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+    def start(
+        self,
+        role: str,
+        environment: Mapping[str, str | None],
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> Worker:
         """Start a worker as a child of this process."""
         process = LocalProcess(self._keeper, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix)
-        return Worker(process, rank=self.rank, role=role, timeout=timeout)
+        return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)

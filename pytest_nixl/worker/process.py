@@ -18,8 +18,16 @@ from pytest_nixl.worker.wire import decode, encode
 
 _TAIL_LINES = 12
 _NOISE = re.compile(r"[|+]\s*$|^I\d{4} [\d:.]+ |^[\d-]+ [\d:]+ NIXL (INFO|DEBUG) ")
+#: Seconds for a worker to start, where nobody says: a busy machine, or a cold file system, takes minutes over imports.
+START_SECONDS = 180.0
+#: The steps that are a worker's start, with an option of their own.
+_START_STEPS = {"hello": "start (import NIXL)", "create_agent": "make its agent"}
+#: What a function of a test raises where it cannot import something: NIXL's own failure is told apart.
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 #: How long the partner of a worker that died may take to report its own view of it.
 _PARTNER_GRACE = 2.0
+#: How long the kernel may take to end a process that has closed its channel, and its peer to say so.
+_END_SECONDS = 30.0
 #: faulthandler's heading of each stack that it writes, and how long it may take to write them.
 _STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
 
@@ -43,6 +51,14 @@ class WorkerDiedError(WorkerError):
 class WorkerHungError(WorkerError):
     """The process did not answer in time, and was ended by us."""
 
+    late = True
+
+
+class WorkerLateError(WorkerError):
+    """The process gave up a step at its deadline, and lives."""
+
+    late = True
+
 
 class NixlError(WorkerError):
     """NIXL itself reported an error. ``type_name`` is NIXL's class, such as ``nixlNotFoundError``."""
@@ -55,11 +71,13 @@ class NixlError(WorkerError):
 class Pending:
     """A request that was sent and is not answered yet."""
 
-    def __init__(self, worker: Worker, number: int, step: str, deadline: float) -> None:
+    def __init__(self, worker: Worker, number: int, step: str, seconds: float) -> None:
         self.worker = worker
         self.number = number
         self.step = step
-        self.deadline = deadline
+        #: How long it may take, and when that is over.
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
 
     def result(self) -> Any:
         """Wait for the answer. :raises WorkerError: when the worker dies, hangs or refuses."""
@@ -109,13 +127,19 @@ class Worker:
     :param rank: the rank that it works for; named in every failure.
     :param role: what it is to the link: ``initiator``, ``target`` or ``agent``; a ``tool`` loads no NIXL, and only
         starts programs of other projects.
-    :param timeout: seconds that any step may take.
+    :param timeout: seconds that any step may take, but its start.
+    :param start_timeout: seconds that its start may take, and each agent that is made in it.
     """
 
-    def __init__(self, process: Process, *, rank: int, role: str, timeout: float) -> None:
+    def __init__(
+        self, process: Process, *, rank: int, role: str, timeout: float, start_timeout: float = START_SECONDS
+    ) -> None:
         self.rank = rank
         self.role = role
         self.timeout = timeout
+        self.start_timeout = start_timeout
+        #: Whether these two are what --nixl-timeout and --nixl-start-timeout say.
+        self.by_option = True
         self._process = process
         self._buffer = b""
         self._requests = 0
@@ -150,7 +174,9 @@ class Worker:
         if command != "hello":
             _ = self.versions
         self._requests += 1
-        pending = Pending(self, self._requests, command, time.monotonic() + (seconds or self.timeout))
+        usual = self.start_timeout if command in _START_STEPS else self.timeout
+        seconds = usual if seconds is None else seconds
+        pending = Pending(self, self._requests, command, seconds)
         try:
             self._send(command, pending.number, arguments)
         except OSError:
@@ -233,10 +259,10 @@ class Worker:
             return b""
 
     def _died(self, step: str) -> WorkerError:
-        code = self._process.wait(5)
+        code = self._process.wait(_END_SECONDS)
         if code is None and self.alive:  # it has closed its channel, and stays
             self._process.kill()
-            code = self._process.wait(5)
+            code = self._process.wait(_END_SECONDS)
         how = "has gone with its rank" if code is None else _how_it_ended(code)
         reason = f"{self.name} {how} during {step!r}"
         remedy = "read its last lines below: a crash in NIXL, UCX or a driver shows there; `dmesg` shows the OOM killer"
@@ -254,9 +280,18 @@ class Worker:
             time.sleep(0.01)
         tail = self.tail()
         self.kill()
-        reason = f"{self.name}, which was {state}, did not answer {pending.step!r} before its deadline, and was ended"
-        remedy = "its threads' stacks are below; give --nixl-timeout more time if the machine is merely busy"
-        return WorkerHungError(reason, remedy, _quoted(tail))
+        limit = f"{pending.seconds:g} s"
+        what = _START_STEPS.get(pending.step)
+        did_not = f"did not {what}" if what else f"did not answer {pending.step!r}"
+        reason = f"{self.name}, which was {state}, {did_not} before its deadline of {limit}, and was ended"
+        busy = "if the machine is merely busy, run it again where there is less to do"
+        if self.by_option:
+            busy += f", or give {'--nixl-start-timeout' if what else '--nixl-timeout'} more than {limit}"
+        remedy = f"its threads' stacks are below; {busy}"
+        error = WorkerHungError(reason, remedy, _quoted(tail))
+        # A process that somebody stopped is not late because the host is busy.
+        error.late = not state.startswith("stopped")
+        return error
 
     def _failed(self, step: str, error: Mapping[str, str]) -> WorkerError:
         kind, type_name, message = error["kind"], error["type"], error["message"]
@@ -275,10 +310,11 @@ class Worker:
             return WorkerError(reason, remedy, detail)
         if kind == "timeout":
             remedy = "see whether the other rank still runs; give --nixl-timeout more time if the machine is busy"
-            return WorkerError(f"{self.name} gave up {step!r}: {message}", remedy, detail)
+            return WorkerLateError(f"{self.name} gave up {step!r}: {message}", remedy, detail)
         if kind == "refused":
             return WorkerError(f"{self.name} refused {step!r}: {message}", "", detail)
-        return WorkerError(f"{type_name} in {self.name} during {step!r}: {message}", "", error["traceback"])
+        remedy = "make it importable for this Python, or mend the import" if type_name in _IMPORT_ERRORS else ""
+        return WorkerError(f"{type_name} in {self.name} during {step!r}: {message}", remedy, error["traceback"])
 
 
 def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
@@ -289,6 +325,7 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
         is that of the worker that died or hung, if one did: it is the cause, the others' are consequences.
     """
     errors: list[WorkerError] = []
+    hurried: set[Pending] = set()
     answers: dict[Pending, Any] = {}
     waiting = [*pending, serving] if serving else list(pending)
     while waiting:
@@ -298,11 +335,17 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
             waiting.remove(item)
             try:
                 answers[item] = item.result()
+            except WorkerHungError as error:
+                # One that was hurried, and is late, is a consequence: on a busy machine most are.
+                errors += [] if item in hurried else [error]
             except WorkerError as error:
                 errors.append(error)
-                for other in waiting:
-                    other.deadline = min(other.deadline, time.monotonic() + _PARTNER_GRACE)
-                    other.worker.cancel()
+            for other in waiting if errors else ():
+                soon = time.monotonic() + _PARTNER_GRACE
+                if other not in hurried and soon < other.deadline:
+                    other.deadline = soon
+                    hurried.add(other)
+                other.worker.cancel()
     if errors:
         raise min(errors, key=_how_far_from_the_cause)
     return [answers[item] for item in pending]

@@ -74,7 +74,7 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
     workers: list[Worker] = []
     try:
         for place in cluster.places[:2]:
-            workers.append(place.start("gpus", {}, settings.timeout))
+            workers.append(place.start("gpus", {}, settings.timeout, settings.start_timeout))
         one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
         return one, other, len({worker.versions["host"] for worker in workers}) == 1
     finally:

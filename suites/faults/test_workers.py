@@ -13,12 +13,12 @@ from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.worker.process import WorkerDiedError, WorkerError, WorkerHungError
 
 from ..metadata.moving import write_and_compare
-from .conftest import SECONDS, Couple
+from .conftest import Couple
 
 Decide = Callable[[Judgement], None]
 REPORT = "this is a defect of pytest-nixl or of NIXL: report it, with what is printed here"
 #: Seconds beyond its deadline that an answer may need on a busy host.
-LATE = 20.0
+LATE = 60.0
 #: Seconds after which a target that was stopped is given up.
 PATIENCE = 2.0
 
@@ -26,7 +26,7 @@ PATIENCE = 2.0
 @pytest.mark.nixl_check("fault-dead-target")
 def test_a_target_that_dies_is_named_and_the_initiator_lives(couple: Couple, verdict: Decide) -> None:
     """The process of a target is killed: whoever asks it is told which one it was, and its partner still answers."""
-    write_and_compare(couple.initiator, couple.target, couple.memory, SECONDS)
+    write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)
     couple.target.worker.signal(signal.SIGKILL)
     error = _told(couple)
     found = [] if isinstance(error, WorkerDiedError) else [f"a dead target is told as {error!r}"]
@@ -56,10 +56,10 @@ def test_a_target_that_stops_is_told_before_its_deadline_is_long_over(couple: Co
 @pytest.mark.nixl_check("fault-restarted-target")
 def test_a_target_that_comes_back_under_its_name_is_written_to(couple: Couple, verdict: Decide) -> None:
     """A target is killed and started again under the same name: bytes reach the new one, and are right."""
-    write_and_compare(couple.initiator, couple.target, couple.memory, SECONDS)
+    write_and_compare(couple.initiator, couple.target, couple.memory, couple.seconds)
     couple.target.worker.kill()
     again, memory = couple.another_target()
-    write_and_compare(couple.initiator, again, memory, SECONDS)
+    write_and_compare(couple.initiator, again, memory, couple.seconds)
     verdict(Judgement(Verdict.PASS, f"{again.worker.name} was written to under the name of the one that was killed"))
 
 

@@ -15,7 +15,7 @@ from pytest_nixl.settings import Settings
 ROUNDS = 3
 
 
-@pytest.mark.nixl_check("ranks-of-this-run")
+@pytest.mark.nixl_check("ranks-of-this-run", own=True)
 def test_the_ranks_of_this_run_get_a_rank_each(
     nixl_cluster: Cluster, nixl_settings: Settings, verdict: Callable[[Judgement], None]
 ) -> None:

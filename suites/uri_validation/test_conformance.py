@@ -84,7 +84,14 @@ def _filled(corpus: tuple[Entry, ...], etcd: PrivateEtcd) -> list[Entry]:
 
 def _tried(texts: Mapping[str, Outcome], etcd: PrivateEtcd, settings: Settings) -> list[Trial]:
     return list(
-        try_texts(texts, keeper=keeper(), client=etcd.client, namespace="/conformance", timeout=settings.timeout)
+        try_texts(
+            texts,
+            keeper=keeper(),
+            client=etcd.client,
+            namespace="/conformance",
+            timeout=settings.timeout,
+            start_timeout=settings.start_timeout,
+        )
     )
 
 

@@ -82,6 +82,7 @@ def _outcome(text: str, setting: str | None, etcd: PrivateEtcd, settings: Settin
         client=etcd.client,
         namespace="/patch",
         timeout=settings.timeout,
+        start_timeout=settings.start_timeout,
         environment={PATCH: setting},
     )
     return trial.outcome

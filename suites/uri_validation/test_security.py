@@ -89,7 +89,12 @@ def test_a_failure_to_publish_is_raised(
 
 def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> Trial:
     (trial,) = try_texts(
-        {text: Outcome.INVALID}, keeper=keeper(), client=etcd.client, namespace="/trial", timeout=settings.timeout
+        {text: Outcome.INVALID},
+        keeper=keeper(),
+        client=etcd.client,
+        namespace="/trial",
+        timeout=settings.timeout,
+        start_timeout=settings.start_timeout,
     )
     return trial
 

@@ -24,7 +24,7 @@ from pytest_nixl.record.benchmark import versions_of
 from pytest_nixl.settings import Settings
 from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import NixlError, Worker, WorkerError
+from pytest_nixl.worker.process import START_SECONDS, NixlError, Worker, WorkerError
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
 THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")
@@ -40,10 +40,16 @@ Places = tuple[Here, Here]
 class OtherRelease(Here):
     """A rank whose NIXL is the other release."""
 
-    def start(self, role: str, environment: Mapping[str, str | None], timeout: float) -> Worker:
+    def start(
+        self,
+        role: str,
+        environment: Mapping[str, str | None],
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> Worker:
         """Start a worker that finds the other release first."""
         path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
-        return super().start(role, {**environment, "PYTHONPATH": path}, timeout)
+        return super().start(role, {**environment, "PYTHONPATH": path}, timeout, start_timeout)
 
 
 @pytest.fixture(params=["we write", "they write"])

@@ -34,6 +34,12 @@ class PathError(NixlPluginError):
     """The path did not do what it was told, or what was waited for on it did not come."""
 
 
+class PathLateError(PathError):
+    """What was waited for did not come before its deadline."""
+
+    late = True
+
+
 class _Speaker(Protocol):
     def from_client(self, data: bytes) -> None: ...
 
@@ -91,7 +97,7 @@ class EtcdPath:
         """
         value = self.wait_quietly(condition, seconds=seconds)
         if not value:
-            raise PathError(f"waited {seconds:g} s for {what}", detail=self.describe())
+            raise PathLateError(f"waited {seconds:g} s for {what}", detail=self.describe())
         return value
 
     def wait_quietly(self, condition: Callable[[], T], *, seconds: float) -> T:
