@@ -11,6 +11,7 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.gate.conclusion import summary_line
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
@@ -44,12 +45,13 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     """Write the table and the verdict."""
+    run.reported = True
     terminal.section("NIXL")
     if run.party is not None and run.party.ending is not None:
         for text in (*run.party.ending.verdict.splitlines(), *run.notes):
             terminal.write_line(text)
         return
-    shown = list(lines(run.results, gate=run.settings.gate))
+    shown = list(lines(run.results, gate=run.settings.gate, interrupted=run.interrupted))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
     for line in shown:
@@ -57,6 +59,20 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
         terminal.write_line(line.text, **({colour: True} if colour else {}))
     for text in (*run.notes, *run.annotations):
         terminal.write_line(text)
+
+
+def report_if_left_out(config: pytest.Config, run: Run) -> None:
+    """Write the report if pytest has left it out, as it does after SIGTERM and after a crash."""
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not run.reported and run.usable:
+        write_report(terminal, run)
+
+
+def last_word(config: pytest.Config, run: Run) -> None:
+    """Say as the last line of all that the run was interrupted."""
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.write_line(summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted), red=True)
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
