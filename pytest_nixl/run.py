@@ -233,6 +233,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         figures=item.stash.get(FIGURES, None),
         repeat=repeat_line(item, row),
         finding=judgement.finding,
+        known_limit=judgement.known_limit,
         ratios=item.stash.get(RATIOS, ()),
     )
 

@@ -136,8 +136,8 @@ def test_a_run_that_is_ended_early_is_interrupted_and_leaves_its_reports(
     assert ended.metrics["nixl_run_passed"] == 0
     assert ended.metrics["nixl_run_interrupted"] == 1
     suite = ended.junit
-    # The run's own case; and the test that failed before its call.
-    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("1", "1" if failed else "0")
+    # The run's own case; and the test that failed before its call, or pytest's own internal error.
+    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("1", "1" if failed or how == "crash" else "0")
     assert suite.find("testcase[@classname='nixl_run'][@name='interrupted']/failure") is not None
 
 

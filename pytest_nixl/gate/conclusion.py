@@ -58,6 +58,27 @@ def counted(results: Sequence[Result]) -> dict[str, int]:
     return {str(verdict): counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
+def known_limits(results: Sequence[Result]) -> list[str]:
+    """Return the ids of the known limits of NIXL that were seen and that this deployment does not meet."""
+    met = {result.finding for result in results if result.finding and result.verdict is not Verdict.PASS}
+    return [id for id in dict.fromkeys(result.finding for result in results if result.known_limit) if id not in met]
+
+
+def known_limits_line(results: Sequence[Result], version: str) -> str:
+    """Say in one line how many known limits this deployment does not meet; empty: there are none.
+
+    :param version: of NIXL; empty: it is not known.
+    """
+    count = len(known_limits(results))
+    if not count:
+        return ""
+    nixl = f"NIXL {version}" if version else "NIXL"
+    met = any(result.finding and result.verdict is not Verdict.PASS for result in results)
+    limits = f"{count} {'more ' if met else ''}known limit{'' if count == 1 else 's'} of {nixl}"
+    rest = "none of which this deployment meets" if count > 1 and not met else "which this deployment does not meet"
+    return f"{limits}, {rest}: `pytest-nixl findings`"
+
+
 def summary_line(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> str:
     """Return the last line of the terminal's report: the verdict, then how many checks came to what."""
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
@@ -88,6 +109,7 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
             }
             for result in failing[:_MOST_FAILING]
         ],
+        "known_limits": known_limits(results),
         "failing_left_out": max(0, len(failing) - _MOST_FAILING),
     }
 

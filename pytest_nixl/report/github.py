@@ -10,7 +10,7 @@ from pytest_nixl import units
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.gate.compared import shown_change
 from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import Conclusion, counted
+from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits_line
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.files import Report
 from pytest_nixl.report.names import short
@@ -47,6 +47,9 @@ def summary(report: Report) -> Iterator[str]:
             yield f"- **{result.verdict}** {_plain(result.reason)}"
             if result.remedy:
                 yield f"  - {_plain(result.remedy)}"
+    if known := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):
+        yield ""
+        yield known
     if run.rows:
         change_column = " change |" if compared is not None else ""
         yield ""

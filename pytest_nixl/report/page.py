@@ -7,7 +7,7 @@ from html import escape
 
 from pytest_nixl import units
 from pytest_nixl.gate.compared import shown_change
-from pytest_nixl.gate.conclusion import Conclusion, counted
+from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.record.provenance import changes
 from pytest_nixl.record.results import Result
@@ -36,6 +36,7 @@ def page(report: Report) -> str:
             _matrix(report),
             _raw(report),
             _findings(report),
+            _known_limits(report),
             _provenance(report),
         )
         if section
@@ -195,6 +196,19 @@ def _findings(report: Report) -> str:
             f'<div class="card {kind}"><h3>{verdict}: {escape(checks)}</h3>{reasons}{more}{said}{repeat}</div>'
         )
     return _section("Findings", "What is not good, why, and what to do about it.", "".join(cards))
+
+
+def _known_limits(report: Report) -> str:
+    shown = known_limits(report.run.results)
+    if not shown:
+        return ""
+    rows = []
+    for id in shown:
+        first = next(result for result in report.run.results if result.known_limit and result.finding == id)
+        cells = [f'<td class="wrap">{escape(text)}</td>' for text in (id, first.reason, first.remedy)]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    words = "Defects of NIXL that were seen on what the suites set up themselves. This deployment meets none of these."
+    return _section("Known limits of NIXL", words, _table(("id", "what was seen", "if you meet it"), rows))
 
 
 def _provenance(report: Report) -> str:

@@ -11,12 +11,12 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.gate.conclusion import summary_line
+from pytest_nixl.gate.conclusion import known_limits_line, summary_line
 from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import lines
+from pytest_nixl.report.table import Line, lines
 from pytest_nixl.run import Run
 from pytest_nixl.settings import Settings
 
@@ -54,6 +54,8 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     shown = list(lines(run.results, gate=run.settings.gate, interrupted=run.interrupted))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
+    if known := known_limits_line(run.results, nixl_version(run)):
+        shown.insert(-1, Line(known))
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))
@@ -73,6 +75,20 @@ def last_word(config: pytest.Config, run: Run) -> None:
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         terminal.write_line(summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted), red=True)
+
+
+def nixl_version(run: Run) -> str:
+    """Return the version of NIXL: what workers told, else that of the installed package; empty: it is not known."""
+    if told := run.versions.get("nixl"):
+        return told
+    from pytest_nixl.nixl_versions import PACKAGES
+
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
