@@ -24,6 +24,15 @@ def in_action() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
+def leave_again(config: pytest.Config, run: Run) -> None:
+    """Write the record and the reports once more, because the verdict has changed since; the old record goes."""
+    old, run.stored = run.stored, []
+    leave(config, run)
+    if run.stored:
+        for path in old:
+            path.unlink(missing_ok=True)
+
+
 def leave(config: pytest.Config, run: Run) -> None:
     """Write the record and the reports of a run."""
     if run.settings.store:
@@ -51,6 +60,7 @@ def _store(config: pytest.Config, run: Run) -> None:
         except NixlPluginError as error:
             run.notes.append(f"{error.reason}. {error.remedy}")
         else:
+            run.stored.append(path)
             run.notes.append(f"stored: {path}")
 
 

@@ -85,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
     config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
+    config.pluginmanager.register(run.completeness, "nixl-completeness")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -212,15 +213,31 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.cluster.take_part import conclude
 
         conclude(session, run)
-    if (run.results or run.asked_for) and not run.parallel and not run.serves and exitstatus in (0, 1, 5):
-        _ = run.settings  # bad ones that only workers of pytest-xdist have met end the run here
-        _conclude(session, run)
-    yield
+    if not run.parallel and not run.serves and (run.results or run.asked_for or run.used):
+        run.interrupted = run.completeness.interruption(session)
+        if run.interrupted and not run.usable:
+            run.interrupted = ""  # the settings are refused, which ends the run
+        if run.interrupted or ((run.results or run.asked_for) and exitstatus in (0, 1, 5)):
+            _ = run.settings  # bad ones that only workers of pytest-xdist have met end the run here
+            _conclude(session, run)
+    try:
+        yield
+    except BaseException as error:
+        if run.results and not run.serves and run.usable:
+            from pytest_nixl.finish import leave_again
+
+            run.interrupted = run.interrupted or run.completeness.crash(error)
+            leave_again(session.config, run)
+        raise
     if run.party is not None:
         from pytest_nixl.cluster.take_part import leave
 
         for text in leave(session, run):
             print(text, file=sys.stderr)
+    if run.interrupted or run.serves:
+        from pytest_nixl.report.terminal import report_if_left_out
+
+        report_if_left_out(session.config, run)
 
 
 def _conclude(session: pytest.Session, run: Run) -> None:
@@ -229,37 +246,45 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     from pytest_nixl.gate.baseline import compare
     from pytest_nixl.gate.guard import failed, missed
     from pytest_nixl.gate.profiles import load_profile
+    from pytest_nixl.report.junit import add_run_cases
 
     settings = run.settings
     profile = load_profile(settings.profile)
-    if settings.gate:
-        run.results += missed(profile, run)
-    if not run.ended:
-        compare(run)
-    elif not settings.gate:
-        run.notes.append(run.ended)
-    if settings.judges and failed(run.results, profile, gate=settings.gate):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if run.interrupted and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+    if run.ended or not run.interrupted:
+        if settings.gate:
+            run.results += missed(profile, run)
+        if not run.ended:
+            compare(run)
+        if settings.judges and failed(run.results, profile, gate=settings.gate):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    add_run_cases(session.config, run)
     leave(session.config, run)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     run = Run.of(config)
-    if not (run.results or run.asked_for) or not run.usable:
+    if not (run.results or run.asked_for or run.interrupted) or not run.usable:
         return
     from pytest_nixl.report.terminal import nothing_collected, write_report
 
-    if run.results or run.serves:
+    if run.results or run.serves or run.interrupted:
         write_report(terminalreporter, run)
     elif not run.used:
         nothing_collected(terminalreporter, config)
 
 
+@pytest.hookimpl(trylast=True)  # what interrupted the run is the last word, behind pytest's own
 def pytest_unconfigure(config: pytest.Config) -> None:
-    party = Run.of(config).party
-    if party is not None:
-        party.close()
+    run = Run.of(config)
+    if run.party is not None:
+        run.party.close()
+    if run.interrupted:
+        from pytest_nixl.report.terminal import last_word
+
+        last_word(config, run)
     module = sys.modules.get("pytest_nixl.keeper")
     if module is not None:
         module.close_keeper()

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.errors import FindingError, NixlPluginError, NotApplicableError
+from pytest_nixl.gate.completeness import Completeness
 from pytest_nixl.gate.conclude import JUDGEMENT, check_of, is_own
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.values import DevicePair, MemoryPair
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_nixl.cluster.asked import Asked
     from pytest_nixl.cluster.pairing import RankPair
     from pytest_nixl.cluster.party import Party
@@ -121,6 +124,13 @@ class Run:
     party: Party | None = None
     #: Workflow commands for GitHub Actions, to be written on lines of their own.
     annotations: list[str] = field(default_factory=list)
+    #: How far the run came and what ended it early, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``; empty: it is
+    #: not over, or it came to its end.
+    interrupted: str = ""
+    #: Whether the terminal has had its report.
+    reported: bool = False
+    #: Records of this run in the store.
+    stored: list[Path] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: pytest.Config) -> Run:
@@ -128,6 +138,11 @@ class Run:
         if RUN not in config.stash:
             config.stash[RUN] = cls(config)
         return config.stash[RUN]
+
+    @cached_property
+    def completeness(self) -> Completeness:
+        """What counts the selected tests and those that ended."""
+        return Completeness(self)
 
     @cached_property
     def settings(self) -> Settings:
@@ -226,6 +241,7 @@ def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Tes
         figures=item.stash.get(FIGURES, None),
         repeat=repeat_line(item, row),
         finding=judgement.finding,
+        known_limit=judgement.known_limit,
         ratios=item.stash.get(RATIOS, ()),
     )
 

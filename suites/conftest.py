@@ -35,7 +35,7 @@ class FindingFixture(Protocol):
     """What the fixture ``finding`` is."""
 
     def __call__(self, id: str, occurs: bool, reason: str, *, affects: bool = False) -> None:
-        """Pass where the defect is not there; warn where it is; fail where it ``affects`` the deployment.
+        """Fail if the defect is there and ``affects`` the deployment; else pass. One that is there is a known limit.
 
         What the profile accepts until a day that is not over warns; what it accepts and is not there fails.
         """

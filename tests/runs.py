@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The rows alone; of several ranks, with what is asked of them together.
@@ -95,6 +96,17 @@ def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def junit_suite(path: Path) -> ElementTree.Element:
+    """Return the test suite of a JUnit file that its schema allows."""
+    import xmlschema
+
+    xmlschema.XMLSchema(ROOT / "tests" / "junit.xsd").validate(path)
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    assert suite is not None
+    assert int(suite.attrib["tests"]) == len(suite.findall("testcase"))
+    return suite
 
 
 def profile(path: Path, expectation: str, *, required: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from records import KEY, key, record, write
-from runs import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, profile, run
+from runs import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile, run
 
 #: One row in one launch each, which takes seconds; a baseline that is far off decides nothing with so few, and is told.
 ANY_SPEED = "floor = '1 KB/s'"
@@ -77,6 +77,11 @@ def test_a_run_that_is_far_slower_than_its_baseline_is_regressed_and_fails(tmp_p
     assert "changed: versions ucx: 0.1 -> 1." in done.output
     assert "NIXL verdict: FAIL (1 PASS, 1 REGRESSED; 1 row measured)" in done.output
     assert done.code == 1
+    suite = junit_suite(tmp_path / "junit.xml")
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "1")
+    failure = suite.find("testcase[@classname='nixl_run']/failure")
+    assert failure is not None
+    assert f"REGRESSED: {KEY} against nixl:0: -100.0 %" in failure.attrib["message"]
 
 
 def test_a_run_that_is_far_faster_than_its_baseline_is_improved(tmp_path: Path) -> None:

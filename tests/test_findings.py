@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 
 import pytest
 from inner import run_pytest
 
+from pytest_nixl.cli import main
+from pytest_nixl.gate.conclusion import known_limits, known_limits_line
 from pytest_nixl.gate.findings import FINDINGS, Acceptance, judge_finding
 from pytest_nixl.gate.profiles import load_profile, parse_profile
 from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.record.results import Result
 
 ID = "NIXL-ETCD-HTTPS-PLAINTEXT"
 TODAY = date(2026, 11, 20)
@@ -25,7 +29,8 @@ def _accepted(expires: date) -> Acceptance:
     ("occurs", "affects", "acceptance", "verdict", "words"),
     [
         (False, False, None, Verdict.PASS, "seen"),
-        (True, False, None, Verdict.WARN, "is read and then spoken in plaintext: seen"),
+        (True, False, None, Verdict.PASS, "is read and then spoken in plaintext: seen"),
+        (True, False, _accepted(TODAY), Verdict.PASS, "is read and then spoken in plaintext: seen"),
         (True, True, None, Verdict.FAIL, "is read and then spoken in plaintext: seen"),
         (True, True, _accepted(TODAY), Verdict.WARN, "accepted finding, until 2026-11-20 (our etcd is on loopback): "),
         (True, False, _accepted(date(2026, 11, 19)), Verdict.FAIL, "its acceptance expired on 2026-11-19 (our etcd is"),
@@ -42,6 +47,7 @@ def test_a_finding_is_judged(
     assert judgement.verdict is verdict
     assert words in judgement.reason
     assert judgement.finding == ID
+    assert judgement.known_limit is (occurs and not affects and verdict is Verdict.PASS)
     if verdict is Verdict.FAIL and acceptance is not None:
         assert f"the [[accept]] of {ID}" in judgement.remedy
 
@@ -102,7 +108,6 @@ def test_it(finding):
 @pytest.mark.parametrize(
     ("occurs", "affects", "expires", "code", "line"),
     [
-        (True, False, None, 0, f"WARN {ID}: https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in plaintext: "),
         (True, True, None, 1, f"FAIL {ID}: https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in plaintext: "),
         (True, True, "2999-12-31", 0, f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): https://"),
         (True, True, "2020-01-31", 1, f"FAIL {ID}: its acceptance expired on 2020-01-31 (on loopback): https://"),
@@ -120,3 +125,67 @@ def test_a_finding_has_a_line_of_its_own_in_the_summary(
     done.stdout.fnmatch_lines([f"{line.replace('[', '[[]')}*"])
     assert done.ret == code
     assert f'name="nixl_finding" value="{ID}"' in (pytester.path / "junit.xml").read_text()
+
+
+MANY = """
+import pytest
+from suites.conftest import *
+
+@pytest.mark.parametrize("id", ["NIXL-ETCD-HTTPS-PLAINTEXT", "NIXL-ETCD-STALE-KEY", "NIXL-ETCD-STALE-KEY"])
+@pytest.mark.nixl_check("limits")
+def test_it(finding, id):
+    finding(id, True, "seen <here>", affects={affects} and id == "NIXL-ETCD-HTTPS-PLAINTEXT")
+"""
+
+
+@pytest.mark.parametrize(
+    ("affects", "line", "code"),
+    [
+        (False, "2 known limits of NIXL *, none of which this deployment meets: `pytest-nixl findings`", 0),
+        (True, "1 more known limit of NIXL *, which this deployment does not meet: `pytest-nixl findings`", 1),
+    ],
+)
+def test_known_limits_that_a_deployment_does_not_meet_are_one_line_and_no_warning(
+    pytester: pytest.Pytester, affects: bool, line: str, code: int
+) -> None:
+    pytester.makepyfile(MANY.format(affects=affects))
+    reports = ("--nixl-report=r.html", "--junit-xml=junit.xml")
+    done = run_pytest(pytester, "--nixl-op=WRITE", "-W", "error", *reports)
+    done.stdout.fnmatch_lines([line])
+    done.stdout.no_fnmatch_line("WARN*")
+    done.stdout.no_fnmatch_line("*warnings*")
+    done.stdout.fnmatch_lines([f"NIXL verdict: {'FAIL' if affects else 'PASS'} (*"])
+    assert done.ret == code
+    page = (pytester.path / "r.html").read_text()
+    assert "<h2>Known limits of NIXL</h2>" in page
+    assert "seen &lt;here&gt;" in page
+    assert 'name="nixl_known_limit" value="not met"' in (pytester.path / "junit.xml").read_text()
+
+
+def _limit(id: str, verdict: Verdict = Verdict.PASS) -> Result:
+    return Result("x", id, verdict, finding=id, known_limit=verdict is Verdict.PASS)
+
+
+def test_a_limit_that_is_met_elsewhere_in_the_run_is_not_counted_as_not_met() -> None:
+    results = [_limit("A"), _limit("A"), _limit("B"), _limit("A", Verdict.FAIL)]
+    assert known_limits(results) == ["B"]
+    assert known_limits([Result.from_plain(json.loads(json.dumps(one.plain()))) for one in results]) == ["B"]
+    assert known_limits_line([_limit("A")], "") == (
+        "1 known limit of NIXL, which this deployment does not meet: `pytest-nixl findings`"
+    )
+    assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
+
+
+def test_the_command_lists_each_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["findings"]) == 0
+    said = capsys.readouterr().out
+    for finding in FINDINGS.values():
+        assert f"\n{finding.id}\n" in f"\n{said}"
+        assert finding.remedy in said
+        assert finding.met_by in said
+    assert main(["findings", "--json", ID]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["id"] == ID
+    assert set(found) == {"id", "title", "remedy", "met_by", "seen"}
+    assert main(["findings", "NIXL-ETCD-HTTPS"]) == 2
+    assert f"(did you mean {ID}?)" in capsys.readouterr().err

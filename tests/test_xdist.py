@@ -16,7 +16,8 @@ FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suit
 def test_functional_suites_run_in_parallel() -> None:
     done = run(*FUNCTIONAL, "-n", "2")
     assert re.search(
-        r"^NIXL verdict: PASS, with warnings \(\d+ PASS, \d+ WARN(, \d+ NOT-APPLICABLE)?; 0 rows measured\)$",
+        # A host whose own libibverbs is installed beside that of the wheel is warned of it.
+        r"^NIXL verdict: PASS(, with warnings)? \(\d+ PASS(, 1 WARN)?(, \d+ NOT-APPLICABLE)?; 0 rows measured\)$",
         done.output,
         re.M,
     )

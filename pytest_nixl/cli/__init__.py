@@ -14,12 +14,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pytest_nixl.cli import clean, compare, doctor, endpoint, facts, history, profile, report
+from pytest_nixl.cli import clean, compare, doctor, endpoint, facts, findings, history, profile, report
 from pytest_nixl.errors import NixlPluginError
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
-COMMANDS = (clean, compare, doctor, endpoint, facts, history, profile, report)
+COMMANDS = (clean, compare, doctor, endpoint, facts, findings, history, profile, report)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,7 +42,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--max-regression: {error}: expected a percentage, such as 5%") from None
     paths = parse_reports(arguments.report) if arguments.report else ()
     (before, skipped), (now, more) = (
-        find_baseline(wanted, arguments.store or ".") for wanted in (arguments.before, arguments.now)
+        find_baseline(wanted, arguments.store or ".", whole=wanted is arguments.before)
+        for wanted in (arguments.before, arguments.now)
     )
     refuse_other_machine(before, now)
     compared = compare_runs(before, now, margin)
@@ -57,4 +58,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(line.text)
     for path in paths:
         write(Report(now, compared, (before, now), gate=arguments.gate), Path(path))
+    if now.interrupted:
+        print(f"{now.source}: {now.interrupted}")
+        return 1
     return int(any(outcome(one.verdict, gate=arguments.gate) is Outcome.FAIL for one in compared.results))

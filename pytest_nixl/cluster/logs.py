@@ -11,11 +11,13 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.facts.secrets import hider
+from pytest_nixl.gate.completeness import INTERRUPTED
+from pytest_nixl.gate.conclusion import RUN_VERDICTS, without_results
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.settings import Settings
 from pytest_nixl.worker.process import telling
@@ -40,6 +42,27 @@ def _hider(settings: Settings) -> Callable[[str], str]:
     return hider({**os.environ, "NIXL_GROUP_TOKEN": settings.group_token, "ETCDCTL_USER": settings.etcd_user})
 
 
+def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+    """Hide secrets in every text of JSON values."""
+    if isinstance(value, dict):
+        return {name: _hidden(each, hide) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_hidden(each, hide) for each in value]
+    return hide(value) if isinstance(value, str) else value
+
+
+def as_told(ending: Ending) -> dict[str, Any]:
+    """Return what rank 0 told of the run, or what follows from its end if rank 0 told nothing."""
+    if ending.refusal:
+        return without_results("REFUSED")
+    if ending.told.get("verdict") in RUN_VERDICTS:
+        known = without_results("")
+        # It came from another rank: only what the format has.
+        return {name: ending.told.get(name, value) for name, value in known.items()}
+    first = (ending.verdict.splitlines() or [f"exit code {ending.code}"])[0]
+    return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
+
+
 def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
     """Write ``verdict.json``, the workers' logs and, where the group broke, what was seen of it.
 
@@ -62,15 +85,16 @@ def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
             "group": party.membership.group,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            **as_told(ending),
             "exit_code": ending.code,
-            "verdict": ending.verdict or ending.refusal,
+            "text": ending.verdict or ending.refusal,
             "fault": "\n".join(map(str, party.faults)),
         }
         if seen:
             (directory / "group.txt").write_text("\n".join(seen) + "\n")
         # Last, and whole: who counts these files counts ranks that came to their end.
         temporary = directory / "verdict.json.part"
-        temporary.write_text(json.dumps(verdict, indent=2) + "\n")
+        temporary.write_text(json.dumps(_hidden(verdict, hide), indent=2) + "\n")
         temporary.replace(directory / "verdict.json")
     except OSError as error:
         raise NixlPluginError(

@@ -23,6 +23,7 @@ from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.servers import EtcdServer
+from pytest_nixl.gate.conclusion import interrupted_before
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.settings import Settings
@@ -161,7 +162,9 @@ class Party:
             self._part(ending)
             if len(self.faults) > told:
                 said += [str(error) for error in self.faults[told:]]
-                self._keep(replace(ending, code=ending.code or int(pytest.ExitCode.TESTS_FAILED)))
+                code = ending.code or int(pytest.ExitCode.TESTS_FAILED)
+                late = interrupted_before(ending.told, self.faults[told].reason)
+                self._keep(replace(ending, code=code, told=late))
         except NixlPluginError as error:
             said.append(str(error))
         self.close()

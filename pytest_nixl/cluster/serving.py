@@ -9,7 +9,7 @@ import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,11 +39,13 @@ class Ending:
     :param code: the exit code of every rank.
     :param verdict: what it came to, a few lines to read.
     :param refusal: why the run did not start; empty: it did.
+    :param told: the verdict with counts and failing results, as ``verdict.json`` has it in every rank's folder.
     """
 
     code: int
     verdict: str = ""
     refusal: str = ""
+    told: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -15,9 +15,13 @@ from pytest_nixl.cluster.group import RefusedError
 from pytest_nixl.cluster.party import Party, command_of
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.finish import leave_again
+from pytest_nixl.gate.completeness import INTERRUPTED
+from pytest_nixl.gate.conclusion import summary_line, told
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.record.results import Result
+from pytest_nixl.report.junit import junit_files, write_again
 from pytest_nixl.run import Run
 from pytest_nixl.sigterm import sigterm_ends_in_order
 
@@ -90,9 +94,16 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
     party = run.party
     if party is None:
         return []
-    said = party.finish(party.ending or Ending(int(session.exitstatus), _verdict(run, int(session.exitstatus))))
+    code = int(session.exitstatus)
+    said = party.finish(party.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
     if party.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if party.faults and not run.interrupted:
+        # The reports are written already, and a rank was lost since.
+        run.interrupted = f"{INTERRUPTED} after the last check: {party.faults[0].reason}"
+        if party.drives:
+            leave_again(session.config, run)
+        write_again(session.config, run)
     return said
 
 
@@ -105,14 +116,25 @@ def _ended(code: int) -> str:
     return f"ended with exit code {code}"
 
 
+def _whole(code: int) -> bool:
+    return code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def _told(run: Run, code: int) -> dict[str, Any]:
+    if not run.usable or (not run.interrupted and not _whole(code)):
+        return {}
+    return told(run.results, gate=run.settings.gate, interrupted=run.interrupted)
+
+
 def _verdict(run: Run, code: int) -> str:
-    whole = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if run.party is not None and code not in whole:
-        return f"{run.party.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
+    last = [summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted)] if run.usable else []
+    if run.party is not None and not _whole(code):
+        ended = f"{run.party.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
+        return "\n".join([*last, ended])
     bad = [result for result in run.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
-    told = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
+    lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
     more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
-    return "\n".join([f"exit code {code} of {len(run.results)} checks", *told, *more])
+    return "\n".join([*last, *lines, *more])
 
 
 def _speaker(config: pytest.Config) -> Callable[[str], None]:
@@ -129,10 +151,9 @@ def _speaker(config: pytest.Config) -> Callable[[str], None]:
 
 def _own_files(config: pytest.Config, rank: int) -> None:
     """Have this rank's JUnit file beside rank 0's, and not in its place."""
-    for plugin in config.pluginmanager.get_plugins():
-        if type(plugin).__name__ == "LogXML" and hasattr(plugin, "logfile"):
-            path = Path(plugin.logfile)
-            plugin.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+    for writer in junit_files(config):
+        path = Path(writer.logfile)
+        writer.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
 
 
 def _report(session: pytest.Session, party: Party, ending: Ending) -> None:

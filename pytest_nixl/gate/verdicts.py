@@ -78,6 +78,8 @@ class Judgement:
     reason: str
     remedy: str = ""
     finding: str = ""
+    #: Whether a known limit of NIXL was seen that this deployment does not meet: a PASS with a note.
+    known_limit: bool = False
 
     def __str__(self) -> str:
         text = f"{self.verdict} {self.finding}: {self.reason}" if self.finding else f"{self.verdict}: {self.reason}"

@@ -32,6 +32,7 @@ def this_run(run: Run) -> Recorded:
         rows={row.key: row for row in _rows(run)},
         results=tuple(run.results),
         notes=tuple(run.notes),
+        interrupted=run.interrupted,
     )
 
 
@@ -74,7 +75,7 @@ def other_run(run: Run, against: Against) -> Recorded:
         if samples.corruption is not None
     )
     when, provenance = datetime.now(timezone.utc), _other_provenance(run, against)
-    return Recorded("measured in turn", when, provenance, rows, failed)
+    return Recorded("measured in turn", when, provenance, rows, failed, interrupted=run.interrupted)
 
 
 def _other_provenance(run: Run, against: Against) -> Provenance:
@@ -105,6 +106,7 @@ def _ours(found: Recorded) -> dict[str, Any]:
         "provenance": found.provenance.plain(),
         "results": [result.plain() for result in found.results],
         "notes": list(found.notes),
+        "interrupted": found.interrupted,
     }
 
 

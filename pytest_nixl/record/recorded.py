@@ -48,6 +48,8 @@ class Recorded:
     rows: Mapping[str, Row]
     results: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
+    #: How far the run came and what ended it early; empty: it came to its end.
+    interrupted: str = ""
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ def _parse(data: Any, source: str) -> Recorded:
         rows=rows,
         results=tuple(Result.from_plain(one) for one in ours.get("results", ())),
         notes=tuple(str(note) for note in ours.get("notes", ())),
+        interrupted=str(ours.get("interrupted", "")),
     )
 
 

@@ -82,6 +82,8 @@ class Result:
     finding: str = ""
     #: Rows beside what a raw tool moved over the same path.
     ratios: tuple[Ratio, ...] = ()
+    #: Whether a known limit of NIXL was seen that this deployment does not meet.
+    known_limit: bool = False
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -109,6 +111,8 @@ class Result:
             shown.append(("nixl_reason", self.reason))
         if self.finding:
             shown.append(("nixl_finding", self.finding))
+        if self.known_limit:
+            shown.append(("nixl_known_limit", "not met"))
         if self.row:
             shown.append(("nixl_row", self.row))
         if self.figures is not None:

@@ -104,18 +104,28 @@ def newest(runs: Sequence[Recorded], image: str) -> Recorded | None:
     return None
 
 
-def find_baseline(wanted: str, directory: str) -> tuple[Recorded, list[str]]:
-    """Return the run that ``--nixl-baseline`` names, and one sentence for each file of a store that is no record.
+def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[Recorded, list[str]]:
+    """Return the run that ``--nixl-baseline`` names, and one sentence for each file of a store that is left out.
+
+    :param whole: whether only runs count that came to their end.
 
     :raises ValueError: in one sentence, where there is none.
     """
     path = Path(wanted)
     try:
         if path.is_file():
-            return read_recorded(path), []
+            named = read_recorded(path)
+            if whole and named.interrupted:
+                raise ValueError(
+                    f"{path} is no baseline ({named.interrupted}): expected the record of a run that came to its end"
+                )
+            return named, []
         runs, skipped = Store(path if path.is_dir() else Path(directory)).runs()
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read ({error.strerror}): expected a record or a store") from None
+    if whole:
+        skipped += [f"left out: {run.source} is no baseline ({run.interrupted})" for run in runs if run.interrupted]
+        runs = [run for run in runs if not run.interrupted]
     latest = runs[-1] if runs else None
     found = latest if path.is_dir() else newest(runs, wanted)
     if found is None:

@@ -13,7 +13,7 @@ _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
 _COLUMNS = (
     "time", "image", "digest", "host", "row", *_KEY, "gigabytes_per_second", "launches", "p50_us", "p90_us", "p99_us",
     "p99.9_us", "floor_gigabytes_per_second", "ceiling_gigabytes_per_second", "transports", "verdict", "change",
-    "regression",
+    "regression", "interrupted",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def table(report: Report) -> str:
                 f"{row.floor / 1e9:.6g}" if row.floor else "", f"{row.ceiling / 1e9:.6g}" if row.ceiling else "",
                 "+".join(row.transports), verdicts.get(key, ""),
                 f"{effect.ratio - 1:.6g}" if effect is not None else "",
-                effect.verdict if effect is not None else "",
+                effect.verdict if effect is not None else "", run.interrupted,
             ]
         )  # fmt: skip
     return text.getvalue()

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pytest_nixl import units
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.gate.compared import shown_change
+from pytest_nixl.gate.completeness import INTERRUPTED
+from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits_line
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.files import Report
 from pytest_nixl.report.names import short
@@ -35,11 +36,9 @@ def add_summary(report: Report, environ: Mapping[str, str] = os.environ) -> None
 def summary(report: Report) -> Iterator[str]:
     """Yield lines of Markdown: the verdict, what is not good with its remedy, the rows, and what changed."""
     run, compared = report.run, report.compared
-    outcomes = [outcome(result.verdict, gate=report.gate) for result in run.results]
-    word = "FAIL" if Outcome.FAIL in outcomes else "PASS, with warnings" if Outcome.WARN in outcomes else "PASS"
-    counts = Counter(result.verdict for result in run.results)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {word}"
+    conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
+    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(str(conclusion))}"
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
     yield ""
@@ -48,6 +47,9 @@ def summary(report: Report) -> Iterator[str]:
             yield f"- **{result.verdict}** {_plain(result.reason)}"
             if result.remedy:
                 yield f"  - {_plain(result.remedy)}"
+    if known := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):
+        yield ""
+        yield known
     if run.rows:
         change_column = " change |" if compared is not None else ""
         yield ""
@@ -80,6 +82,8 @@ def summary(report: Report) -> Iterator[str]:
 
 def workflow_commands(report: Report) -> Iterator[str]:
     """Yield workflow commands that annotate the run: an error for what failed, a warning for what is in doubt."""
+    if report.run.interrupted:
+        yield f"::error title=NIXL {INTERRUPTED}::{_data(report.run.interrupted)}"
     for kind, which in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
         bad = [one for one in report.run.results if outcome(one.verdict, gate=report.gate) is which]
         for result in bad[:_MOST_ANNOTATIONS]:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from html import escape
 
 from pytest_nixl import units
 from pytest_nixl.gate.compared import shown_change
+from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.record.provenance import changes
 from pytest_nixl.record.results import Result
@@ -18,7 +18,6 @@ from pytest_nixl.report.names import short
 from pytest_nixl.report.style import STYLE
 from pytest_nixl.report.svg import change_bar
 
-_WORDS = {Outcome.PASS: "PASS", Outcome.WARN: "PASS, with warnings", Outcome.FAIL: "FAIL"}
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}
 
@@ -37,6 +36,7 @@ def page(report: Report) -> str:
             _matrix(report),
             _raw(report),
             _findings(report),
+            _known_limits(report),
             _provenance(report),
         )
         if section
@@ -68,11 +68,10 @@ def _outcome(report: Report, result: Result) -> Outcome:
 
 def _verdict(report: Report) -> str:
     run = report.run
-    outcomes = [_outcome(report, result) for result in run.results]
-    worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-    word = _WORDS[worst] if run.results else "NO CHECK IS RECORDED"
-    counts = Counter(result.verdict for result in run.results)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
+    worst = conclusion.outcome
+    word = escape(str(conclusion)) if run.results or run.interrupted else "NO CHECK IS RECORDED"
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
     count = len(run.rows)
     bad = [result for result in run.results if _outcome(report, result) is worst and worst is not Outcome.PASS]
     alike: dict[tuple[Verdict, str], list[Result]] = {}
@@ -197,6 +196,19 @@ def _findings(report: Report) -> str:
             f'<div class="card {kind}"><h3>{verdict}: {escape(checks)}</h3>{reasons}{more}{said}{repeat}</div>'
         )
     return _section("Findings", "What is not good, why, and what to do about it.", "".join(cards))
+
+
+def _known_limits(report: Report) -> str:
+    shown = known_limits(report.run.results)
+    if not shown:
+        return ""
+    rows = []
+    for id in shown:
+        first = next(result for result in report.run.results if result.known_limit and result.finding == id)
+        cells = [f'<td class="wrap">{escape(text)}</td>' for text in (id, first.reason, first.remedy)]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    words = "Defects of NIXL that were seen on what the suites set up themselves. This deployment meets none of these."
+    return _section("Known limits of NIXL", words, _table(("id", "what was seen", "if you meet it"), rows))
 
 
 def _provenance(report: Report) -> str:

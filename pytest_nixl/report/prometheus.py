@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_nixl.gate.verdicts import Verdict, outcome
+from pytest_nixl.gate.conclusion import Conclusion
+from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.report.files import Report
 from pytest_nixl.units import parse_size
 
@@ -26,8 +27,10 @@ def _lines(report: Report) -> Iterator[str]:
     counts = Counter(result.verdict for result in run.results)
     samples = [({"verdict": str(verdict)}, float(counts[verdict])) for verdict in Verdict]
     yield from _metric("nixl_checks", "Checks of the run by verdict.", samples)
-    failed = [outcome(result.verdict, gate=report.gate).value == "fail" for result in run.results]
-    yield from _metric("nixl_run_passed", "1 where the run passed.", [({}, float(not any(failed)))])
+    conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
+    yield from _metric("nixl_run_passed", "1 if the run passed.", [({}, float(conclusion.word == "PASS"))])
+    text = "1 if the run was ended before all of its checks had run."
+    yield from _metric("nixl_run_interrupted", text, [({}, float(bool(run.interrupted)))])
     labels = {key: _labels(key) for key in run.rows}
     yield from _metric(
         "nixl_bandwidth_bytes_per_second",

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl import units
+from pytest_nixl.gate.conclusion import Conclusion, summary_line
 from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.record.programs import backend_of, program_of
 from pytest_nixl.record.results import Result
@@ -29,7 +29,9 @@ class Line:
     outcome: Outcome | None = None
 
 
-def lines(results: Sequence[Result], *, gate: bool, left_out: Sequence[str] = ()) -> Iterator[Line]:
+def lines(
+    results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()
+) -> Iterator[Line]:
     """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums.
 
     :param left_out: names of the suites that this run did not choose, which its verdict says nothing of.
@@ -45,7 +47,9 @@ def lines(results: Sequence[Result], *, gate: bool, left_out: Sequence[str] = ()
             alike.setdefault((result.verdict, result.remedy), []).append(result)
     for group in alike.values():
         yield from _explained(group, gate)
-    yield _summary(results, gate, left_out)
+    conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
+    summary = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out)
+    yield Line(summary, conclusion.outcome)
 
 
 def _shown(result: Result) -> bool:
@@ -150,18 +154,6 @@ def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
 
 def _name(result: Result) -> str:
     return result.finding or (result.row if _shown(result) else "") or result.check
-
-
-def _summary(results: Sequence[Result], gate: bool, left_out: Sequence[str] = ()) -> Line:
-    counts = Counter(result.verdict for result in results)
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
-    measured = sum(result.figures is not None for result in results)
-    rows = f"{measured} row{'' if measured == 1 else 's'} measured"
-    others = f"; suites not chosen: {', '.join(left_out)}" if left_out else ""
-    outcomes = [_outcome(result, gate) for result in results]
-    worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-    verdict = {Outcome.FAIL: "FAIL", Outcome.WARN: "PASS, with warnings", Outcome.PASS: "PASS"}[worst]
-    return Line(f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})", worst)
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

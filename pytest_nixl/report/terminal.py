@@ -11,6 +11,7 @@ import pytest
 
 from pytest_nixl import units
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.gate.conclusion import known_limits_line, summary_line
 from pytest_nixl.gate.profiles import load_profile
 from pytest_nixl.gate.silent_profile import silence
 from pytest_nixl.gate.suites import not_chosen
@@ -18,7 +19,7 @@ from pytest_nixl.gate.verdicts import Outcome
 from pytest_nixl.options import given_options
 from pytest_nixl.record.results import Result
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import lines
+from pytest_nixl.report.table import Line, lines
 from pytest_nixl.run import Run
 from pytest_nixl.settings import Settings
 
@@ -49,20 +50,51 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     """Write the table and the verdict."""
+    run.reported = True
     terminal.section("NIXL")
     if run.party is not None and run.party.ending is not None:
         for text in (*run.party.ending.verdict.splitlines(), *run.notes):
             terminal.write_line(text)
         return
     left_out = not_chosen(run.suites) if run.settings.gate else ()
-    shown = list(lines(run.results, gate=run.settings.gate, left_out=left_out))
+    shown = list(lines(run.results, gate=run.settings.gate, interrupted=run.interrupted, left_out=left_out))
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
+    if known := known_limits_line(run.results, nixl_version(run)):
+        shown.insert(-1, Line(known))
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))
     for text in (*run.notes, *run.annotations):
         terminal.write_line(text)
+
+
+def report_if_left_out(config: pytest.Config, run: Run) -> None:
+    """Write the report if pytest has left it out, as it does after SIGTERM and after a crash."""
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not run.reported and run.usable:
+        write_report(terminal, run)
+
+
+def last_word(config: pytest.Config, run: Run) -> None:
+    """Say as the last line of all that the run was interrupted."""
+    terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.write_line(summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted), red=True)
+
+
+def nixl_version(run: Run) -> str:
+    """Return the version of NIXL: what workers told, else that of the installed package; empty: it is not known."""
+    if told := run.versions.get("nixl"):
+        return told
+    from pytest_nixl.nixl_versions import PACKAGES
+
+    for package in PACKAGES:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:

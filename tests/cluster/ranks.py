@@ -112,4 +112,8 @@ def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:
         assert int(ElementTree.parse(folder / name).getroot()[0].attrib["tests"]) > 0
     names = {f"rank-{rank}" for rank in range(ranks)}
     assert {path.parent.name for path in folder.glob("logs/*/verdict.json")} == names
-    return [json.loads((folder / "logs" / f"rank-{rank}" / "verdict.json").read_text()) for rank in range(ranks)]
+    found = [json.loads((folder / "logs" / f"rank-{rank}" / "verdict.json").read_text()) for rank in range(ranks)]
+    own = ("rank", "host", "pid", "fault")
+    told = [{name: value for name, value in report.items() if name not in own} for report in found]
+    assert all(report == told[0] for report in told), "every rank tells the same verdict"
+    return found

@@ -146,7 +146,7 @@ def a_peer_is_killed(net: Network, folder: Path) -> None:
         first, second, _ = story.end(1, 1, -signal.SIGKILL)
     for rank, one in enumerate((first, second)):
         assert story.gone(2) in one.output
-        assert story.gone(2) in story.verdict(rank)["verdict"]
+        assert story.gone(2) in story.verdict(rank)["text"]
     assert "rank 2 (target worker, pid " in first.output
     assert "has gone with its rank during " in first.output
     dump = (folder / "logs" / "rank-0" / "group.txt").read_text()
@@ -349,7 +349,7 @@ def a_peer_is_terminated(net: Network, folder: Path) -> None:
         os.kill(story.pids[2], signal.SIGTERM)
         *others, _ = story.end(1, 1, 128 + signal.SIGTERM)
     assert all(story.gone(2) in one.output for one in others)
-    assert story.verdict(2)["verdict"] == "rank 2 of 3 on node-2 was ended by SIGTERM, and has left"
+    assert story.verdict(2)["text"] == "rank 2 of 3 on node-2 was ended by SIGTERM, and has left"
 
 
 @told

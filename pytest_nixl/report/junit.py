@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no test could fail, as test cases in pytest's JUnit file: rows that regressed, checks that are missing.
+
+They go to that file only: pytest neither counts them as tests nor prints them, and its exit code stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pytest_nixl.gate.completeness import INTERRUPTED
+from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.record.results import Result
+from pytest_nixl.run import Run
+
+#: The class name of test cases that are about the run and not a test.
+RUN_CASES = "nixl_run"
+
+
+def junit_files(config: pytest.Config) -> Iterator[Any]:
+    """Yield pytest's own writers of JUnit files: there is one with ``--junit-xml``."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "LogXML" and hasattr(plugin, "logfile"):
+            yield plugin
+
+
+def add_run_cases(config: pytest.Config, run: Run) -> None:
+    """Add a failed test case for each result that fails the run and no test's own, and for an interruption."""
+    for writer in junit_files(config):
+        _name_the_unfinished(writer)
+        for name, words, properties in _cases(run):
+            for report in _reports(name, words, properties):
+                writer.pytest_runtest_logreport(report)
+
+
+def write_again(config: pytest.Config, run: Run) -> None:
+    """Write the JUnit file once more, because the verdict has changed since."""
+    for writer in junit_files(config):
+        for report in _reports(INTERRUPTED.lower(), run.interrupted, []):
+            writer.pytest_runtest_logreport(report)
+        writer.pytest_sessionfinish()
+
+
+def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
+    if run.interrupted:
+        yield INTERRUPTED.lower(), run.interrupted, [("nixl_verdict", INTERRUPTED)]
+    names: dict[str, int] = {}
+    for result in run.results:
+        if outcome(result.verdict, gate=run.settings.gate) is not Outcome.FAIL:
+            continue
+        if result.nodeid in run.completeness.failed:
+            continue  # a test case of its own says so
+        name = f"{result.check}[{result.row}]" if result.row else result.check
+        names[name] = names.get(name, 0) + 1
+        if names[name] > 1:
+            name = f"{name}#{names[name]}"
+        yield name, _words(result), result.properties()
+
+
+def _words(result: Result) -> str:
+    text = f"{result.verdict}: {result.reason}"
+    return f"{text}\nremedy: {result.remedy}" if result.remedy else text
+
+
+def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
+    """Yield the reports of a test that failed, as pytest makes them."""
+    nodeid = f"{RUN_CASES}.py::{name}"
+    location = (f"{RUN_CASES}.py", None, name)
+    for when in ("setup", "call", "teardown"):
+        failed = when == "call"
+        yield pytest.TestReport(
+            nodeid,
+            location,
+            {},
+            "failed" if failed else "passed",
+            words if failed else None,
+            when,
+            user_properties=properties,
+        )
+
+
+def _name_the_unfinished(writer: Any) -> None:
+    """Name the test that ran when the run was ended: pytest leaves it a test case without a name and a result."""
+    for reporter in getattr(writer, "node_reporters_ordered", ()):
+        attributes = getattr(reporter, "attrs", None)  # None: it is finished
+        if attributes is None or "name" in attributes:
+            continue
+        path, _, name = str(getattr(reporter, "id", "")).partition("::")
+        classname = path.removesuffix(".py").replace("/", ".")
+        attributes.update(classname=classname, name=name or path or Verdict.UNKNOWN.value)
+        reporter._add_simple("error", f"{INTERRUPTED}: the run ended while this test ran", "")
