@@ -57,8 +57,10 @@ def test_a_race_that_is_there_is_seen(race: Race, verdict: Decide) -> None:
 def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
     """Claims whose first writes all reach etcd at one time get the ranks 0 to n-1, each once."""
     done = amplify(race.path, race.etcd, race.membership, claimants, group=race.prefix)
-    found = [*done.faults, *([] if done.met else ["the claims did not overlap: not every claimant made a write"])]
-    verdict(_concluded(found, f"{claimants} claims that overlapped got {claimants} ranks"))
+    if done.unmet and not done.twice:
+        verdict(Judgement(Verdict.INCONCLUSIVE, f"the claims did not overlap: {done.unmet}", "run it again"))
+        return
+    verdict(_concluded(done.faults, f"{claimants} claims that overlapped got {claimants} ranks"))
 
 
 @pytest.mark.nixl_check("ranks-in-every-order")
