@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etcd_helpers import Etcd, running, running_etcd, wait_until
@@ -18,10 +20,11 @@ from runs import repeats
 
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.path import Access, EtcdPath
-from pytest_nixl.race.amplify import amplify
+from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, Request
+from pytest_nixl.etcd.path.proxy import Link
+from pytest_nixl.race.amplify import Amplified, amplify
 from pytest_nixl.race.chance import Chance
-from pytest_nixl.race.explore import DivergenceError, Event, Explorer, Run, linear_extensions
+from pytest_nixl.race.explore import DivergenceError, Event, Explorer, Run, _Tree, linear_extensions
 from pytest_nixl.race.nursery import Nursery
 from pytest_nixl.race.oracle import faults
 from pytest_nixl.race.subject import (
@@ -30,6 +33,7 @@ from pytest_nixl.race.subject import (
     MembershipSubject,
     NixlbenchSubject,
     Outcome,
+    Running,
     read_nixlbench,
     remedy_for,
 )
@@ -78,6 +82,17 @@ def finds_twice(run: Run) -> bool:
     return run.twice
 
 
+class Mixed(FunctionSubject):
+    """Another function for each claimant."""
+
+    def __init__(self, nursery: Nursery, *functions: str) -> None:
+        super().__init__(nursery, functions[0])
+        self._each = [FunctionSubject(nursery, function) for function in functions]
+
+    def start(self, way: PathClient, group: str, size: int) -> Running:
+        return self._each[int(way.name.rpartition(" ")[2])].start(way, group, size)
+
+
 class TestAmplified:
     @pytest.mark.soak
     @pytest.mark.parametrize("clients", [2, 3])
@@ -102,13 +117,50 @@ class TestAmplified:
             assert done.faults == ()
             assert sorted(outcome.rank or 0 for outcome in done.outcomes) == list(range(clients))
 
-    def test_a_lock_is_waited_for_no_longer_than_told(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery
+    @pytest.mark.parametrize("clients", [2, 3])
+    def test_a_lock_that_keeps_claims_apart_is_seen(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, clients: int
     ) -> None:
         subject = FunctionSubject(nursery, f"{FUNCTIONS}:locked_read_modify_write")
-        done = amplify(path, direct, subject, 2, group="/r/", fallback=0.5)
-        assert not done.met
-        assert done.faults == ()
+        done = amplify(path, direct, subject, clients, group="/r/")
+        assert (done.met, done.locked, done.unmet, done.faults) == (False, True, "", ())
+
+    def test_the_order_of_requests_and_the_cause_are_told(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery
+    ) -> None:
+        done = amplify(path, direct, FunctionSubject(nursery, f"{FUNCTIONS}:read_modify_write"), 2, group="/r/")
+        assert done.cause == (
+            "claimant 0 and claimant 1 read '<group>/size' before any of them wrote it, "
+            "and none of them took etcd's lock"
+        )
+        lines = done.order.splitlines()
+        assert lines[0] == "the order of requests:"
+        moves = [line.partition(". ")[2] for line in lines[1:]]
+        assert sorted(moves) == sorted(
+            f"claimant {number}: {what}"
+            for number in (0, 1)
+            for what in ("Range(<group>/size)", "LeaseGrant()", "Put(<group>/rank/0)", "Put(<group>/size)")
+        )
+        first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
+        assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
+
+    def test_claims_that_cannot_overlap_prove_nothing(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery
+    ) -> None:
+        # One of them ends before it has asked for anything.
+        subject = Mixed(nursery, f"{FUNCTIONS}:read_modify_write", "race_functions:ends")
+        done = amplify(path, direct, subject, 2, group="/r/")
+        assert (done.met, done.locked, done.twice) == (False, False, False)
+        assert done.unmet.startswith("claimant 1 ended before the claims could overlap: claimant 1 (")
+        # They ask for nothing, and live on.
+        silent = FunctionSubject(nursery, "race_functions:asks_for_nothing")
+        done = amplify(path, direct, silent, 2, group="/r/", seconds=0.5)
+        assert (done.met, done.locked, done.twice, done.faults) == (False, False, False, ())
+        assert done.unmet == "claimant 0 and claimant 1 made no request to etcd within 0.5 s"
+        # They read, and go no further.
+        done = amplify(path, direct, FunctionSubject(nursery, "race_functions:only_reads"), 2, group="/r/", seconds=3.0)
+        assert (done.met, done.locked, done.twice, done.faults) == (False, False, False, ())
+        assert "claimant 1 neither wrote nor waited in a lock within 3 s, its last request: Range(" in done.unmet
 
 
 class TestExplored:
@@ -216,6 +268,52 @@ class TestExplored:
         with pytest.raises(DivergenceError, match="has ended, and client 0: Put"):
             exploring.replay("2:0.0@00000000")
 
+    def test_a_client_that_gives_a_request_up_while_it_is_chosen(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its request is gone by the time that it is to go on: another look is taken, as it is nobody's fault."""
+        cut_off: list[Event] = []
+
+        def cutting(choose: Callable[..., Event | None], times: int) -> Callable[..., Event | None]:
+            def choose_late(*arguments: Any) -> Event | None:
+                event = choose(*arguments)
+                if event is not None and len(cut_off) < times:
+                    # The client connects again, and what was chosen is not held any more.
+                    path.clients[event.client].cut()
+                    path.clients[event.client].restore()
+                    cut_off.append(event)
+                return event
+
+            return choose_late
+
+        subject = FunctionSubject(nursery, "race_functions:tries_again")
+        monkeypatch.setattr(Chance, "choose", cutting(Chance.choose, 4))
+        report = Explorer(path, direct, subject, 2, group="/r/", losses=True).explore(runs=3, by_chance=True)
+        assert len(cut_off) == 4
+        assert (report.run, report.bad) == (3, ())
+        # Where each order is run once, a client that does so by its own clock cannot be explored: that is said.
+        monkeypatch.setattr(_Tree, "choose", cutting(_Tree.choose, 5))
+        with pytest.raises(DivergenceError, match=r"gave up a request by its own clock: client \d: Txn") as raised:
+            Explorer(path, direct, subject, 2, group="/r/").explore()
+        assert "give its client no timeout" in raised.value.remedy
+
+    def test_a_lock_that_etcd_has_not_seen_yet(
+        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A busy machine brings a lock to etcd late: until then nobody is in its queue, and that is no error."""
+        send = PathClient._send
+
+        def send_late(self: PathClient, request: Request, link: Link, forward: Callable[[], None]) -> None:
+            if request.method == "Lock":
+                self.path.later(0.15, lambda: send(self, request, link, forward))
+            else:
+                send(self, request, link, forward)
+
+        monkeypatch.setattr(PathClient, "_send", send_late)
+        subject = FunctionSubject(nursery, f"{FUNCTIONS}:locked_read_modify_write")
+        report = Explorer(path, direct, subject, 1, group="/r/", losses=True).explore()
+        assert any(event.label.startswith("Lock(") and event.fault for run in report.bad for event in run.events)
+
     def test_who_ends_without_a_word(self, explorer: Callable[..., Explorer]) -> None:
         report = explorer("race_functions:ends").explore()
         assert report.run == 1
@@ -269,13 +367,40 @@ class TestCommands:
         self, path: EtcdPath, direct: EtcdClient, command: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = CommandSubject(command, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
-        done = amplify(path, direct, subject, 2, group="c-", fallback=10)
-        assert not done.faults
+        done = amplify(path, direct, subject, 2, group="c-")
+        assert (done.faults, done.locked) == ((), True)
         monkeypatch.setenv("STANDIN_RACY", "1")
-        done = amplify(path, direct, subject, 2, group="c-", fallback=20)
+        done = amplify(path, direct, subject, 2, group="c-")
         host = os.uname().nodename
         assert done.faults[0].startswith(f"rank 0 was given 2 times: to claimant 0 ({host}, pid ")
         assert "keys in etcd: xferbench/c-" in done.faults[-1]
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("racy", [True, False], ids=["racy", "locked"])
+    def test_however_late_its_processes_register(
+        self, etcd: Etcd, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, racy: bool
+    ) -> None:
+        """One or both of two processes start up to 30 s late: each overlap is made, and each lock is seen."""
+        if racy:
+            monkeypatch.setenv("STANDIN_RACY", "1")
+        runs = len(repeats())
+        delays = [(3.0, 3.0), (3.5, 0.0)] if runs == 1 else [late(number, runs) for number in range(runs)]
+
+        def run(delay: tuple[float, float]) -> Amplified:
+            first, second = map(str, delay)
+            # The process that can make the folder is the first.
+            sleep = ["sh", "-c", 'mkdir "$1" 2>/dev/null && sleep "$2" || sleep "$3"; shift 3; exec "$@"', "late"]
+            words = [*sleep, f"{tmp_path}/{{group}}", first, second, *command]
+            subject = CommandSubject(words, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
+            with EtcdPath(etcd.url) as path, connect([etcd.endpoint], timeout=30) as direct:
+                return amplify(path, direct, subject, 2, group="c-")
+
+        with ThreadPoolExecutor(8) as pool:
+            for delay, done in zip(delays, pool.map(run, delays), strict=True):
+                assert done.unmet == "", delay
+                assert (done.twice, done.met, done.locked) == (racy, racy, not racy), delay
+                assert bool(done.cause) == racy, delay
+                assert bool(done.faults) == racy, (delay, done.faults)
 
     def test_patterns_and_programs(self, path: EtcdPath) -> None:
         with pytest.raises(ValueError, match=r"expected a group \(\?P<rank>…\) in it"):
@@ -284,6 +409,12 @@ class TestCommands:
             CommandSubject(["x"], "(")
         with pytest.raises(NixlPluginError, match="nowhere/nixlbench cannot be started: No such file"):
             NixlbenchSubject("/nowhere/nixlbench").start(path.client(), "g/", 2)
+
+
+def late(number: int, runs: int) -> tuple[float, float]:
+    """Seconds by which the first and the second process start late: one of them, or both, by 0 to 30 s."""
+    delay = 30.0 * number / (runs - 1)
+    return ((delay, delay), (delay, 0.0), (0.0, delay))[number % 3]
 
 
 class TestRecorded:

@@ -111,13 +111,25 @@ def standin(tmp_path: Path) -> str:
     return str(program)
 
 
-def test_a_nixlbench_that_races_is_named(standin: str) -> None:
-    done = run(f"{SUITE}/test_nixlbench.py", "-k", "start_at_once", f"--nixl-nixlbench={standin}",
-               env={"STANDIN_RACY": "1"})  # fmt: skip
+def test_a_nixlbench_that_races_is_named_with_one_cause(standin: str) -> None:
+    done = run(f"{SUITE}/test_nixlbench.py", f"--nixl-nixlbench={standin}", env={"STANDIN_RACY": "1"})
     assert "FAIL nixlbench-ranks-unique: rank 0 was given 2 times: to claimant 0 (" in done.output
     assert "keys in etcd: xferbench/race-1-" in done.output
+    assert "claimant 0 and claimant 1 read 'xferbench/<group>//size' before any of them wrote it" in done.output
+    assert "the order of requests:\n  1. claimant " in done.output
+    assert "claimant 1: Put(xferbench/<group>//size)" in done.output
     assert "remedy: Two processes were given one rank, so that the run cannot start: use a nixlbench" in done.output
+    # No answer was lost: that is not named as a cause.
+    assert "NIXLBENCH-RANK-TWICE" not in done.output
+    assert "NOT-APPLICABLE nixlbench-lost-answer: this nixlbench gives a rank twice though no answer" in done.output
     assert done.code == 1
+
+
+def test_a_nixlbench_that_does_not_register_proves_nothing() -> None:
+    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-nixlbench=/bin/true")
+    assert "INCONCLUSIVE nixlbench-ranks-unique: the registrations of two processes did not overlap" in done.output
+    assert "claimant 0 ended before the claims could overlap" in done.output
+    assert "(2 INCONCLUSIVE; 0 rows measured)" in done.output
 
 
 def test_a_nixlbench_on_path_with_a_lock_passes_with_a_known_limit(standin: str) -> None:

@@ -18,19 +18,24 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, Request, State
 from pytest_nixl.etcd.path.request import EVERYTHING
 from pytest_nixl.race.chance import Chance
-from pytest_nixl.race.oracle import faults
+from pytest_nixl.race.oracle import faults, owners_of_one_rank
+from pytest_nixl.race.order import overlap
 from pytest_nixl.race.subject import Outcome, Running, Subject, leases
 from pytest_nixl.waiting import wait_until
 
 #: Seconds for a client to make its next move, where nothing keeps it: more is a fault of the subject, or of ours.
 QUIET_SECONDS = 30.0
+#: Seconds for a claimant to make its first request: its program may take long to start.
+START_SECONDS = 300.0
+#: Events of one run by chance that may come too late, as their client has given the request up.
+MISSED = 200
 _SEED = re.compile(r"(?P<clients>\d+):(?P<moves>[\d\w#.]*)@(?P<check>[0-9a-f]{8})")
 _MOVE = re.compile(r"(?P<client>\d+)(?P<kind>[lce]?)(?:#(?P<place>\d+))?")
 _WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
@@ -93,6 +98,13 @@ class Run:
     events: tuple[Event, ...]
     outcomes: tuple[Outcome, ...]
     faults: tuple[str, ...]
+    #: Why a rank was given twice, if no fault that was made here is needed to explain it; else empty.
+    overlap: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether an answer was lost."""
+        return any(event.kind == "l" for event in self.events)
 
     @property
     def twice(self) -> bool:
@@ -103,7 +115,8 @@ class Run:
     def describe(self) -> str:
         """Return the order, an event a line, what came of it, and its seed."""
         lines = [f"  {number}. {event}" for number, event in enumerate(self.events, 1)]
-        return "\n".join(["the order:", *lines, *(f"  {fault}" for fault in self.faults), f"  seed {self.seed}"])
+        why = [f"  {self.overlap}"] if self.overlap else []
+        return "\n".join(["the order:", *lines, *(f"  {each}" for each in self.faults), *why, f"  seed {self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -196,7 +209,7 @@ class Explorer:
         while tree.more:
             if stopped:
                 break
-            run, replaced = self._run(tree.choose)
+            run, replaced = self._run(tree.choose, by_chance=by_chance)
             if run is None:
                 left += 1
             else:
@@ -249,9 +262,10 @@ class Explorer:
             )
         return run
 
-    def _run(self, choose: Choose) -> tuple[Run | None, Mapping[int, int]]:
+    def _run(self, choose: Choose, *, by_chance: bool = False) -> tuple[Run | None, Mapping[int, int]]:
         scene = _Scene(self._path, self._etcd, self._subject, self._clients, f"{self._group}{secrets.token_hex(4)}/")
         events: list[Event] = []
+        missed = 0
         try:
             for number in range(self._clients):
                 scene.start(number)
@@ -263,12 +277,24 @@ class Explorer:
                 event = choose(len(events), enabled, scene.replaced)
                 if event is None:
                     return None, scene.replaced
-                scene.do(event)
-                events.append(event)
+                happened = scene.do(event)
+                if happened == event:
+                    events.append(event)
+                elif by_chance and missed < MISSED:
+                    missed += 1
+                    # A program that gives a request up by its own clock: what it does next is looked at again.
+                    events += [happened] if happened is not None else []
+                else:
+                    raise DivergenceError(
+                        f"client {event.client} of {self._subject.name} gave up a request by its own clock: {event}",
+                        "a subject must wait for etcd's answers here: give its client no timeout, or a longer one",
+                        self._path.describe(),
+                    )
             outcomes = scene.outcomes()
             keys = self._etcd.get_prefix(self._subject.keys(scene.group))
             found = faults(outcomes, self._clients, [key.replace(scene.group, "<group>/") for key in keys])
-            return Run(seed_of(self._clients, events), tuple(events), outcomes, tuple(found)), scene.replaced
+            why = overlap(scene.ways, owners_of_one_rank(outcomes), {scene.group: "<group>/"})
+            return Run(seed_of(self._clients, events), tuple(events), outcomes, tuple(found), why), scene.replaced
         finally:
             scene.close()
 
@@ -327,6 +353,10 @@ class _Scene:
         def all_quiet() -> bool:
             return all(self._quiet(number) for number in missing)
 
+        def all_started() -> bool:
+            return all(self.ways[each].requests or self._running[each].outcome() is not None for each in missing)
+
+        self._path.wait_quietly(all_started, seconds=START_SECONDS)
         if not self._path.wait_quietly(all_quiet, seconds=QUIET_SECONDS):
             busy = next(number for number in missing if not self._quiet(number))
             raise DivergenceError(
@@ -367,8 +397,12 @@ class _Scene:
         if number not in self._ended and leases(self.ways[number]):
             yield Event(number, "e", "", 1, 0, (EVERYTHING,))
 
-    def do(self, event: Event) -> None:
-        """Let one event happen, and wait until it has."""
+    def do(self, event: Event) -> Event | None:
+        """Let one event happen, wait until it has, and return it.
+
+        A client may have gone, or given its request up, since it was looked at: what happened then is returned, which
+        is nothing (None) or the same request without the fault.
+        """
         way = self.ways[event.client]
         if event.kind == "c":
             # First cut off, then killed: else it connects again in between.
@@ -377,17 +411,21 @@ class _Scene:
             self._running[event.client].kill()
             self.replaced[len(self.ways)] = event.client
             self.start(len(self.ways))
-            return
+            return event
         if event.kind == "e":
             self._ended.add(event.client)
             for lease in leases(way):
                 Lease(self._etcd, lease, 0).revoke()
-            return
-        request = sorted(way.held, key=self._label)[event.place]
-        self._done[event.client, event.label] = event.nth
+            return event
+        held = sorted(way.held, key=self._label)
+        request = held[event.place] if event.place < len(held) else None
+        if request is None or self._label(request) != event.label:
+            return None
         queue = self._queue(request)
-        way.release(request, lose_answer=event.kind == "l")
-        over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED}
+        if not way.release_if_held(request, lose_answer=event.kind == "l"):
+            return None
+        self._done[event.client, event.label] = event.nth
+        over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED, State.UNANSWERED}
         if request.method == "Lock":
             # Its answer may have to wait for others; it is done when its key is there, which nobody announces.
             wait_until(
@@ -395,10 +433,11 @@ class _Scene:
                 f"the key of {request}",
                 seconds=QUIET_SECONDS,
             )
-            return
-        self._path.wait(lambda: request.state in over, f"the answer to {request}", seconds=QUIET_SECONDS)
-        if event.kind == "l" and request.state is not State.ANSWER_LOST:
-            raise DivergenceError(f"an answer was to be lost, and was not: {request}")
+        else:
+            self._path.wait(lambda: request.state in over, f"the answer to {request}", seconds=QUIET_SECONDS)
+            if event.kind == "l" and request.state is not State.ANSWER_LOST:
+                return replace(event, kind="")
+        return event
 
     def _queue(self, request: Request) -> list[str]:
         """Return the keys of those that have a lock, or wait for it, in their order; of another request: none."""
@@ -406,8 +445,9 @@ class _Scene:
 
     def _waits_in(self, request: Request, before: Sequence[str], *, first: bool) -> bool:
         """Whether one more waits in a lock's queue than ``before``, or is ``first`` in it, whose answer is coming."""
-        new = set(queue := self._queue(request)) - set(before)
-        return bool(new if first else new - {queue[0]})
+        queue = self._queue(request)
+        new = set(queue) - set(before)
+        return bool(new if first else new - set(queue[:1]))
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """Return what became of every claimant that was not killed."""

@@ -233,6 +233,8 @@ class Http2:
             self._complete(number, stream)
         elif isinstance(event, h2.events.StreamReset):
             self._forget(number, stream)
+            if stream.request is not None:
+                self._link.client.withdrawn(stream.request)
             self._down.reset(number, int(event.error_code or 0))
 
     def _answer(self, number: int, stream: _Stream, item: bytes | Headers) -> None:

@@ -64,6 +64,7 @@ class EtcdPath:
         self.clients: list[PathClient] = []
         self.changed = threading.Condition()
         self._errors: list[BaseException] = []
+        self._sent = 0
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd path", daemon=True)
@@ -154,6 +155,11 @@ class EtcdPath:
         task = self._loop.create_task(work)
         task.add_done_callback(self._done)
 
+    def next_place(self) -> int:
+        """Return the place of a request that is sent on now. In the path's thread."""
+        self._sent += 1
+        return self._sent
+
     def later(self, seconds: float, function: Callable[[], None]) -> None:
         """Have ``function`` called after some seconds. In the path's thread."""
         self._loop.call_later(seconds, function)
@@ -224,6 +230,8 @@ class PathClient:
         self._cut = False
         self._holding: Matching | None = None
         self._held: dict[Request, tuple[Link, Callable[[], None]]] = {}
+        #: Requests that were sent on and have no answer yet.
+        self._in_flight: dict[Request, Link] = {}
         self._to_lose: set[Request] = set()
         self._losses: list[_Rule] = []
         self._drops: list[_Rule] = []
@@ -278,13 +286,20 @@ class PathClient:
             elif request not in self._held:
                 raise PathError(f"a request that is not held cannot be released: {request}")
             for one in [request] if request is not None else list(self._held):
-                if lose_answer:
-                    self._to_lose.add(one)
-                _, forward = self._held.pop(one)
-                one.state = State.SENT
-                forward()
+                self._do_release(one, lose_answer)
 
         self.path.call(do)
+
+    def release_if_held(self, request: Request, *, lose_answer: bool = False) -> bool:
+        """Send a held request on, as :meth:`release`; return False if its client has withdrawn it meanwhile."""
+
+        def do() -> bool:
+            if request not in self._held:
+                return False
+            self._do_release(request, lose_answer)
+            return True
+
+        return self.path.call(do)
 
     def drop(self, request: Request) -> None:
         """Throw a held request away before it reaches the etcd, and cut its connection."""
@@ -357,25 +372,31 @@ class PathClient:
         self._links.discard(link)
         for request in [request for request, (owner, _) in self._held.items() if owner is link]:
             self.withdrawn(request)
+        for request in [request for request, owner in self._in_flight.items() if owner is link]:
+            self.withdrawn(request)
         self.path.notify()
 
     def withdrawn(self, request: Request) -> None:
-        """Throw a request away that its client has given up, where it was held."""
+        """Throw a request away that its client has given up: one that was held never reaches the etcd."""
         if self._held.pop(request, None) is not None:
             request.state = State.DROPPED
             self.path.notify()
+        elif self._in_flight.pop(request, None) is not None:
+            request.state = State.UNANSWERED
+            self.path.notify()
 
     def passed(self, method: str, accesses: tuple[Access, ...]) -> Request:
-        """Count a request."""
-        request = Request(self.name, len(self._requests) + 1, method, main_key(accesses), accesses)
-        self._requests.append(request)
+        """Count a message of a stream, which is sent on at once."""
+        request = self._counted(method, accesses)
+        request.sent = self.path.next_place()
         self.path.notify()
         return request
 
     def arrived(self, link: Link, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]) -> Request:
         """Count a request, and send it on, hold it or lose it, as it was told."""
-        request = self.passed(method, accesses)
+        request = self._counted(method, accesses)
         if request.stream:
+            request.sent = self.path.next_place()
             forward()
         elif _hit(self._drops, request):
             request.state = State.DROPPED
@@ -384,15 +405,16 @@ class PathClient:
             request.state = State.HELD
             self._held[request] = (link, forward)
         elif seconds := sum(seconds for seconds, matching in self._delays if matching(request)):
-            self.path.later(seconds, lambda: None if link.ended else forward())
+            self.path.later(seconds, lambda: None if link.ended else self._send(request, link, forward))
         else:
-            forward()
+            self._send(request, link, forward)
         self.path.notify()
         return request
 
     def answered(self, link: Link, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
         """Give the client its answer, or lose it, as it was told."""
         request.answer = answer
+        self._in_flight.pop(request, None)
         if request in self._to_lose or _hit(self._losses, request):
             self._to_lose.discard(request)
             request.state = State.ANSWER_LOST
@@ -402,9 +424,28 @@ class PathClient:
             deliver()
         self.path.notify()
 
+    def _counted(self, method: str, accesses: tuple[Access, ...]) -> Request:
+        request = Request(self.name, len(self._requests) + 1, method, main_key(accesses), accesses)
+        self._requests.append(request)
+        return request
+
+    def _send(self, request: Request, link: Link, forward: Callable[[], None]) -> None:
+        request.sent = self.path.next_place()
+        self._in_flight[request] = link
+        forward()
+
+    def _do_release(self, request: Request, lose_answer: bool) -> None:
+        if lose_answer:
+            self._to_lose.add(request)
+        link, forward = self._held.pop(request)
+        request.state = State.SENT
+        self._send(request, link, forward)
+
     def _bind(self, port: int) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # So that a cut can bind the port anew before it gives it up: nobody else can get it in between.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._socket.setblocking(False)
         self._socket.bind((_HOST, port))
         self._port = self._socket.getsockname()[1]
@@ -430,12 +471,13 @@ class PathClient:
             return
         self._cut = True
         assert self._socket is not None
-        self.path.loop.remove_reader(self._socket)
-        self._socket.close()
-        for link in list(self._links):
-            link.abort()
+        listening = self._socket
         # A port that is bound and does not listen refuses connections, and nobody else gets it.
         self._bind(self._port)
+        self.path.loop.remove_reader(listening)
+        listening.close()
+        for link in list(self._links):
+            link.abort()
         self.path.notify()
 
 

@@ -42,6 +42,8 @@ class State(str, Enum):
     ANSWERED = "answered"
     #: The etcd has done it and answered, and the client was cut off before it could know.
     ANSWER_LOST = "answer lost"
+    #: It was sent on, and its connection ended before an answer came: nobody knows whether the etcd has done it.
+    UNANSWERED = "unanswered"
     #: It never reached the etcd.
     DROPPED = "dropped"
 
@@ -84,6 +86,8 @@ class Request:
     state: State = State.SENT
     #: The body of the answer (of gRPC, without its five bytes of framing), once there is one; not of streams.
     answer: bytes = field(default=b"", repr=False)
+    #: Its place among all requests of the path, from 1, in the order in which they were sent on; 0: it was not.
+    sent: int = 0
 
     @property
     def stream(self) -> bool:
