@@ -120,7 +120,7 @@ class Claim:
             pause = min(2 * pause, 0.5)
 
     def transact(self, transaction: Part, deadline: float) -> Done:
-        return self.insist(lambda: Done.of(self.client.transaction(transaction)), deadline)
+        return self.insist(lambda: Done.of(self.client.transaction(transaction, repeatable=True)), deadline)
 
     def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[Event]:
         """Yield events, some of them twice, until the deadline. :raises FencedError: when the lease has ended.

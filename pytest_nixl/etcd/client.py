@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError, explain_answer, explain_transport, no_gateway, not_etcd, related
-from pytest_nixl.etcd.transaction import KeyValue, absent, decode, encode, key_range, put, put_payload, txn
+from pytest_nixl.etcd.errors import EtcdError, explain_answer, explain_transport, no_gateway, not_etcd, printable
+from pytest_nixl.etcd.transaction import (
+    KeyValue,
+    absent,
+    changes_nothing_twice,
+    checked,
+    encode,
+    items,
+    key_range,
+    number,
+    put,
+    put_payload,
+    txn,
+)
 
 if TYPE_CHECKING:
     import requests
@@ -28,6 +42,40 @@ __all__ = ["EtcdClient", "EtcdError", "Event", "Lease", "Watched", "connect"]
 _BEFORE_SENDING = {"refused", "unresolved", "unreachable"}
 #: Failures of one member after which a request that may be repeated goes to the next one.
 _OF_ONE_MEMBER = {*_BEFORE_SENDING, "timeout", "closed", "no-leader", "tls", "untrusted"}
+#: Seconds that one of several members may take at first: to ask the next one is harmless, and a member that is only
+#: slow is asked again, with all the time that there is, where no other one answers.
+_ATTEMPT = 1.5
+#: Seconds for which a member that failed is asked after the others.
+_AVOIDED = 20.0
+#: Seconds that one connection of a watch lasts where there are several members: a stopped one is never heard of else.
+_WATCHED = 3.0
+#: Bytes of an answer that is no success, of which a message is made, at most.
+_SHOWN = 1 << 16
+#: What a reader of an answer raises where that is not of the form of an etcd's.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+T = TypeVar("T")
+
+
+class _Avoided:
+    """The members that failed lately, of all clients of this process: each would else have to learn it by itself."""
+
+    def __init__(self) -> None:
+        self._until: dict[Endpoint, float] = {}
+
+    def add(self, member: Endpoint) -> None:
+        self._until[member] = time.monotonic() + _AVOIDED
+
+    def remove(self, member: Endpoint) -> None:
+        self._until.pop(member, None)
+
+    def until(self, member: Endpoint) -> float:
+        """Return the time until which it is asked last; 0.0 where it is not avoided."""
+        until = self._until.get(member, 0.0)
+        return until if until > time.monotonic() else 0.0
+
+
+_AVOIDED_MEMBERS = _Avoided()
 
 
 class EtcdClient:
@@ -96,43 +144,49 @@ class EtcdClient:
 
     def status(self) -> dict[str, Any]:
         """Return the member's status in etcd's own names: ``version``, ``leader``, ``dbSize``, ``raftIndex``, …"""
-        return self._post("/maintenance/status", {})
+        return self._post("/maintenance/status", {}, dict)
 
     def version(self) -> str:
         """Return the member's version, such as ``3.5.1``."""
-        return str(self.status().get("version", "unknown"))
+        return printable(str(self.status().get("version", "unknown")), 40)
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
         """Store ``value``; with a lease the key goes when that ends."""
-        self._post("/kv/put", put_payload(key, value, lease))
+        self._post("/kv/put", put_payload(key, value, lease), _revision)
 
     def get(self, key: str) -> bytes | None:
         """Return the value of ``key``, None where there is none."""
-        kvs = self._post("/kv/range", {"key": encode(key)}).get("kvs", [])
-        return decode(kvs[0].get("value", "")) if kvs else None
+        found = self._range({"key": encode(key)})
+        return found[0].value if found else None
 
     def get_prefix(self, prefix: str) -> dict[str, bytes]:
         """Return every key that starts with ``prefix``, in the order of the keys."""
-        answer = self._post("/kv/range", {**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
-        return {decode(kv["key"]).decode(): decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
+        found = self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
+        return {item.key: item.value for item in found}
 
     def by_creation(self, prefix: str) -> tuple[KeyValue, ...]:
         """Return every key that starts with ``prefix``, in the order of their creation."""
-        answer = self._post("/kv/range", {**key_range(prefix), "sort_order": "ASCEND", "sort_target": "CREATE"})
-        return tuple(KeyValue.of(item) for item in answer.get("kvs", ()))
+        return self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "CREATE"})
 
     def lease_of(self, key: str) -> int | None:
         """Return etcd's number of the lease that ``key`` was put with, 0 for none; None where there is no such key."""
-        kvs = self._post("/kv/range", {"key": encode(key), "keys_only": True}).get("kvs", [])
-        return int(kvs[0].get("lease", 0)) if kvs else None
+        found = self._range({"key": encode(key), "keys_only": True})
+        return found[0].lease if found else None
+
+    def _range(self, payload: Mapping[str, Any]) -> tuple[KeyValue, ...]:
+        def read(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
+            _revision(answer)
+            return tuple(KeyValue.of(item) for item in items(answer, "kvs"))
+
+        return self._post("/kv/range", payload, read)
 
     def count_prefix(self, prefix: str) -> int:
         """Return how many keys start with ``prefix``."""
-        return int(self._post("/kv/range", {**key_range(prefix), "count_only": True}).get("count", 0))
+        return self._post("/kv/range", {**key_range(prefix), "count_only": True}, partial(_count, name="count"))
 
     def delete(self, key: str) -> bool:
         """Delete ``key``; return whether it was there."""
-        return int(self._post("/kv/deleterange", {"key": encode(key)}).get("deleted", 0)) > 0
+        return self._post("/kv/deleterange", {"key": encode(key)}, partial(_count, name="deleted")) > 0
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete every key that starts with ``prefix``; return how many.
@@ -141,7 +195,7 @@ class EtcdClient:
         """
         if not prefix.strip("/"):
             raise ValueError(f"refused to delete every key of an etcd: the prefix is {prefix!r}")
-        return int(self._post("/kv/deleterange", key_range(prefix)).get("deleted", 0))
+        return self._post("/kv/deleterange", key_range(prefix), partial(_count, name="deleted"))
 
     def create(self, key: str, value: bytes, lease: Lease | None = None) -> bool:
         """Store ``value`` if ``key`` is absent, in one transaction; return whether it was.
@@ -151,9 +205,15 @@ class EtcdClient:
         answer = self.transaction(txn([absent(key)], [put(key, value, lease)]))
         return bool(answer.get("succeeded", False))
 
-    def transaction(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a transaction in the gateway's own JSON form. It is never repeated once it may have been sent."""
-        return self._post("/kv/txn", payload, repeatable=False)
+    def transaction(self, payload: Mapping[str, Any], *, repeatable: bool = False) -> dict[str, Any]:
+        """Send a transaction in the gateway's own JSON form.
+
+        Where one member's answer is lost, another one is asked only where to do it twice is as good as once.
+
+        :param repeatable: whether the caller says that it is; one that only reads or deletes always is.
+        """
+        twice = repeatable or changes_nothing_twice(payload)
+        return self._post("/kv/txn", payload, partial(checked, payload), repeatable=twice)
 
     def watch(self, *watched: Watched, seconds: float) -> Iterator[Event]:
         """Yield what happens to keys, all of it and in order, and end when ``seconds`` have passed.
@@ -168,69 +228,104 @@ class EtcdClient:
         failures = 0
         revisions = {number: item.since for number, item in enumerate(watched, 1)}
         while (left := deadline - time.monotonic()) > 0:
+            member = self._members[self._order()[0]]
             try:
-                for number, event in self._watch_once(watched, revisions, left):
+                for number, event in self._watch_once(member, watched, revisions, left, failures):
                     yield event
                     revisions[number], failures = event.item.mod_revision + 1, 0
                     if deadline - time.monotonic() < left / 2:
                         break  # a connection waits as long as it was told at its start: take one that waits less
+                _AVOIDED_MEMBERS.remove(member)
             except EtcdError as error:
                 if error.cause not in _OF_ONE_MEMBER:
                     raise
                 failures += 1
-                self._current = (self._current + 1) % len(self._members)
+                self._leave(member)
                 time.sleep(min(0.02 * failures, 0.5, max(0.0, deadline - time.monotonic())))
 
     def _watch_once(
-        self, watched: Sequence[Watched], revisions: Mapping[int, int], seconds: float
+        self,
+        member: Endpoint,
+        watched: Sequence[Watched],
+        revisions: Mapping[int, int],
+        seconds: float,
+        failures: int,
     ) -> Iterator[tuple[int, Event]]:
-        """Watch over one connection, until nothing has come for ``seconds``."""
+        """Watch over one connection, for ``seconds``; where there are several members, for a while."""
         from requests.exceptions import ConnectionError, RequestException
 
-        member = self._members[self._current]
+        from pytest_nixl.etcd.bounded import bounds_of
+
+        first = seconds
+        if len(self._members) > 1:
+            # etcd says at once that it watches: one that does not is slow, for which it is given more and more time,
+            # or has stopped.
+            first = min(seconds, self._timeout, _ATTEMPT * (1 + failures))
+            seconds = min(seconds, _WATCHED)
+        connecting = min(self._timeout, first)
         body = "\n".join(
             json.dumps({"create_request": item.payload(n, revisions[n])}) for n, item in enumerate(watched, 1)
         )
         try:
-            answer = self._session.post(f"{member}/v3/watch", data=body, stream=True, timeout=(self._timeout, seconds))
+            answer = self._session.post(f"{member}/v3/watch", data=body, stream=True, timeout=(connecting, first))
         except (RequestException, OSError, ValueError) as error:
-            raise self._explain(member, error) from error
+            raise self._explain(member, error, first) from error
         with contextlib.closing(answer):
-            if answer.status_code != 200:
-                raise self._explain_answer(member, answer.text, answer.reason)
             try:
-                start = b""
-                for part in answer.iter_content(chunk_size=None):
-                    *lines, start = (start + part).split(b"\n")
-                    for line in filter(None, lines):
-                        yield from self._events(member, json.loads(line))
+                if answer.status_code != 200:
+                    raise self._explain_answer(member, answer.content, answer.reason)
+                bounds = bounds_of(answer)
+                bounds.allow(seconds)
+                start = bytearray()
+                for part in answer.iter_content(chunk_size=1 << 16):
+                    head, *lines = part.split(b"\n")
+                    start += head
+                    for line in lines:
+                        if start:
+                            yield from self._events(member, bytes(start))
+                            bounds.next_message()
+                        start = bytearray(line)
+                # A server that is no etcd may end its answer without a new line. A piece of a message says nothing.
+                if _whole(bytes(start)):
+                    yield from self._events(member, bytes(start))
             except ConnectionError as error:
                 # So requests calls a read that takes too long here: all is well, and nothing has happened.
                 if "Read timed out" in str(error):
                     return
-                raise self._explain(member, error) from error
+                raise self._explain(member, error, seconds) from error
             except (RequestException, OSError) as error:
-                raise self._explain(member, error) from error
+                raise self._explain(member, error, seconds) from error
         raise EtcdError(f"etcd at {member}: it ended a watch", cause="closed", endpoint=str(member))
 
-    @staticmethod
-    def _events(member: Endpoint, message: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
-        result = message.get("result")
-        if result is None:
-            raise explain_answer(member, json.dumps(message.get("error"))) or not_etcd(member, "its answer is no watch")
-        if "compact_revision" in result:
-            raise EtcdError(
-                f"etcd at {member}: it was compacted, and has forgotten what is asked for", cause="compacted"
-            )
-        if result.get("canceled"):
-            raise EtcdError(f"etcd at {member}: it ended a watch: {result.get('cancel_reason', '')}", cause="closed")
-        for event in result.get("events", ()):
-            yield int(result["watch_id"]), Event(KeyValue.of(event["kv"]), event.get("type") == "DELETE")
+    def _events(self, member: Endpoint, line: bytes) -> list[tuple[int, Event]]:
+        """Read one message of a watch."""
+        try:
+            message = json.loads(line)
+            result = message.get("result")
+            if result is None:
+                answer = json.dumps(message["error"])
+                raise explain_answer(member, answer) or not_etcd(member, "its answer is no watch")
+            if "compact_revision" in result:
+                raise EtcdError(
+                    f"etcd at {member}: it was compacted, and has forgotten what is asked for", cause="compacted"
+                )
+            if result.get("canceled"):
+                why = printable(str(result.get("cancel_reason", "")))
+                raise EtcdError(f"etcd at {member}: it ended a watch: {why}", cause="closed")
+            return [
+                (number(result, "watch_id", None), Event(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
+                for event in items(result, "events")
+            ]
+        except _MALFORMED as error:
+            raise not_etcd(member, "its answer to a watch has another form than an etcd's") from error
 
     def lease(self, ttl_seconds: int) -> Lease:
         """Ask for a lease of ``ttl_seconds``."""
-        answer = self._post("/lease/grant", {"TTL": ttl_seconds, "ID": 0})
-        return Lease(self, int(answer["ID"]), int(answer["TTL"]))
+
+        def read(answer: Mapping[str, Any]) -> Lease:
+            return Lease(self, number(answer, "ID", None), number(answer, "TTL", None))
+
+        return self._post("/lease/grant", {"TTL": ttl_seconds, "ID": 0}, read)
 
     def require_password(self, password: str) -> None:
         """Make the user ``root`` with this password; from now on, the etcd answers nobody else."""
@@ -241,77 +336,117 @@ class EtcdClient:
             ("enable", {}),
         )
         for path, payload in steps:
-            self._post(f"/auth/{path}", payload, repeatable=False)
+            self._post(f"/auth/{path}", payload, dict, repeatable=False)
 
     def time_to_live(self, lease: int) -> tuple[int, int] | None:
         """Return the seconds that a lease of this number still has, and those it was granted; None where it ended."""
-        answer = self._post("/lease/timetolive", {"ID": lease})
-        left = int(answer.get("TTL", 0))  # what is 0 is left out; one that is not there has -1
-        return (left, int(answer.get("grantedTTL", 0))) if left >= 0 else None
 
-    def _post(self, path: str, payload: Mapping[str, Any], *, repeatable: bool = True) -> dict[str, Any]:
-        """Ask the members in turn, first the one that answered last."""
-        errors: list[EtcdError] = []
-        first = self._current
-        for step in range(len(self._members)):
-            index = (first + step) % len(self._members)
-            try:
-                answer = self._ask(self._members[index], path, payload)
-            except EtcdError as error:
-                errors.append(error)
-                if error.cause not in (_OF_ONE_MEMBER if repeatable else _BEFORE_SENDING):
-                    raise
-            else:
-                self._current = index
-                return answer
-        raise _all_failed(errors)
+        def read(answer: Mapping[str, Any]) -> tuple[int, int] | None:
+            left = number(answer, "TTL")  # what is 0 is left out; one that is not there has -1
+            return (left, number(answer, "grantedTTL")) if left >= 0 else None
 
-    def _ask(self, member: Endpoint, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        from etcd3gw.exceptions import Etcd3Exception
+        return self._post("/lease/timetolive", {"ID": lease}, read)
+
+    def _order(self) -> list[int]:
+        """Return the members' places: first the one that answered last, and last those that failed lately."""
+        count = len(self._members)
+        order = [(self._current + step) % count for step in range(count)]
+        return sorted(order, key=lambda place: _AVOIDED_MEMBERS.until(self._members[place])) if count > 1 else order
+
+    def _leave(self, member: Endpoint) -> None:
+        """Ask the others first, for a while; every client of this process does."""
+        if len(self._members) > 1:
+            _AVOIDED_MEMBERS.add(member)
+
+    def _post(
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
+        *,
+        repeatable: bool = True,
+    ) -> T:
+        """Ask the members in turn, first the one that answered last.
+
+        What may be repeated is asked of each member for a short time, then of the slow ones again for all the time.
+
+        :param read: makes the result of the answer; where it cannot, what answers is not an etcd.
+        :param repeatable: whether the next one may be asked where a request may have been done, and its answer is lost.
+        """
+        errors: dict[Endpoint, EtcdError] = {}
+        members = [self._members[place] for place in self._order()]
+        hasty = repeatable and len(members) > 1 and self._timeout > _ATTEMPT
+        while members:
+            for member in members:
+                try:
+                    result = self._ask(member, path, payload, read, _ATTEMPT if hasty else self._timeout)
+                except EtcdError as error:
+                    errors[member] = error
+                    if error.cause in _OF_ONE_MEMBER:
+                        self._leave(member)
+                    if error.cause not in (_OF_ONE_MEMBER if repeatable else _BEFORE_SENDING):
+                        raise
+                else:
+                    _AVOIDED_MEMBERS.remove(member)
+                    self._current = self._members.index(member)
+                    return result
+            members = [member for member in members if hasty and errors[member].cause == "timeout"]
+            hasty = False
+        raise _all_failed([errors[member] for member in self._members if member in errors])
+
+    def _ask(
+        self,
+        member: Endpoint,
+        path: str,
+        payload: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
+        seconds: float,
+    ) -> T:
         from requests.exceptions import RequestException
 
-        raw = self._clients[member]
         try:
-            answer = raw.post(raw.get_url(path), json=dict(payload))
-        except (Etcd3Exception, RequestException, OSError, ValueError) as error:
-            raise self._explain(member, error) from error
-        if not isinstance(answer, dict) or not ({"header", "result"} & answer.keys()):
+            answer = self._session.post(f"{member}/v3{path}", json=dict(payload), timeout=(seconds, seconds))
+        except (RequestException, OSError, ValueError) as error:
+            raise self._explain(member, error, seconds) from error
+        if answer.status_code != 200:
+            raise self._explain_answer(member, answer.content, answer.reason)
+        try:
+            found = json.loads(answer.content)
+        except RecursionError as error:
+            raise not_etcd(member, "its answer is nested too deep") from error
+        except ValueError as error:
+            raise not_etcd(member, "its answer is not JSON") from error
+        if not isinstance(found, dict) or not any(isinstance(found.get(name), dict) for name in ("header", "result")):
             raise not_etcd(member, "its answer has another form")
-        return answer
+        try:
+            return read(found)
+        except _MALFORMED as error:
+            raise not_etcd(member, f"its answer to /v3{path} has another form than an etcd's") from error
 
-    def _explain(self, member: Endpoint, error: BaseException) -> EtcdError:
-        from etcd3gw.exceptions import Etcd3Exception
-        from requests.exceptions import JSONDecodeError, RequestException
+    def _explain(self, member: Endpoint, error: BaseException, seconds: float) -> EtcdError:
+        has_certificate = self._session.cert is not None
+        return explain_transport(member, error, timeout=seconds, has_certificate=has_certificate)
 
-        chain = list(related(error))
-        if any(isinstance(item, JSONDecodeError) for item in chain):
-            return not_etcd(member, "its answer is not JSON")
-        unanswered = any(isinstance(item, (RequestException, OSError)) for item in chain)
-        if unanswered or not isinstance(error, Etcd3Exception):
-            has_certificate = self._session.cert is not None
-            return explain_transport(member, error, timeout=self._timeout, has_certificate=has_certificate)
-        reason = str(error.args[0]) if error.args else ""
-        return self._explain_answer(member, str(error.detail_text), reason)
-
-    def _explain_answer(self, member: Endpoint, text: str, reason: str) -> EtcdError:
-        explained = explain_answer(member, text, reason=reason)
+    def _explain_answer(self, member: Endpoint, content: bytes, reason: str) -> EtcdError:
+        explained = explain_answer(member, content[:_SHOWN].decode(errors="replace"))
         if explained is not None:
             return explained
-        version = self._plain_version(member)
-        if version is not None and reason == "Not Found":
+        version = self._plain_version(member) if reason == "Not Found" else None
+        if version is not None:
             return no_gateway(member, version)
-        return not_etcd(member, f"it answers {reason!r} to /v3")
+        return not_etcd(member, f"it answers {printable(reason or '', 60)!r} to /v3")
 
     def _plain_version(self, member: Endpoint) -> str | None:
         """Return what ``/version`` says (it needs neither gateway nor password), None where that is no etcd's."""
         from requests.exceptions import RequestException
 
         try:
-            answer = self._session.get(f"{member}/version", timeout=self._timeout, auth=_no_auth).json()
-        except (RequestException, ValueError, OSError):
+            timeout = (self._timeout, self._timeout)
+            answer = self._session.get(f"{member}/version", timeout=timeout, auth=_no_auth).json()
+        except (RequestException, ValueError, OSError, RecursionError):
             return None
         version = answer.get("etcdserver") if isinstance(answer, dict) else None
-        return str(version) if version else None
+        return printable(str(version), 40) if version else None
 
     def _authenticate(self, base: str, user: str, password: str) -> str:
         """Return a token, empty where the etcd has authentication turned off."""
@@ -322,16 +457,22 @@ class EtcdClient:
             answer = self._session.post(
                 f"{base}/v3/auth/authenticate",
                 json={"name": user, "password": password},
-                timeout=self._timeout,
+                timeout=(self._timeout, self._timeout),
                 auth=_no_auth,
             )
-            if answer.status_code == 200:
-                return str(answer.json()["token"])
-        except (RequestException, OSError, ValueError, KeyError) as error:
-            raise self._explain(member, error) from None
-        if "authentication is not enabled" in answer.text:
+        except (RequestException, OSError, ValueError) as error:
+            raise self._explain(member, error, self._timeout) from None
+        if answer.status_code == 200:
+            try:
+                token = json.loads(answer.content)["token"]
+                if not re.fullmatch(r"[\x21-\x7e]{1,8192}", token):
+                    raise ValueError
+            except _MALFORMED:
+                raise not_etcd(member, "its answer to /v3/auth/authenticate has another form than an etcd's") from None
+            return str(token)
+        if b"authentication is not enabled" in answer.content:
             return ""
-        raise self._explain_answer(member, answer.text, answer.reason)
+        raise self._explain_answer(member, answer.content, answer.reason)
 
 
 @dataclass(frozen=True)
@@ -372,8 +513,11 @@ class Lease:
 
     def refresh(self) -> int:
         """Start its time again; return the seconds it has now. :raises EtcdError: where it has ended (``no-lease``)."""
-        answer = self._client._post("/lease/keepalive", {"ID": self.id})
-        left = int(answer.get("result", answer).get("TTL", 0))
+
+        def read(answer: Mapping[str, Any]) -> int:
+            return number(answer.get("result", answer), "TTL")
+
+        left = self._client._post("/lease/keepalive", {"ID": self.id}, read)
         if left < 1:
             raise EtcdError(
                 f"etcd at {self._client.endpoint}: the lease is not there: it has expired or was revoked",
@@ -386,7 +530,7 @@ class Lease:
     def revoke(self) -> None:
         """End it now, and delete its keys; nothing happens where it has ended already."""
         try:
-            self._client._post("/lease/revoke", {"ID": self.id})
+            self._client._post("/lease/revoke", {"ID": self.id}, dict)
         except EtcdError as error:
             if error.cause != "no-lease":
                 raise
@@ -422,7 +566,7 @@ class _TokenAuth:
     def _renew(self, response: Any, **kwargs: Any) -> Any:
         if response.status_code != 401:
             return response
-        # The connection goes back to its pool once the body is read.
+        # The connection goes back to its pool once the body is read, which the session limits.
         _ = response.content
         response.close()
         request = response.request.copy()
@@ -448,13 +592,11 @@ def connect(
     :param cacert: PEM file of the authority that signed the server's certificate; empty for the system's.
     :param cert: PEM file of a client certificate, :param key: of its key.
     :param user: empty for the user and password of the first endpoint that has one.
-    :param timeout: seconds for the connection, and as much again for the answer, of each request.
+    :param timeout: seconds for the connection, and as much again for the whole answer, of each request to a member.
     """
-    import requests
+    from pytest_nixl.etcd.bounded import BoundedSession
 
-    session = requests.Session()
-    # Neither a proxy, nor REQUESTS_CA_BUNDLE (which would win over the CA given), nor ~/.netrc.
-    session.trust_env = False
+    session = BoundedSession()
     if cacert:
         session.verify = cacert
     if cert:
@@ -476,6 +618,27 @@ def _all_failed(errors: list[EtcdError]) -> EtcdError:
         cause=causes.pop() if len(causes) == 1 else "no-member",
         endpoint=",".join(error.endpoint for error in errors),
     )
+
+
+def _revision(answer: Mapping[str, Any]) -> int:
+    """Return the etcd's revision: every answer about keys has it."""
+    return number(answer["header"], "revision", None)
+
+
+def _count(answer: Mapping[str, Any], name: str) -> int:
+    _revision(answer)
+    return number(answer, name)
+
+
+def _whole(line: bytes) -> bool:
+    """Whether it is JSON, and not the first part of it."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    except RecursionError:
+        pass  # it is refused where it is read
+    return True
 
 
 def _no_auth(request: Any) -> Any:

@@ -55,12 +55,19 @@ def related(error: BaseException | None) -> Iterator[BaseException]:
 
 def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: float, has_certificate: bool) -> EtcdError:
     """Say why no answer came from ``endpoint``. May open one more connection, to see what the port speaks."""
+    from pytest_nixl.etcd.bounded import CompressedError, TooLargeError, UnfinishedError
+
     chain = list(related(error))
     text = " ".join(f"{type(item).__name__} {item}" for item in chain)
 
     def because(cause: str, what: str, remedy: str) -> EtcdError:
         return EtcdError(f"etcd at {endpoint}: {what}", remedy, cause=cause, endpoint=str(endpoint))
 
+    for item in chain:
+        if isinstance(item, (TooLargeError, CompressedError)):
+            return not_etcd(endpoint, str(item))
+        if isinstance(item, UnfinishedError):
+            return because("timeout", f"timeout, {item}", "see whether it is an etcd, and what slows it down")
     if any(isinstance(item, socket.gaierror) for item in chain) or "NameResolutionError" in text:
         return because(
             "unresolved", f"the name {endpoint.host!r} does not resolve", "correct the host name, or give an IP address"
@@ -210,13 +217,13 @@ _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
 )  # fmt: skip
 
 
-def explain_answer(endpoint: Endpoint, text: str, *, reason: str = "") -> EtcdError | None:
+def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
     """Say what an answer that is no success means; None where it is not from an etcd's gateway.
 
     :param text: the body of the answer.
-    :param reason: the HTTP reason phrase.
     """
     message = _message(text)
+    message = None if message is None else printable(message)
     where = str(endpoint)
     if "HTTP request to an HTTPS server" in text:
         return _speaks_tls_error(endpoint)
@@ -242,11 +249,17 @@ def _message(text: str) -> str | None:
     """Return the message of a gateway's error, None where ``text`` is none."""
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(body, dict) or "code" not in body:
         return None
     return str(body.get("message") or body.get("error") or "")
+
+
+def printable(text: str, most: int = 300) -> str:
+    """Return a server's words as they may be shown: of one line, without control characters, and not too long."""
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 def speaks_tls(endpoint: Endpoint) -> bool:

@@ -19,7 +19,10 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there."""
+    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there.
+
+    A key that is no UTF-8, which none of ours is, has its bytes escaped as Python's ``surrogateescape`` does.
+    """
 
     key: str
     value: bytes
@@ -33,9 +36,9 @@ class KeyValue:
     def of(cls, item: Mapping[str, Any]) -> KeyValue:
         """Read it from the gateway's JSON."""
         return cls(
-            decode(item["key"]).decode(),
+            decode(item["key"]).decode(errors="surrogateescape"),
             decode(item.get("value", "")),
-            *(int(item.get(name, 0)) for name in ("create_revision", "mod_revision", "version", "lease")),
+            *(number(item, name) for name in ("create_revision", "mod_revision", "version", "lease")),
         )
 
 
@@ -155,7 +158,7 @@ def put_payload(key: str, value: bytes, lease: Lease | None) -> Part:
 
 def key_range(prefix: str) -> dict[str, str]:
     """The half-open range of keys that start with ``prefix``; of all keys where that is empty."""
-    data = prefix.encode()
+    data = prefix.encode(errors="surrogateescape")
     while data and data[-1] == 0xFF:
         data = data[:-1]
     end = data[:-1] + bytes([data[-1] + 1]) if data else b"\0"
@@ -164,13 +167,79 @@ def key_range(prefix: str) -> dict[str, str]:
 
 def encode(text: str | bytes) -> str:
     """Write a key or a value as the gateway takes it."""
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return base64.b64encode(data).decode()
 
 
 def decode(text: str) -> bytes:
     """Read a key or a value as the gateway gives it."""
     return base64.b64decode(text)
+
+
+def number(item: Mapping[str, Any], name: str, default: int | None = 0) -> int:
+    """Read a number of the gateway's, which writes large ones as text and leaves out 0.
+
+    :param default: what one has that is left out; None: it must be there.
+    :raises ValueError: where it is none; KeyError or TypeError where ``item`` has another form.
+    """
+    value = item[name] if default is None else item.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"{name} is no number")
+    return int(value)
+
+
+def items(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Read a list of the gateway's, which leaves out an empty one. :raises ValueError: where it is none."""
+    value = answer.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"{name} is no list of objects")
+    return value
+
+
+#: The operations of a transaction: what asks, and what answers.
+_ANSWERED_BY = {
+    "request_put": "response_put",
+    "request_range": "response_range",
+    "request_delete_range": "response_delete_range",
+    "request_txn": "response_txn",
+}
+
+
+def changes_nothing_twice(payload: Mapping[str, Any]) -> bool:
+    """Whether a transaction only reads and deletes, without a condition: to do it twice is as good as once."""
+    return not payload.get("compare") and all(
+        "request_range" in part or "request_delete_range" in part for part in payload.get("success", ())
+    )
+
+
+def checked(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a transaction, of which :class:`Done` can then read all.
+
+    :raises ValueError: where it is not what an etcd answers to it; KeyError, TypeError or AttributeError too.
+    """
+    number(answer["header"], "revision", None)
+    _check_answers(payload, answer)
+    return dict(answer)
+
+
+def _check_answers(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    succeeded = answer.get("succeeded", False)
+    if not isinstance(succeeded, bool):
+        raise ValueError("succeeded is neither true nor false")
+    if not succeeded and not payload.get("compare"):
+        raise ValueError("a transaction without a condition did not succeed")
+    parts = payload.get("success" if succeeded else "failure", ())
+    for part, one in zip(parts, items(answer, "responses"), strict=True):
+        kind = next(iter(part))
+        inner = one[_ANSWERED_BY[kind]]
+        if kind == "request_txn":
+            _check_answers(part[kind], inner)
+        elif kind == "request_range":
+            number(inner, "count")
+            for item in items(inner, "kvs"):
+                KeyValue.of(item)
+        else:
+            number(inner, "deleted")
 
 
 def _compare(key: str, target: str, result: str, **value: int) -> Part:

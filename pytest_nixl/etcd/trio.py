@@ -101,6 +101,14 @@ class Trio:
         self._keeper.stop(self._pids[before])
         wait_until(lambda: self.leader() != -1, "a leader of the other two", seconds=READY_SECONDS)
 
+    def stop(self, place: int) -> None:
+        """Stop a member by SIGSTOP: it still takes connections, and answers nothing."""
+        self._keeper.signal(self._pids[place], signal.SIGSTOP)
+
+    def resume(self, place: int) -> None:
+        """Let a member that was stopped go on."""
+        self._keeper.signal(self._pids[place], signal.SIGCONT)
+
     def close(self) -> None:
         """End all members."""
         for pid in self._pids:

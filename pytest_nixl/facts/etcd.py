@@ -107,14 +107,14 @@ def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
 
 def _ahead(member: Endpoint) -> float | None:
     """Return by how many seconds a member's clock is ahead of ours; None: it does not tell. It tells whole seconds."""
-    import http.client
+    from requests.exceptions import RequestException
+
+    from pytest_nixl.etcd.bounded import BoundedSession
 
     if member.scheme != "http":
         return None
-    asked = http.client.HTTPConnection(member.host, member.port, timeout=3)
-    with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
-        asked.request("GET", "/version")
-        date = asked.getresponse().getheader("Date")
+    with BoundedSession() as session, contextlib.suppress(OSError, RequestException, ValueError, OverflowError):
+        date = session.get(f"{member}/version", timeout=(3, 3)).headers.get("Date")
         if date:
             then = email.utils.parsedate_to_datetime(date).timestamp()
             now = time.time()

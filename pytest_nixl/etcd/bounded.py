@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An HTTP session in which every answer has a size limit and a deadline, whatever the server does.
+
+``requests`` limits the silence between two bytes only: a server that sends one byte a second, or never stops, holds its
+client for as long as it likes. Here the limits are under all that reads an answer: status, headers, chunks and body.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+#: Bytes of one answer, or of one message of a watch, at most.
+LARGEST_ANSWER = 64 << 20
+
+
+class TooLargeError(OSError):
+    """An answer is larger than the limit; the rest of it is not read."""
+
+
+class CompressedError(OSError):
+    """An answer is compressed, although none may be: its real size is unknown until it is unpacked."""
+
+
+class UnfinishedError(TimeoutError):
+    """An answer has begun, and has not ended before its deadline."""
+
+
+class Bounds(io.RawIOBase):
+    """The bytes of one answer as they come, up to a number and until a deadline."""
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
+        self._raw = raw
+        self._connection = connection
+        self._seconds = 0.0
+        self._deadline = 0.0
+        self._came = 0
+        self._left = LARGEST_ANSWER
+        # urllib3 has set the time for the answer on the socket; None: it may take any time.
+        self.allow(connection.gettimeout() or float("inf"))
+
+    def allow(self, seconds: float) -> None:
+        """Give the rest of the answer so many seconds from now on."""
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def next_message(self) -> None:
+        """Count bytes from 0 again."""
+        self._left = LARGEST_ANSWER
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise self._unfinished()
+        self._connection.settimeout(None if left == float("inf") else left)
+        try:
+            count = self._raw.readinto(buffer)
+        except TimeoutError:
+            raise self._unfinished() from None
+        self._came += count or 0
+        self._left -= count or 0
+        if self._left < 0:
+            raise TooLargeError(f"its answer is larger than {LARGEST_ANSWER >> 20} MiB")
+        return count
+
+    def _unfinished(self) -> TimeoutError:
+        if not self._came:
+            return TimeoutError("timed out")
+        return UnfinishedError(f"{self._came} bytes of its answer came within {self._seconds:.3g} s, and it had no end")
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+class _Response(http.client.HTTPResponse):
+    """Reads through :class:`Bounds`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.bounds = Bounds(self.fp.detach(), sock)
+        self.fp = io.BufferedReader(self.bounds)
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _TlsConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+
+    def build_response(self, req: requests.PreparedRequest, resp: Any) -> requests.Response:
+        response = super().build_response(req, resp)
+        packed = response.headers.get("Content-Encoding", "").strip().lower()
+        if packed not in ("", "identity"):
+            response.close()
+            raise CompressedError("its answer is compressed, which was not asked for")
+        # To guess it from the text, as requests else does, takes minutes for a long one.
+        response.encoding = "utf-8"
+        return response
+
+
+class BoundedSession(requests.Session):
+    """A session whose answers have an end. It uses no proxy, no ``~/.netrc`` and no variable, and is never redirected.
+
+    The second of the two times in ``timeout`` is for the whole answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Neither a proxy, nor REQUESTS_CA_BUNDLE (which would win over the CA given), nor ~/.netrc.
+        self.trust_env = False
+        self.headers["Accept-Encoding"] = "identity"
+        self.mount("http://", _Adapter())
+        self.mount("https://", _Adapter())
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        return None
+
+
+def bounds_of(response: requests.Response) -> Bounds:
+    """Return the limits of an answer that is read as a stream."""
+    original = response.raw._original_response
+    assert isinstance(original, _Response)
+    return original.bounds
