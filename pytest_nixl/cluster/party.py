@@ -18,6 +18,7 @@ from pytest_nixl.cluster.group import TTL, FencedError, MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.remote import PeerError
 from pytest_nixl.cluster.services import Services
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
@@ -26,6 +27,7 @@ from pytest_nixl.etcd.servers import EtcdServer
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.settings import Settings
+from pytest_nixl.strict import StrictError
 from pytest_nixl.waiting import wait_until
 from pytest_nixl.worker.tools import own_variables
 
@@ -105,18 +107,24 @@ class Party:
         self.driver = Driver(
             self.membership,
             self.etcd.client,
-            token=self.settings.group_token,
             timeout=self.settings.timeout,
             fenced=fenced,
         )
         others = self.driver.ask_all("command")
-        found = differences(
-            self._command, {self.name_of(rank): Command.unpacked(text) for rank, text in others.items()}
-        )
+        found = differences(self._command, {self.name_of(rank): self._unpacked(rank, others[rank]) for rank in others})
         if found:
             refusal = "; ".join(found) + ": start every rank with the same command on the same tests"
             self.finish(Ending(int(pytest.ExitCode.USAGE_ERROR), refusal=refusal))
             raise pytest.UsageError(refusal)
+
+    def _unpacked(self, rank: int, text: str) -> Command:
+        try:
+            return Command.unpacked(text)
+        except StrictError as error:
+            raise PeerError(
+                f"{self.name_of(rank)} answered 'command' with what no rank of this version answers: {error}",
+                "see that every rank has the same pytest-nixl",
+            ) from None
 
     def serve(self) -> Ending:
         """Be a peer until the run is over, and return how rank 0 says that it ends.
@@ -129,7 +137,6 @@ class Party:
                 self.membership,
                 self.etcd.client,
                 self.keeper,
-                token=self.settings.group_token,
                 services=self.services.by_name(),
                 own=own_variables(self.settings.programs),
             )
@@ -215,7 +222,13 @@ class Party:
             others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
             for rank in sorted(others):
                 logs |= others[rank]
-            self._seen = forensics(self._client, self.membership.root, self.membership.members, worker_logs=logs)
+            self._seen = forensics(
+                self._client,
+                self.membership.root,
+                self.membership.members,
+                worker_logs=logs,
+                values=self.membership.values,
+            )
         return self._seen
 
 

@@ -19,7 +19,10 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there."""
+    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there.
+
+    A key that is no UTF-8, which none of ours is, has its bytes escaped as Python's ``surrogateescape`` does.
+    """
 
     key: str
     value: bytes
@@ -33,7 +36,7 @@ class KeyValue:
     def of(cls, item: Mapping[str, Any]) -> KeyValue:
         """Read it from the gateway's JSON."""
         return cls(
-            decode(item["key"]).decode(),
+            decode(item["key"]).decode(errors="surrogateescape"),
             decode(item.get("value", "")),
             *(int(item.get(name, 0)) for name in ("create_revision", "mod_revision", "version", "lease")),
         )
@@ -155,7 +158,7 @@ def put_payload(key: str, value: bytes, lease: Lease | None) -> Part:
 
 def key_range(prefix: str) -> dict[str, str]:
     """The half-open range of keys that start with ``prefix``; of all keys where that is empty."""
-    data = prefix.encode()
+    data = prefix.encode(errors="surrogateescape")
     while data and data[-1] == 0xFF:
         data = data[:-1]
     end = data[:-1] + bytes([data[-1] + 1]) if data else b"\0"
@@ -164,7 +167,7 @@ def key_range(prefix: str) -> dict[str, str]:
 
 def encode(text: str | bytes) -> str:
     """Write a key or a value as the gateway takes it."""
-    data = text.encode() if isinstance(text, str) else text
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return base64.b64encode(data).decode()
 
 
