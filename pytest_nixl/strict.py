@@ -88,7 +88,7 @@ def loads(data: bytes, *, most: int = MOST_BYTES, depth: int = MOST_DEPTH) -> An
     except StrictError:
         raise
     except (ValueError, RecursionError) as error:
-        raise StrictError(f"it is no JSON ({_shorten(str(error))})") from None
+        raise StrictError(f"it is no JSON ({shorten(str(error))})") from None
 
 
 def check(form: Form, value: Any, where: str = "it") -> None:
@@ -99,7 +99,7 @@ def check(form: Form, value: Any, where: str = "it") -> None:
         _check_fields(form, value, where)
     elif isinstance(form, tuple):
         if not isinstance(value, list) or len(value) != len(form):
-            raise StrictError(f"{where} is {_shorten(value)}: expected a list of {len(form)}")
+            raise StrictError(f"{where} is {shorten(value)}: expected a list of {len(form)}")
         for number, (part, one) in enumerate(zip(form, value, strict=True)):
             check(part, one, f"{where}[{number}]")
     elif isinstance(form, OneOf):
@@ -113,41 +113,41 @@ def _check_scalar(form: Form, value: Any, where: str) -> None:
         return
     if form is None:
         if value is not None:
-            raise StrictError(f"{where} is {_shorten(value)}: expected nothing")
+            raise StrictError(f"{where} is {shorten(value)}: expected nothing")
     elif isinstance(form, Number):
         kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
         # Not a bool, which is an int; and not what is no number at all, which is between no two.
         if type(value) not in kinds or not form.least <= value <= form.most:
             what = "a whole number" if form.whole else "a number"
-            raise StrictError(f"{where} is {_shorten(value)}: expected {what} from {form.least:g} to {form.most:g}")
+            raise StrictError(f"{where} is {shorten(value)}: expected {what} from {form.least:g} to {form.most:g}")
     elif isinstance(form, Text):
         if not isinstance(value, str) or len(value) > form.most:
-            raise StrictError(f"{where} is {_shorten(value)}: expected a text of {form.most} characters at most")
+            raise StrictError(f"{where} is {shorten(value)}: expected a text of {form.most} characters at most")
         if form.pattern and not re.fullmatch(form.pattern, value):
-            raise StrictError(f"{where} is {_shorten(value)}: expected a text such as {form.pattern}")
+            raise StrictError(f"{where} is {shorten(value)}: expected a text such as {form.pattern}")
     else:
         kinds_of_union = form.__args__ if isinstance(form, UnionType) else (form,)
         if type(value) not in kinds_of_union:
             names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds_of_union)
-            raise StrictError(f"{where} is {_shorten(value)}: expected {names}")
+            raise StrictError(f"{where} is {shorten(value)}: expected {names}")
 
 
 def _check_every(form: Every, value: Any, where: str) -> None:
     if not isinstance(value, dict if form.keys else list):
-        raise StrictError(f"{where} is {_shorten(value)}: expected {'an object' if form.keys else 'a list'}")
+        raise StrictError(f"{where} is {shorten(value)}: expected {'an object' if form.keys else 'a list'}")
     if len(value) > form.most:
         raise StrictError(f"{where} has {len(value)} parts: expected {form.most} at most")
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        check(form.form, part, f"{where}[{_shorten(key)}]")
+        check(form.form, part, f"{where}[{shorten(key)}]")
 
 
 def _check_fields(form: Mapping[str, Form], value: Any, where: str) -> None:
     if not isinstance(value, dict):
-        raise StrictError(f"{where} is {_shorten(value)}: expected an object")
+        raise StrictError(f"{where} is {shorten(value)}: expected an object")
     forms = {name.rstrip("?"): part for name, part in form.items()}
     for name in value:
         if name not in forms and "*" not in forms:
-            raise StrictError(f"{where} has a field {_shorten(name)}, which is not known")
+            raise StrictError(f"{where} has a field {shorten(name)}, which is not known")
     for name in form:
         if not name.endswith("?") and name != "*" and name not in value:
             raise StrictError(f"{where} has no field {name!r}")
@@ -181,7 +181,7 @@ def unpack(text: str, *, most: int) -> bytes:
     except (ValueError, binascii.Error, zlib.error) as error:
         if isinstance(error, StrictError):
             raise
-        raise StrictError(f"it is no compressed text ({_shorten(str(error))})") from None
+        raise StrictError(f"it is no compressed text ({shorten(str(error))})") from None
     return data
 
 
@@ -203,7 +203,7 @@ def _refuse_depth(data: bytes, depth: int) -> None:
 
 
 def _field(name: str) -> str:
-    return name if len(name) <= _SHOWN and name.isidentifier() else _shorten(name)
+    return name if len(name) <= _SHOWN and name.isidentifier() else shorten(name)
 
 
 def _constant(name: str) -> None:
@@ -219,11 +219,16 @@ def _integer(text: str) -> int:
 def _float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise StrictError(f"it holds the number {_shorten(text)}, which is too large")
+        raise StrictError(f"it holds the number {shorten(text)}, which is too large")
     return number
 
 
-def _shorten(value: object) -> str:
+def printable(text: str) -> str:
+    """Return a text of another's without what moves a terminal's cursor; lines stay lines."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shorten(value: object) -> str:
     """Return a value in few characters, without line breaks, and without writing all of it first."""
     if isinstance(value, (str, bytes)):
         return repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")

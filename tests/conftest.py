@@ -26,7 +26,7 @@ APART = {
     for name in (
         "cli", "doctor_faults", "doctor_real_faults", "etcd_client", "etcd_listen", "etcd_path", "etcd_servers",
         "explain", "facts", "findings", "functional_suites", "header", "metadata_suite", "nixlbench_driver",
-        "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite", "settings", "uri_suite", "vram",
+        "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite", "settings", "strict", "uri_suite", "vram",
     )
 }  # fmt: skip
 

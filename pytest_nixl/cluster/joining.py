@@ -248,7 +248,9 @@ class Joining:
         done = Done.of(claim.client.transaction(txn([], claim.values.ask_members())))
         here, planted = claim.values.read_members(done)
         hint = (
-            f"; not counted: {shorten([item.key for item in planted])}, without a seal of this group" if planted else ""
+            f"; not counted: {shorten([repr(item.key) for item in planted])}, without a seal of this group"
+            if planted
+            else ""
         )
         return who_is_missing(here, claim.group, claim.size) + hint
 

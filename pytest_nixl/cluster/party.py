@@ -12,7 +12,7 @@ import pytest
 
 from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.cluster.etcd import for_agents, meeting_etcd
+from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.group import TTL, FencedError, MemberLostError
 from pytest_nixl.cluster.joining import join
@@ -33,6 +33,8 @@ from pytest_nixl.worker.tools import own_variables
 
 #: Seconds that a rank waits at the end for the others to have written their reports.
 LEAVE_SECONDS = 60.0
+#: Keys of strangers that are named.
+_TOLD = 4
 
 
 class Party:
@@ -57,6 +59,7 @@ class Party:
         try:
             self.etcd = meeting_etcd(settings, asked, keeper, say)
             self._stack.callback(self.etcd.discard)
+            require_closed(settings, self.etcd)
             self.services = Services(command, settings, self.etcd, keeper)
             self._client = self._stack.enter_context(self.etcd.client())
             self.membership: Membership = join(
@@ -193,6 +196,12 @@ class Party:
         """What went wrong with the group. Empty: nothing did, and it is whole."""
         gone = self.driver.gone if self.driver is not None else []
         return list(dict.fromkeys([*gone, *([self.fault] if self.fault is not None else [])]))
+
+    def ignored(self) -> list[str]:
+        """Return sentences on the keys under the group's root that nobody of the group has written."""
+        found = self.membership.values.ignored
+        told = [f"the key {key!r} was ignored: {why}" for key, why in list(found.items())[:_TOLD]]
+        return [*told, *([f"and {len(found) - _TOLD} more keys were ignored"] if len(found) > _TOLD else [])]
 
     def close(self) -> None:
         """Leave, whatever the others do."""

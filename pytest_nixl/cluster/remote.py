@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nixl.cluster.messages import Answer, Message, WorkerEnded, WorkerLine, check_answer
 from pytest_nixl.cluster.serving import LARGEST_OUTPUT
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.strict import StrictError, unpack
+from pytest_nixl.strict import StrictError, printable, unpack
 from pytest_nixl.worker.process import Worker
 
 Send = Callable[[dict[str, Any]], None]
@@ -81,7 +81,7 @@ class Peer:
                 "see whether its process still runs, and read what it printed last",
             )
         if answer.error is not None:
-            raise PeerError(f"{self.name} refused {what!r}: {answer.error}", answer.remedy)
+            raise PeerError(f"{self.name} refused {what!r}: {printable(answer.error)}", printable(answer.remedy))
         try:
             check_answer(what, answer.result)
         except StrictError as error:

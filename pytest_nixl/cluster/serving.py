@@ -15,7 +15,7 @@ from typing import Any
 from pytest_nixl.cluster.messages import Ask, Message, WorkerLine, check_ask
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.keeper import Keeper
-from pytest_nixl.strict import Every, Number, StrictError, Text, check, pack
+from pytest_nixl.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.worker.local import LocalProcess
 from pytest_nixl.worker.wire import decode, encode
 
@@ -185,8 +185,8 @@ class Serving:
     def _do_signal(self, worker: int, signal: int) -> None:
         self._processes[worker].signal(signal)
 
-    def _do_end(self, **plain: Any) -> None:
-        self.ending = Ending(**plain)
+    def _do_end(self, code: int, verdict: str, refusal: str) -> None:
+        self.ending = Ending(code, printable(verdict), printable(refusal))
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
         """Carry what a worker writes to rank 0, and that it has ended."""
