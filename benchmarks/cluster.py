@@ -34,7 +34,7 @@ def client():
 
 membership = join(client(), {GROUP!r}, 2, wanted=1, token={TOKEN!r})
 membership.barrier()
-serve(membership, client, keeper(), token={TOKEN!r}, services={{"echo": lambda text: text}})
+serve(membership, client, keeper(), services={{"echo": lambda text: text}})
 """
 
 
@@ -44,7 +44,7 @@ def once(server: EmbeddedServer, trips: int) -> tuple[list[float], float]:
     try:
         with server.client() as client, join(client, GROUP, 2, wanted=0, token=TOKEN) as membership:
             membership.barrier()
-            driver = Driver(membership, server.client, token=TOKEN, timeout=SECONDS)
+            driver = Driver(membership, server.client, timeout=SECONDS)
             took = []
             for number in range(trips):
                 start = time.perf_counter()

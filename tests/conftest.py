@@ -20,23 +20,6 @@ from pytest_nixl.worker.places import Here
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
 
 
-#: Files whose tests measure nothing, and are in nobody's way: two of them run at a time.
-APART = {
-    f"test_{name}.py"
-    for name in (
-        "cli", "docs", "doctor_faults", "doctor_real_faults", "etcd_client", "etcd_hostile", "etcd_listen", "etcd_path", "etcd_servers",
-        "explain", "facts", "findings", "functional_suites", "header", "metadata_suite", "nixlbench_driver",
-        "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite", "settings", "unused", "uri_suite", "vram",
-    )
-}  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name in APART and item.path.parent.name == "tests":
-            item.add_marker(pytest.mark.apart)
-
-
 @pytest.fixture
 def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
     """Make settings from the defaults and what differs from them."""

@@ -15,6 +15,8 @@ from pytest_nixl import cli
 from pytest_nixl.gate.machine import Machine
 from pytest_nixl.gate.profiles import Profile, bundled_profiles, load_profile
 
+pytestmark = pytest.mark.apart
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 P5 = FIXTURES / "efa-p5" / "nixlbench-rank0.out"
 COUNTERS = tuple(str(FIXTURES / "efa-p5" / f"efa-counters-{when}.txt") for when in ("before", "after"))

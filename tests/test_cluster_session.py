@@ -34,20 +34,20 @@ TOKEN = "of this group"
 class Two:
     """Rank 0, and a rank 1 that serves."""
 
-    def __init__(self, etcd: PrivateEtcd, pool: ThreadPoolExecutor, token: str = TOKEN) -> None:
+    def __init__(self, etcd: PrivateEtcd, pool: ThreadPoolExecutor) -> None:
         self._etcd = etcd
         joining = [pool.submit(self._join) for _ in range(2)]
         first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
         self.membership, self.other = first, second
-        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, keeper(), token=token)
-        self.driver = Driver(first, self._connect, token=TOKEN, timeout=20)
+        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, keeper())
+        self.driver = Driver(first, self._connect, timeout=20)
         self.peer = self.driver.peers[1]
 
     def _connect(self) -> EtcdClient:
         return self._etcd.server.client()
 
     def _join(self) -> Membership:
-        return join(self._connect(), "two", 2, prefix="/test", ttl=3, timeout=20)
+        return join(self._connect(), "two", 2, prefix="/test", ttl=3, timeout=20, token=TOKEN)
 
 
 @contextmanager

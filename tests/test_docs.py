@@ -9,6 +9,8 @@ import pytest
 from inner import run_pytest
 from runs import ROOT
 
+pytestmark = pytest.mark.apart
+
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: What README's example calls beside the raw agent.
 _MY_MODULE = """

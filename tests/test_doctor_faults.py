@@ -20,6 +20,8 @@ from pytest_nixl.facts.root import Root
 from pytest_nixl.gate.profiles import load_profile
 from pytest_nixl.gate.verdicts import Judgement, Verdict
 
+pytestmark = pytest.mark.apart
+
 BACKENDS = ("UCX", "LIBFABRIC")
 FAIL, WARN, UNKNOWN = Verdict.FAIL, Verdict.WARN, Verdict.UNKNOWN
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from runs import ROOT, environment
 
+pytestmark = pytest.mark.apart
+
 DOCTOR = (sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json")
 
 

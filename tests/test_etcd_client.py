@@ -22,6 +22,8 @@ from pytest_nixl.etcd.client import EtcdClient, EtcdError, connect
 from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:

@@ -25,6 +25,8 @@ from pytest_nixl.etcd.transaction import Done, get_prefix, txn
 from pytest_nixl.facts.etcd import read_etcd
 from pytest_nixl.facts.root import Root
 
+pytestmark = pytest.mark.apart
+
 HEADER = {"cluster_id": "1", "member_id": "2", "revision": "3", "raft_term": "4"}
 #: Seconds for an answer, and those in which all must be over on a machine that has much else to do.
 TIMEOUT, OVER = 0.5, 30.0

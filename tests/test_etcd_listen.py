@@ -28,6 +28,8 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.listen import USER, Listen, credentials, own_address, password, serve_etcd, wait_for_etcd
 from pytest_nixl.keeper import Keeper
 
+pytestmark = pytest.mark.apart
+
 TOKEN = "a token of this test"
 Serve = Callable[..., EmbeddedServer]
 

@@ -25,6 +25,8 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, PathError, Request, State
 from pytest_nixl.waiting import wait_until
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Etcd]:

@@ -34,6 +34,8 @@ from pytest_nixl.keeper import Keeper, close_keeper, keeper
 from pytest_nixl.settings import Settings
 from pytest_nixl.values import DEFAULT_ETCD_IMAGE
 
+pytestmark = pytest.mark.apart
+
 
 def settings(**given: Any) -> Settings:
     """Settings that say nothing, but for what is given."""

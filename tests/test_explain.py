@@ -23,6 +23,8 @@ from pytest_nixl.etcd.explain import Address, Outcome, Reading, explain, resolve
 from pytest_nixl.gate.findings import FINDINGS
 from suites.uri_validation.corpus import Entry, load_corpus
 
+pytestmark = pytest.mark.apart
+
 CORPUS = load_corpus()
 PORT, DEAD = 23790, 1
 #: As which names and addresses that etcd is known.

@@ -29,6 +29,8 @@ from pytest_nixl.gate.profiles import load_profile
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import close_keeper
 
+pytestmark = pytest.mark.apart
+
 
 def command(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

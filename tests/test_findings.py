@@ -17,6 +17,8 @@ from pytest_nixl.gate.profiles import load_profile, parse_profile
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.record.results import Result
 
+pytestmark = pytest.mark.apart
+
 ID = "NIXL-ETCD-HTTPS-PLAINTEXT"
 TODAY = date(2026, 11, 20)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from runs import run
 
+pytestmark = pytest.mark.apart
+
 DEPLOYMENT = "suites/uri_validation/test_deployment.py"
 
 

@@ -8,6 +8,8 @@ import re
 import pytest
 from inner import PLUGIN, run_pytest
 
+pytestmark = pytest.mark.apart
+
 SECRET = "hunter2"
 OURS = "def test_it(nixl_settings): pass"
 NOT_OURS = "def test_it(): pass"

@@ -14,6 +14,8 @@ from pytest_nixl.gate.findings import FINDINGS
 from pytest_nixl.gate.verdicts import Verdict
 from suites.metadata.test_namespaces import judge_namespace
 
+pytestmark = pytest.mark.apart
+
 EXCHANGE, LIFECYCLE = "suites/metadata/test_exchange.py", "suites/metadata/test_lifecycle.py"
 NAMESPACES, DATA_PATH = "suites/metadata/test_namespaces.py", "suites/metadata/test_data_path.py"
 

@@ -30,6 +30,8 @@ from pytest_nixl.values import MemoryPair
 from pytest_nixl.worker.places import Here
 from pytest_nixl.worker.tools import own_variables
 
+pytestmark = pytest.mark.apart
+
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
 #: Seconds in which what has died is named: a hundred times less than nixlbench itself takes.
 AT_ONCE = 5.0

@@ -19,6 +19,8 @@ from pytest_nixl.record.samples import RowKey
 from pytest_nixl.units import KIB
 from pytest_nixl.values import MemoryPair
 
+pytestmark = pytest.mark.apart
+
 SUITE = "suites/bandwidth/test_nixlbench.py"
 ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE")
 OURS = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"

@@ -16,6 +16,8 @@ from pytest_nixl.gate.profiles import bundled_profiles
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 
+pytestmark = pytest.mark.apart
+
 SECRET = "hunter2"
 LONG = "x" * 300
 

@@ -19,6 +19,8 @@ import pytest
 from hosts import require_tools
 from runs import ROOT, environment
 
+pytestmark = pytest.mark.apart
+
 GPU = ROOT / "deploy" / "gpu"
 MIB = 1 << 20
 

@@ -38,6 +38,8 @@ from pytest_nixl.race.subject import (
     remedy_for,
 )
 
+pytestmark = pytest.mark.apart
+
 #: Of three clients of our membership: how many orders there are, and how many of them differ in what matters.
 ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 216)}
 FUNCTIONS = "pytest_nixl.race.functions"

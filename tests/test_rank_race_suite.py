@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from runs import NOT_BUSY, ROOT, Finished, run
 
+pytestmark = pytest.mark.apart
+
 SUITE = "suites/rank_race"
 
 #: A plugin that has our membership claim as the second seed did, and waits less for what will not come.

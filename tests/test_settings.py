@@ -16,6 +16,8 @@ from pytest_nixl.options import OPTIONS, given_options
 from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, DevicePair, MemoryPair
 
+pytestmark = pytest.mark.apart
+
 SECRET = "hunter2"
 KIB, MIB = 1 << 10, 1 << 20
 

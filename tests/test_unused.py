@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from inner import run_pytest
 
+pytestmark = pytest.mark.apart
+
 #: Of ours, what the table of options, the hooks and the fixtures' names need.
 NEEDED = {
     "pytest_nixl",

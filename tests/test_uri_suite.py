@@ -28,6 +28,8 @@ from pytest_nixl.waiting import wait_until
 from suites.uri_validation.corpus import load_corpus
 from suites.uri_validation.deployment import Deployment, judge_form, judge_resolution, notes_about
 
+pytestmark = pytest.mark.apart
+
 SUITE = "suites/uri_validation"
 DEPLOYMENT = f"{SUITE}/test_deployment.py"
 CORPUS = load_corpus()

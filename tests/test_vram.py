@@ -35,6 +35,8 @@ from pytest_nixl.worker.pattern import TILE
 from pytest_nixl.worker.places import Here
 from pytest_nixl.worker.process import WorkerError
 
+pytestmark = pytest.mark.apart
+
 HERE = str(Path(__file__).parent)
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 

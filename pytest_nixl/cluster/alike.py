@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+
+from pytest_nixl.strict import Every, Number, Text, check, loads, pack, unpack
 
 #: Options that may differ from rank to rank: who this is, how it gets to the etcd, and where it leaves files.
 OF_A_RANK = frozenset(
@@ -15,6 +15,14 @@ OF_A_RANK = frozenset(
      "etcd_listen", "directory", "nixlbench", "raw_tools", "image", "store", "report", "logs"}
 )  # fmt: skip
 _SHOWN = 3
+#: Bytes of a command, at most: the names of a hundred thousand tests.
+_LARGEST = 16 << 20
+_COMMAND = {
+    "version": Text(256),
+    "options": Every(Text(1 << 16), keys=True),
+    "tests": Every(Text(1 << 16), most=1 << 20),
+    "errors": Number(0, 1 << 32, whole=True),
+}
 
 
 @dataclass(frozen=True)
@@ -34,12 +42,14 @@ class Command:
 
     def packed(self) -> str:
         """Return it as a short text."""
-        return b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
+        return pack(json.dumps(asdict(self)).encode())
 
     @classmethod
     def unpacked(cls, text: str) -> Command:
-        """Restore what :meth:`packed` returned."""
-        return cls(**json.loads(zlib.decompress(b64decode(text))))
+        """Restore what :meth:`packed` returned. :raises StrictError: where it is something else."""
+        plain = loads(unpack(text, most=_LARGEST), most=_LARGEST)
+        check(_COMMAND, plain)
+        return cls(**plain)
 
 
 def differences(first: Command, others: Mapping[str, Command]) -> list[str]:

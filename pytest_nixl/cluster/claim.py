@@ -7,13 +7,14 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from pytest_nixl.cluster.claimants import Claimant
 from pytest_nixl.cluster.group import FencedError
+from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Event, Lease, Watched
-from pytest_nixl.etcd.transaction import Done, Part, delete_prefix, empty, txn
+from pytest_nixl.etcd.transaction import Done, KeyValue, Part, delete_prefix, empty, get_prefix, txn
 
 T = TypeVar("T")
 #: Called with a sentence about who is waited for.
@@ -31,7 +32,16 @@ class Claim:
     """What a claimant has in etcd: a lease that is kept up, and the key that hangs on it."""
 
     def __init__(
-        self, client: EtcdClient, group: str, size: int, *, ttl: int, root: str, host: str, wanted: int | None
+        self,
+        client: EtcdClient,
+        group: str,
+        size: int,
+        *,
+        ttl: int,
+        root: str,
+        host: str,
+        wanted: int | None,
+        group_token: str = "",
     ) -> None:
         self.client = client
         self.group = group
@@ -42,13 +52,16 @@ class Claim:
         #: Of this member, and new each time; a group's token is another thing.
         self.token = secrets.token_hex(8)
         self.root = root
-        self.members = f"{self.root}members/"
+        self.values = GroupValues(root, group_token)
+        self.members = self.values.members
         self.own = f"{self.members}{self.token}"
         self.frozen = f"{self.root}run/frozen"
         self.gate = f"{self.root}run/gate"
         #: None until it has one.
         self.rank: int | None = None
         self._lease: Lease | None = None
+        #: The revision at which this member registered; 0 where the group has no token.
+        self._registered = 0
         self._valid_until = 0.0
         #: Why the lease was not refreshed the last time; empty: it was.
         self._unheard = ""
@@ -73,6 +86,10 @@ class Claim:
         self._lease, self._valid_until = self.insist(ask, deadline)
         self._keeping = threading.Thread(target=self._keep, name=f"lease of {self.group}", daemon=True)
         self._keeping.start()
+        if self.values.sealed:
+            self._registered = self.values.registration(
+                self.transact(self.values.register(self.token, self._lease), deadline)
+            )
 
     def _keep(self) -> None:
         pause = self.lease.ttl / 3
@@ -148,7 +165,14 @@ class Claim:
         waiting(sentence)
 
     def value(self) -> bytes:
-        return Claimant(self.token, self.host, os.getpid(), self.size, self.wanted).value
+        return self.values.member(
+            Claimant(self.token, self.host, os.getpid(), self.size, self.wanted), self._registered
+        )
+
+    def remove(self, planted: Sequence[KeyValue], deadline: float) -> None:
+        """Remove keys under the group's root that nobody of the group has written."""
+        for transaction in self.values.remove(planted):
+            self.transact(transaction, deadline)
 
     def leave(self) -> None:
         self._left.set()
@@ -161,4 +185,11 @@ class Claim:
         deadline = time.monotonic() + LATE
         lease, self._lease = self._lease, None
         self.insist(lease.revoke, deadline)
-        self.insist(lambda: self.client.transaction(txn([empty(self.members)], [delete_prefix(self.root)])), deadline)
+        left = get_prefix(self.values.registered, count_only=True)
+        sweep = txn([empty(self.members)], [delete_prefix(self.root)], [left])
+        done = self.transact(sweep, deadline)
+        if not done.succeeded and self.values.sealed and not done.found(0).count:
+            # Nobody of the group is left: who is there has no seal.
+            asked = self.transact(txn([], self.values.ask_members()), deadline)
+            self.remove(self.values.read_members(asked)[1], deadline)
+            self.transact(sweep, deadline)

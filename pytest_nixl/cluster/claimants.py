@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.cluster.group import MembershipError
+from pytest_nixl.cluster.group import HOST, PID, SIZE, MembershipError
+from pytest_nixl.strict import Number, OneOf, StrictError, check, loads
 
 #: Names, ranks and quarrels of which a sentence tells no more than this many.
 _NAMED, _QUARRELS = 8, 4
+_CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "wanted?": OneOf((None, Number(0, 1_000_000, whole=True)))}
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,11 @@ class Claimant:
     def of(cls, key: str, value: bytes) -> Claimant:
         """Read it from its key in etcd. :raises MembershipError: where no rank has written it."""
         try:
-            plain = json.loads(value)
-            return cls(key.rsplit("/", 1)[1], plain["host"], plain["pid"], plain["size"], plain.get("wanted"))
-        except (ValueError, TypeError, KeyError):
-            raise MembershipError(
-                f"the key {key} holds {value[:40]!r}, which no rank writes: expected a member with host, pid and size",
-                "remove that key; or give all ranks a --nixl-group-token or a --nixl-group that nobody else writes to",
-            ) from None
+            plain = loads(value)
+            check(_CLAIMANT, plain)
+        except StrictError as error:
+            raise not_of_a_rank(key, error) from None
+        return cls(key.rsplit("/", 1)[1], **plain)
 
     @property
     def value(self) -> bytes:
@@ -46,6 +46,14 @@ class Claimant:
 
     def __str__(self) -> str:
         return f"{self.host} (pid {self.pid})"
+
+
+def not_of_a_rank(key: str, why: StrictError) -> MembershipError:
+    """Return the error of a key whose value no rank writes."""
+    return MembershipError(
+        f"the key {key!r} has a value that no rank of this version writes: {why}",
+        "remove that key; or give all ranks a --nixl-group-token or a --nixl-group that nobody else writes to",
+    )
 
 
 def seat(claimants: Sequence[Claimant], size: int) -> list[Claimant]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.cluster.claimants import Claimant, shorten
 from pytest_nixl.cluster.group import PREFIX, TTL, RefusedError, group_name
+from pytest_nixl.cluster.seals import unsealed
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import Done, delete_prefix, empty, get_prefix, txn
 
@@ -78,5 +79,5 @@ def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> Dead | Al
     remove = get_prefix(root, count_only=True) if dry_run else delete_prefix(root)
     done = Done.of(client.transaction(txn([empty(f"{root}members/")], [remove], [members])))
     if not done.succeeded:
-        return Alive(name, tuple(Claimant.of(item.key, item.value) for item in done.found(0).items))
+        return Alive(name, tuple(Claimant.of(item.key, unsealed(item.value)) for item in done.found(0).items))
     return Dead(name, done.found(0).count if dry_run else done.deleted(0))

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.group import PREFIX
 from pytest_nixl.cluster.where import find_etcd
-from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.client import EtcdError, connect
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.listen import Listen, credentials, serve_etcd, wait_for_etcd
 from pytest_nixl.etcd.servers import EtcdServer, ExternalServer
 from pytest_nixl.keeper import Keeper
@@ -30,6 +32,38 @@ def require_etcd(settings: Settings, asked: Asked) -> None:
             f"{asked.ranks} ranks meet in an etcd, and none is named: give --nixl-etcd URL, or --nixl-etcd-listen "
             "ADDR:PORT for rank 0 to serve one"
         )
+
+
+def require_secret(settings: Settings, asked: Asked) -> None:
+    """:raises pytest.UsageError: where a gate would believe whatever anybody writes to the ranks' etcd."""
+    if settings.gate and not settings.group_token and not _has_credentials(settings):
+        raise _no_secret(f"{asked.ranks} ranks ({asked.source}) without a group token")
+
+
+def require_closed(settings: Settings, etcd: EtcdServer) -> None:
+    """:raises pytest.UsageError: where the gate counts on a password for which the etcd does not ask."""
+    if not settings.gate or settings.group_token or not isinstance(etcd, ExternalServer):
+        return
+    nobody = [Endpoint(member.scheme, member.host, member.port) for member in etcd.endpoints]
+    with connect(nobody, cacert=etcd.credentials["cacert"]) as stranger:
+        try:
+            stranger.count_prefix(f"{PREFIX}/")
+        except EtcdError:
+            return
+    raise _no_secret(f"an etcd that answers without a password ({etcd.endpoint}) and no group token")
+
+
+def _has_credentials(settings: Settings) -> bool:
+    """Whether the settings have what an etcd may ask of those that it lets in."""
+    return not settings.etcd_listen and bool(settings.etcd_user or settings.etcd_cert or "@" in settings.etcd)
+
+
+def _no_secret(what: str) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"--nixl-gate is refused with {what}: everyone who can write to that etcd could decide how the run ends; give "
+        "every rank the same token: export NIXL_GROUP_TOKEN=$(openssl rand -hex 16), copied to each; or, with an etcd "
+        "that asks for a password, --nixl-etcd-user NAME:PASSWORD"
+    )
 
 
 def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper, waiting: Callable[[str], None]) -> EtcdServer:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.claimants import Claimant, shorten
+from pytest_nixl.cluster.claimants import shorten
 from pytest_nixl.cluster.group import Member, MembershipError
+from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import Done, KeyValue, get, get_prefix, txn
@@ -25,6 +26,7 @@ def forensics(
     *,
     worker_logs: Mapping[str, str],
     seconds: float = SECONDS,
+    values: GroupValues | None = None,
 ) -> list[str]:
     """Return lines that say what is left of a group. It never raises: what cannot be found out is one more line.
 
@@ -32,17 +34,20 @@ def forensics(
     :param members: those that are on the list.
     :param worker_logs: the text of each log, by the name that it is shown with.
     :param seconds: that the etcd may take, for all together.
+    :param values: reads the group's values; None: the group has no token.
     """
-    return [*_asked(_Asking(client, membership_root, members), seconds), *_last_words(worker_logs)]
+    asking = _Asking(client, membership_root, members, values or GroupValues(membership_root))
+    return [*_asked(asking, seconds), *_last_words(worker_logs)]
 
 
 class _Asking:
     """The questions to the etcd, in the order of their weight. Each adds its lines once it has all of them."""
 
-    def __init__(self, client: EtcdClient, root: str, members: Sequence[Member]) -> None:
+    def __init__(self, client: EtcdClient, root: str, members: Sequence[Member], values: GroupValues) -> None:
         self._client = client
         self._root = root
         self._members = members
+        self._values = values
         #: The lines so far. Others read it at any time.
         self.lines: tuple[str, ...] = ()
 
@@ -50,7 +55,7 @@ class _Asking:
         for question in (self._who_is_there, self._barriers, self._keys):
             try:
                 self.lines += tuple(question())
-            except MembershipError as error:  # a key of a stranger: it must not hide the rest
+            except MembershipError as error:  # a stranger's key must not hide the rest
                 self.lines += (f"something in its keys cannot be read: {error.reason}",)
             except NixlPluginError as error:
                 self.lines += (f"no more can be said of its keys: {error.reason}",)
@@ -60,7 +65,8 @@ class _Asking:
 
     def _who_is_there(self) -> list[str]:
         prefix = f"{self._root}members/"
-        there = {item.key[len(prefix) :]: item for item in self._client.by_creation(prefix)}
+        done = Done.of(self._client.transaction(txn([], self._values.ask_members())))
+        there = {item.key[len(prefix) :]: item for item in done.found(0).items}
         listed = {member.token for member in self._members}
         here = sum(token in there for token in listed)
         missing = [member for member in self._members if member.token not in there]
@@ -71,12 +77,14 @@ class _Asking:
             for member in self._members
             if member.token in there
         ]
+        found, planted = self._values.read_members(done)
+        without_seal = {item.key for item in planted}
         lines += [
-            f"  {Claimant.of(item.key, item.value)}: has no rank, {self._lease(item)}"
-            for token, item in there.items()
-            if token not in listed
+            f"  {claimant}: has no rank, {self._lease(there[claimant.token])}"
+            for claimant in found
+            if claimant.token not in listed
         ]
-        return lines
+        return [*lines, *(f"  {key!r}: it was written by nobody of this group" for key in sorted(without_seal))]
 
     def _lease(self, item: KeyValue) -> str:
         if not item.lease:
@@ -87,12 +95,12 @@ class _Asking:
     def _barriers(self) -> list[str]:
         # The barriers that are waited at: each rank's place at the one before goes when it comes to the next.
         arrived = f"{self._root}arrived/"
-        asked = [get(f"{self._root}run/gate"), get_prefix(arrived, keys_only=True)]
+        asked = [get(f"{self._root}run/gate"), get_prefix(arrived)]
         done = Done.of(self._client.transaction(txn([], asked)))
         gate = done.found(0).first
-        passed = gate.version if gate is not None else 0
+        passed = self._values.read_gate(gate, self._members)
         next_one = f"{arrived}{passed + 1:06d}/"
-        waiting = [int(item.key[len(next_one) :]) for item in done.found(1).items if item.key.startswith(next_one)]
+        waiting = self._values.arrived(done.found(1), next_one, self._members)
         last = f"barrier {passed} was the last one passed" if passed else "no barrier was passed"
         return [f"{last}; at barrier {passed + 1}: {_ranks(sorted(waiting))}"]
 
@@ -100,7 +108,7 @@ class _Asking:
         done = Done.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
         found = done.found(0)
         lines = [f"{_count(found.count, 'key')} in all"]
-        lines += [f"  {item.key[len(self._root) :]}: {_count(len(item.value), 'byte')}" for item in found.items]
+        lines += [f"  {_shown(item.key[len(self._root) :])}: {_count(len(item.value), 'byte')}" for item in found.items]
         more = found.count - len(found.items)
         return [*lines, f"  … and {more} more"] if more > 0 else lines
 
@@ -112,6 +120,10 @@ def _asked(asking: _Asking, seconds: float) -> list[str]:
     thread.join(seconds)
     late = [f"no more can be said of its keys: the etcd took more than {seconds:g} s"] if thread.is_alive() else []
     return [*asking.lines, *late]
+
+
+def _shown(key: str) -> str:
+    return key if key.isprintable() else repr(key)
 
 
 def _count(number: int, what: str) -> str:

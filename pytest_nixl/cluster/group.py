@@ -9,11 +9,12 @@ every member is told.
 Every write is one that can be repeated: after a lost answer the second attempt finds its own first one. What is not
 certain any more once a lease has ended is refused by the lease itself, or by :class:`FencedError`.
 
-Keys, under ``PREFIX/GROUP/``, or under ``PREFIX/GROUP.SUFFIX/`` where the group has a token (:func:`group_root`):
+Keys, under ``PREFIX/GROUP/``, or under ``PREFIX/GROUP.SUFFIX/`` where the group has a token (:func:`group_root`), and
+every value a seal (``group_values``):
 
-* ``members/TOKEN``: who is there, with its lease;
-* ``run/frozen``: the list, or the refusal, once all were there; ``run/gate``: its version is the number of barriers
-  that were passed;
+* ``members/TOKEN``: who is there, with its lease; ``registered/TOKEN``, where the group has a token: with the same
+  lease, and its create revision is what the member's seal counts on;
+* ``run/frozen``: the list, or the refusal, once all were there; ``run/gate``: the number of barriers that were passed;
 * ``arrived/BARRIER/RANK``: who waits at a barrier, with its lease.
 
 What is under ``run/`` has no lease, as no single member's end may take it away. It goes with the last member to leave;
@@ -26,10 +27,12 @@ import hashlib
 import hmac
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.strict import Every, Number, StrictError, Text, check, loads
 
 PREFIX = "/pytest-nixl/groups"
 #: Seconds that a member lives in etcd without a sign of life.
@@ -88,18 +91,46 @@ def group_name(folder: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class Frozen:
-    """The list that was frozen, and the key that holds it. With a ``refusal`` there is no list, and will be none."""
+    """The list that was frozen, and the key that holds it. With a ``refusal`` there is no list, and will be none.
+
+    :param changes: how often a place of it was taken over: of two lists the one with more is the newer one.
+    """
 
     key: KeyValue
     ttl: int
     members: tuple[Member, ...]
     refusal: str
+    changes: int = 0
 
     @classmethod
-    def of(cls, key: KeyValue) -> Frozen:
-        plain = json.loads(key.value)
-        members = (Member(rank, *parts) for rank, parts in enumerate(plain["members"]))
-        return cls(key, plain["ttl"], tuple(members), plain.get("refusal", ""))
+    def of(cls, key: KeyValue, value: bytes | None = None) -> Frozen:
+        """Read it from its key, of which ``value`` is the value where that is sealed.
+
+        :raises StrictError: where no rank has written it.
+        """
+        plain = loads(key.value if value is None else value)
+        check(_LIST, plain)
+        members = tuple(Member(rank, *parts) for rank, parts in enumerate(plain["members"]))
+        if not members and not plain.get("refusal"):
+            raise StrictError("it names no member")
+        return cls(key, plain["ttl"], members, plain.get("refusal", ""), plain.get("changes", 0))
+
+    @staticmethod
+    def value(ttl: int, members: Sequence[tuple[str, str, int]], *, refusal: str = "", changes: int = 0) -> bytes:
+        """What the key holds, of members as token, host and process id in the order of their ranks."""
+        return json.dumps({"ttl": ttl, "members": members, "refusal": refusal, "changes": changes}).encode()
 
     def rank_of(self, token: str) -> int | None:
         return next((member.rank for member in self.members if member.token == token), None)
+
+
+#: What a host may be called, and what may stand before and after it in a sentence: nothing that moves a cursor.
+HOST = Text(255, r"[^\x00-\x1f\x7f-\x9f]+")
+PID = Number(0, 1 << 32, whole=True)
+SIZE = Number(1, 1_000_000, whole=True)
+_LIST = {
+    "ttl": Number(1, 86_400, whole=True),
+    "members": Every((Text(128, r"[0-9A-Za-z._-]+"), HOST, PID)),
+    "refusal?": Text(1 << 16, r"[^\x00-\x1f\x7f-\x9f]*"),
+    "changes?": Number(0, 1 << 32, whole=True),
+}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pytest_nixl.cluster.claim import LATE, Claim, Waiting
-from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, seat, who_is_missing
+from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.group import (
     NAME,
     PREFIX,
@@ -27,9 +26,10 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
 from pytest_nixl.etcd.transaction import (
+    Done,
     Found,
+    KeyValue,
     absent,
-    at_version,
     delete,
     delete_prefix,
     empty,
@@ -59,7 +59,7 @@ def join(
     """Join a group of ``size`` ranks, and return when all of them are there.
 
     It takes a lease, a claim, and the watch that waits for the others; who completes the group reads the list and
-    freezes it instead: four requests at most, however many ranks there are.
+    freezes it instead: four requests at most, however many ranks there are, and one more where there is a token.
 
     :param group: a name that all ranks are given, and nobody else; letters, digits, ``.``, ``_`` and ``-``.
     :param ttl: seconds after which a member that died is taken for dead; its place is then free.
@@ -81,7 +81,9 @@ def join(
     if wanted is not None and wanted < 0:
         raise ValueError(f"rank {wanted} cannot be had: ranks are counted from 0")
     root = group_root(prefix, group, token)
-    claim = Claim(client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted)
+    claim = Claim(
+        client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted, group_token=token
+    )
     try:
         return Joining(claim, timeout, waiting).run()
     except BaseException:
@@ -107,11 +109,14 @@ class Joining:
         while True:
             frozen, count = self._place()
             claimed = count > 0
+            if frozen is None and not claimed:
+                self._in_time()
+                continue  # the list that was in the way was nobody's of this group
             if frozen is None and count >= claim.size:
                 frozen = self._freeze()
             if frozen is None:
                 frozen = self._wait_for_list()
-            if frozen.refusal and claimed:
+            if frozen.refusal and claimed and (frozen.rank_of(claim.token) is not None or not claim.values.sealed):
                 raise self._refused(frozen)
             if frozen.rank_of(claim.token) is None:
                 frozen = self._take_over(frozen)
@@ -146,8 +151,17 @@ class Joining:
         return frozen, inner.found(1).count if inner.found(0).first else 0
 
     def _list_in(self, found: Found) -> Frozen | None:
-        key = next((item for item in found.items if item.key == self._claim.frozen), None)
-        return Frozen.of(key) if key is not None else None
+        """Return the list among the keys under ``run/``; one that the group has not written is removed."""
+        key = _named(found, self._claim.frozen)
+        frozen = self._claim.values.read_frozen(key) if key is not None else None
+        if key is not None and frozen is None:
+            self._claim.remove([key], self._deadline)
+        return frozen
+
+    def _in_time(self) -> None:
+        """:raises MissingRanksError: where the time to join is over: somebody writes false keys again and again."""
+        if time.monotonic() > self._deadline:
+            raise self._missing()
 
     def _freeze(self) -> Frozen:
         """Freeze the list, or the refusal of one, unless somebody has."""
@@ -164,27 +178,28 @@ class Joining:
             claimants = self._first_claimants()
         if len(claimants) < claim.size:
             return self._wait_for_list()  # one has gone meanwhile, and who replaces it freezes the list
-        # Only in the group that was read: while our own key is there it is the same one.
-        done = claim.transact(
-            txn(
-                [absent(claim.frozen), present(claim.own)],
-                [put(claim.frozen, self._outcome(claimants)), get(claim.frozen)],
-                [get(claim.own), get(claim.frozen)],
-            ),
-            self._deadline,
-        )
-        if not done.succeeded and done.found(0).first is None:
-            raise claim.fenced()
-        key = done.found(1).first
-        assert key is not None, "one of the two transactions has written it"
-        return Frozen.of(key)
+        while True:
+            # Only in the group that was read: while our own key is there it is the same one.
+            done = claim.transact(
+                txn(
+                    [absent(claim.frozen), present(claim.own)],
+                    [put(claim.frozen, self._outcome(claimants)), get(claim.frozen)],
+                    [get(claim.own), get(claim.frozen)],
+                ),
+                self._deadline,
+            )
+            if not done.succeeded and done.found(0).first is None:
+                raise claim.fenced()
+            if (frozen := self._list_in(done.found(1))) is not None:
+                return frozen
+            self._in_time()
 
     def _first_claimants(self) -> list[Claimant]:
         """Return who came first, as many as there are places, if so many are there."""
         claim = self._claim
-        members = get_prefix(claim.members, limit=claim.size, by_creation=True)
-        found = claim.transact(txn([], [members]), self._deadline).found(0)
-        return [Claimant.of(item.key, item.value) for item in found.items]
+        # Those that nobody of the group has written stay: they are not counted, and are in nobody's way yet.
+        members, _ = claim.values.read_members(claim.transact(txn([], claim.values.ask_members()), self._deadline))
+        return members[: claim.size]
 
     def _one_goes(self, claimants: Sequence[Claimant], patience: float) -> tuple[Frozen | None, bool]:
         """Wait until one of them has gone; return the list where it is frozen meanwhile, and whether one has."""
@@ -195,8 +210,9 @@ class Joining:
         )
         keys = {f"{claim.members}{claimant.token}" for claimant in claimants}
         for event in claim.watch(*watched, deadline=patience, tick=self._tick):
-            if event.item.key == claim.frozen and not event.deleted:
-                return Frozen.of(event.item), False
+            written = event.item.key == claim.frozen and not event.deleted
+            if written and (frozen := claim.values.read_frozen(event.item)) is not None:
+                return frozen, False
             if event.item.key in keys:
                 return None, True
         return None, False
@@ -206,15 +222,16 @@ class Joining:
         claim = self._claim
         if problem := quarrel(claimants, claim.size):
             refusal = f"group {claim.group!r} cannot start: {problem}"
-            return json.dumps({"ttl": claim.ttl, "members": [], "refusal": refusal}).encode()
-        listed = [[member.token, member.host, member.pid] for member in seat(claimants, claim.size)]
-        return json.dumps({"ttl": claim.ttl, "members": listed}).encode()
+            listed = [(member.token, member.host, member.pid) for member in claimants]
+            return claim.values.frozen(claim.frozen, claim.ttl, listed, refusal=refusal)
+        listed = [(member.token, member.host, member.pid) for member in seat(claimants, claim.size)]
+        return claim.values.frozen(claim.frozen, claim.ttl, listed)
 
     def _wait_for_list(self) -> Frozen:
         claim = self._claim
         for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._tick):
-            if not event.deleted:
-                return Frozen.of(event.item)
+            if not event.deleted and (frozen := claim.values.read_frozen(event.item)) is not None:
+                return frozen
         claim.check()
         raise self._missing()
 
@@ -228,8 +245,14 @@ class Joining:
 
     def _absent(self) -> str:
         claim = self._claim
-        here = [Claimant.of(item.key, item.value) for item in claim.client.by_creation(claim.members)]
-        return who_is_missing(here, claim.group, claim.size)
+        done = Done.of(claim.client.transaction(txn([], claim.values.ask_members())))
+        here, planted = claim.values.read_members(done)
+        hint = (
+            f"; not counted: {shorten([repr(item.key) for item in planted])}, without a seal of this group"
+            if planted
+            else ""
+        )
+        return who_is_missing(here, claim.group, claim.size) + hint
 
     def _missing(self) -> MissingRanksError:
         apart = self._apart()
@@ -270,21 +293,30 @@ class Joining:
         patience = min(self._deadline, time.monotonic() + frozen.ttl + LATE)
         while True:
             now = claim.transact(
-                txn([], [get_prefix(claim.members, keys_only=True), get_prefix(f"{claim.root}run/")]), self._deadline
+                txn([], [*claim.values.ask_members(), get_prefix(f"{claim.root}run/")]), self._deadline
             )
             self._seen = now.revision
-            there = {item.key for item in now.found(0).items}
-            current = self._list_in(now.found(1))
+            members, planted = claim.values.read_members(now)
+            there = {f"{claim.members}{member.token}" for member in members}
+            run = now.found(2)
+            current = self._list_in(run)
             if current is None:
                 return None
             frozen = current
+            gate = _named(run, claim.gate)
+            started = claim.values.read_gate(gate, frozen.members) > 0
+            if gate is not None and not started:
+                planted.append(gate)
+            if planted:
+                claim.remove(planted, self._deadline)
+                self._in_time()
+                continue
             if frozen.rank_of(claim.token) is not None:
                 return frozen  # by an attempt of ours whose answer was lost
             if claim.own in there:
                 # Who came too late to be listed makes the group look alive.
                 claim.transact(txn([unchanged(frozen.key)], [delete(claim.own)]), self._deadline)
                 continue
-            started = any(item.key == claim.gate for item in now.found(1).items)
             why_not = self._why_not(frozen, started)
             free = [member for member in frozen.members if claim.members + member.token not in there]
             vacant = next((member for member in free if claim.wanted in (None, member.rank)), None)
@@ -298,6 +330,8 @@ class Joining:
 
     def _why_not(self, frozen: Frozen, started: bool) -> str:
         """Say why the group could not take us, even if it had room; empty where it could."""
+        if frozen.refusal:
+            return frozen.refusal
         size = len(frozen.members)
         if size != self._claim.size:
             return f"it has {size} ranks, and this claimant was told {self._claim.size}"
@@ -311,23 +345,21 @@ class Joining:
     def _replace(self, frozen: Frozen, vacant: Member) -> Frozen | None:
         claim = self._claim
         members = [
-            [member.token, member.host, member.pid] if member != vacant else [claim.token, claim.host, os.getpid()]
+            (member.token, member.host, member.pid) if member != vacant else (claim.token, claim.host, os.getpid())
             for member in frozen.members
         ]
-        value = json.dumps({"ttl": frozen.ttl, "members": members}).encode()
+        value = claim.values.frozen(claim.frozen, frozen.ttl, members, changes=frozen.changes + 1)
         done = claim.transact(
             txn(
-                [unchanged(frozen.key), at_version(claim.gate, 0), absent(f"{claim.members}{vacant.token}")],
+                [unchanged(frozen.key), absent(claim.gate), absent(f"{claim.members}{vacant.token}")],
                 [put(claim.own, claim.value(), claim.lease), put(claim.frozen, value), get(claim.frozen)],
             ),
             self._deadline,
         )
         if not done.succeeded:
             return None
-        key = done.found(2).first
-        assert key is not None, "it was written by the same transaction"
         self._seen = done.revision
-        return Frozen.of(key)
+        return self._list_in(done.found(2))
 
     def _something_happens(self, patience: float) -> bool:
         """Wait until the group's list, gate or members change; False: they did not in time."""
@@ -350,3 +382,7 @@ class Joining:
             f"group {claim.group!r} takes nobody in: {why}: {', '.join(str(member) for member in frozen.members)}",
             "give each job a group of its own; or, where that one is to be replaced, end it first",
         )
+
+
+def _named(found: Found, key: str) -> KeyValue | None:
+    return next((item for item in found.items if item.key == key), None)

@@ -3,22 +3,24 @@
 
 A message is one key under ``…/mail/RECEIVER/SENDER/NUMBER``, with the sender's lease: what is not read any more goes
 with that. The receiver watches, reads in the order in which they were written, and deletes what it has read.
+It takes each number once: an old message that is written again is not read again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.messages import Message, read_message
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import Done, delete, get_prefix, txn
+from pytest_nixl.strict import StrictError, loads
 
 #: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
 LARGEST = 1 << 20
@@ -26,8 +28,10 @@ LARGEST = 1 << 20
 _DELETED_TOGETHER = 32
 #: Seconds for which one watch waits; then the next one is opened.
 _WATCH = 20.0
+#: What follows the receiver in a key: the sender and the number.
+_PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
 
-Handler = Callable[[int, dict[str, Any]], None]
+Handler = Callable[[int, Message], None]
 
 
 class MailError(NixlPluginError):
@@ -39,8 +43,8 @@ class Mailbox:
 
     :param client: of its own: a watch is always open on it.
     :param membership: the place in the group whose messages these are; it outlives them.
-    :param token: what all ranks of the group know and a stranger does not; empty: any message is taken.
-    :param handle: called with the sender's rank and each message, in a thread of this mailbox's own.
+    :param handle: called with the sender's rank and each message, in a thread of this mailbox's own. What is no message
+        of a rank of this group is not handled; :attr:`GroupValues.ignored` names its key.
     :param failed: called with what ended the reading: the etcd was gone for longer than the lease lives.
     """
 
@@ -49,7 +53,6 @@ class Mailbox:
         client: EtcdClient,
         membership: Membership,
         *,
-        token: str,
         handle: Handler,
         failed: Callable[[NixlPluginError], None],
     ) -> None:
@@ -57,14 +60,13 @@ class Mailbox:
         self._membership = membership
         self._mail = f"{membership.root}mail/"
         self._own = f"{self._mail}{membership.rank:06d}/"
-        self._token = token.encode()
         self._handle = handle
         self._failed = failed
         self._sent: Counter[int] = Counter()
         self._sending = threading.Lock()
         self._closed = threading.Event()
-        #: Messages that were ignored, as their token was not the group's.
-        self.ignored = 0
+        #: By sender, the number of the last message that was read.
+        self._last: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, name=f"mail of rank {membership.rank}", daemon=True)
 
     def open(self) -> None:
@@ -87,7 +89,9 @@ class Mailbox:
             if self._closed.is_set():
                 raise MailError(f"a message to rank {rank} was not sent: this rank has left the group")
             key = f"{self._mail}{rank:06d}/{self._membership.rank:06d}/{self._sent[rank]:012d}"
-            value = self._seal(key, text)
+            members = self._membership.members
+            sender, receiver = members[self._membership.rank], members[rank]
+            value = self._membership.values.message(key, text, sender, receiver)
             # A key of its own: to write it once more, after an answer that was lost, changes nothing.
             self._membership.insist(lambda: self._client.put(key, value, self._membership.lease))
             self._sent[rank] += 1
@@ -96,18 +100,6 @@ class Mailbox:
         """Read and send no more."""
         with self._sending:
             self._closed.set()
-
-    def _seal(self, key: str, text: bytes) -> bytes:
-        """Put before a message what only the group can write: of its text and of where it stands."""
-        if not self._token:
-            return text
-        return hmac.new(self._token, key.encode() + b"\0" + text, hashlib.sha256).hexdigest().encode() + b" " + text
-
-    def _open(self, key: str, value: bytes) -> bytes | None:
-        if not self._token:
-            return value
-        text = value.partition(b" ")[2]
-        return text if hmac.compare_digest(self._seal(key, text), value) else None
 
     def _read(self) -> None:
         read: list[str] = []
@@ -133,16 +125,22 @@ class Mailbox:
                 self._failed(error)
 
     def _take(self, key: str, value: bytes) -> None:
-        text = self._open(key, value)
-        sender = key[len(self._own) :].partition("/")[0]
-        try:
-            message = json.loads(text) if text is not None else None
-        except ValueError:
-            message = None
-        if not isinstance(message, dict) or not sender.isdecimal():
-            self.ignored += 1
+        values, members = self._membership.values, self._membership.members
+        place = _PLACE.fullmatch(key[len(self._own) :])
+        if place is None or not 0 <= int(place[1]) < len(members):
+            values.ignore(key, "it is the key of no message from a rank of this group")
             return
-        self._handle(int(sender), message)
+        sender, number = int(place[1]), int(place[2])
+        try:
+            text = values.read_message(key, value, members[sender], members[self._membership.rank])
+            if number <= self._last.get(sender, -1):
+                return  # written once more, after an answer that was lost; or by somebody who kept it
+            message = read_message(loads(text, most=LARGEST))
+        except StrictError as error:
+            values.ignore(key, str(error))
+            return
+        self._last[sender] = number
+        self._handle(sender, message)
 
     def _delete(self, read: list[str]) -> list[str]:
         deletion = txn([], [delete(key) for key in read])

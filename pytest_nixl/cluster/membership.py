@@ -10,8 +10,21 @@ from typing import TypeVar
 
 from pytest_nixl.cluster.claim import Claim, Waiting
 from pytest_nixl.cluster.group import FencedError, Frozen, Member, MemberLostError, MembershipError, MissingRanksError
+from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.etcd.client import EtcdError, Lease, Watched
-from pytest_nixl.etcd.transaction import Found, at_version, delete, get, get_prefix, present, put, txn
+from pytest_nixl.etcd.transaction import (
+    Done,
+    Found,
+    KeyValue,
+    absent,
+    delete,
+    get,
+    get_prefix,
+    present,
+    put,
+    txn,
+    unchanged,
+)
 
 T = TypeVar("T")
 
@@ -48,6 +61,11 @@ class Membership:
     def members(self) -> tuple[Member, ...]:
         """Every rank. Until the first barrier a place may be taken over, by who replaces one that died."""
         return self._frozen.members
+
+    @property
+    def values(self) -> GroupValues:
+        """Writes and reads the values of the group's keys."""
+        return self._claim.values
 
     @property
     def lease(self) -> Lease:
@@ -106,11 +124,12 @@ class Membership:
         claim, arrived = self._claim, f"{self._claim.root}arrived/"
         before = f"{arrived}{number - 1:06d}/{self.rank:06d}"
         here = f"{arrived}{number:06d}/"
+        own = f"{here}{self.rank:06d}"
         done = claim.transact(
             txn(
                 [present(claim.own)],
                 [
-                    put(f"{here}{self.rank:06d}", b"", claim.lease),
+                    put(own, claim.values.arrival(own, self.members[self.rank]), claim.lease),
                     delete(before),
                     get_prefix(here, count_only=True),
                     get(claim.gate),
@@ -121,23 +140,46 @@ class Membership:
         )
         if not done.succeeded:
             raise claim.fenced()
+        self._note(done.found(4))
         gate = done.found(3).first
-        if gate is not None and gate.version >= number:
-            self._note(done.found(4))
-            return True
-        if done.found(2).count < self.size:
-            return False
-        again = get(claim.frozen)
-        done = claim.transact(
-            txn([at_version(claim.gate, number - 1)], [again, put(claim.gate, b"")], [again]), deadline
-        )
-        self._note(done.found(0))
+        while claim.values.read_gate(gate, self.members) < number:
+            if done.found(2).count < self.size or not self._all_are_at(here, deadline):
+                return False
+            # The gate is opened once, by whoever finds it as it was seen.
+            as_seen = unchanged(gate) if gate is not None else absent(claim.gate)
+            again = [get(claim.frozen), get(claim.gate)]
+            opened = claim.values.gate(claim.gate, number, self.members)
+            opening = claim.transact(txn([as_seen], [put(claim.gate, opened), *again], again), deadline)
+            place = 1 if opening.succeeded else 0
+            self._note(opening.found(place))
+            gate = opening.found(place + 1).first
+            if time.monotonic() > deadline:
+                return False
         return True
+
+    def _all_are_at(self, here: str, deadline: float) -> bool:
+        """Whether the keys at a barrier are every rank's own; without a token that is taken for granted."""
+        claim = self._claim
+        if not claim.values.sealed:
+            return True
+        done = claim.transact(txn([], [get_prefix(here), get(claim.frozen)]), deadline)
+        self._note(done.found(1))
+        return len(claim.values.arrived(done.found(0), here, self.members)) == self.size
 
     def _note(self, found: Found) -> None:
         """Take the list as it is now that the gate is open: a place may have been taken over unseen before."""
         if found.first is not None:
-            self._frozen = Frozen.of(found.first)
+            self._take(found.first)
+
+    def _take(self, item: KeyValue) -> None:
+        """Take a list that is this group's, has this member at its rank, and is no older than the one that is known."""
+        frozen = self._claim.values.read_frozen(item)
+        if frozen is None:
+            return
+        if frozen.rank_of(self._claim.token) == self.rank and frozen.changes >= self._frozen.changes:
+            self._frozen = frozen
+        else:
+            self._claim.values.ignore(item.key, "it is a list of another run, or an older one of this run")
 
     def _wait_for_gate(self, number: int, deadline: float, timeout: float, waiting: Waiting | None) -> None:
         claim = self._claim
@@ -165,10 +207,12 @@ class Membership:
                 self._refuse_lost(number)
                 continue
             self._seen_run = item.mod_revision
-            if item.key == claim.gate and item.version >= number:
+            if event.deleted:
+                continue
+            if item.key == claim.gate and claim.values.read_gate(item, self.members) >= number:
                 return
-            if item.key == claim.frozen and not event.deleted:
-                self._frozen = Frozen.of(item)
+            if item.key == claim.frozen:
+                self._take(item)
         claim.check()
         raise self._missing(number, timeout)
 
@@ -177,8 +221,7 @@ class Membership:
         claim = self._claim
         done = claim.transact(txn([], [get(claim.gate), get(claim.frozen)]), deadline)
         self._note(done.found(1))
-        gate = done.found(0).first
-        return gate.version if gate is not None else 0
+        return claim.values.read_gate(done.found(0).first, self.members)
 
     def _refuse_lost(self, number: int) -> None:
         """:raises MemberLostError: where the group has started and is not whole any more."""
@@ -198,6 +241,7 @@ class Membership:
 
     def _absentees(self, number: int) -> str:
         prefix = f"{self.root}arrived/{number:06d}/"
-        here = {int(key[len(prefix) :]) for key in self._claim.client.get_prefix(prefix)}
+        done = Done.of(self._claim.client.transaction(txn([], [get_prefix(prefix)])))
+        here = self._claim.values.arrived(done.found(0), prefix, self.members)
         absentees = [str(member) for member in self.members if member.rank not in here]
         return f"barrier {number} of group {self.group!r} for {', '.join(absentees) or 'nobody: all are there'}"

@@ -12,12 +12,13 @@ import pytest
 
 from pytest_nixl.cluster.alike import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.cluster.etcd import for_agents, meeting_etcd
+from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.group import TTL, FencedError, MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.remote import PeerError
 from pytest_nixl.cluster.services import Services
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
@@ -27,11 +28,14 @@ from pytest_nixl.gate.conclusion import interrupted_before
 from pytest_nixl.keeper import Keeper
 from pytest_nixl.options import OPTIONS
 from pytest_nixl.settings import Settings
+from pytest_nixl.strict import StrictError
 from pytest_nixl.waiting import wait_until
 from pytest_nixl.worker.tools import own_variables
 
 #: Seconds that a rank waits at the end for the others to have written their reports.
 LEAVE_SECONDS = 60.0
+#: Keys of strangers that are named.
+_TOLD = 4
 
 
 class Party:
@@ -56,6 +60,7 @@ class Party:
         try:
             self.etcd = meeting_etcd(settings, asked, keeper, say)
             self._stack.callback(self.etcd.discard)
+            require_closed(settings, self.etcd)
             self.services = Services(command, settings, self.etcd, keeper)
             self._client = self._stack.enter_context(self.etcd.client())
             self.membership: Membership = join(
@@ -106,18 +111,24 @@ class Party:
         self.driver = Driver(
             self.membership,
             self.etcd.client,
-            token=self.settings.group_token,
             timeout=self.settings.timeout,
             fenced=fenced,
         )
         others = self.driver.ask_all("command")
-        found = differences(
-            self._command, {self.name_of(rank): Command.unpacked(text) for rank, text in others.items()}
-        )
+        found = differences(self._command, {self.name_of(rank): self._unpacked(rank, others[rank]) for rank in others})
         if found:
             refusal = "; ".join(found) + ": start every rank with the same command on the same tests"
             self.finish(Ending(int(pytest.ExitCode.USAGE_ERROR), refusal=refusal))
             raise pytest.UsageError(refusal)
+
+    def _unpacked(self, rank: int, text: str) -> Command:
+        try:
+            return Command.unpacked(text)
+        except StrictError as error:
+            raise PeerError(
+                f"{self.name_of(rank)} answered 'command' with what no rank of this version answers: {error}",
+                "see that every rank has the same pytest-nixl",
+            ) from None
 
     def serve(self) -> Ending:
         """Be a peer until the run is over, and return how rank 0 says that it ends.
@@ -130,7 +141,6 @@ class Party:
                 self.membership,
                 self.etcd.client,
                 self.keeper,
-                token=self.settings.group_token,
                 services=self.services.by_name(),
                 own=own_variables(self.settings.programs),
             )
@@ -190,6 +200,12 @@ class Party:
         gone = self.driver.gone if self.driver is not None else []
         return list(dict.fromkeys([*gone, *([self.fault] if self.fault is not None else [])]))
 
+    def ignored(self) -> list[str]:
+        """Return sentences on the keys under the group's root that nobody of the group has written."""
+        found = self.membership.values.ignored
+        told = [f"the key {key!r} was ignored: {why}" for key, why in list(found.items())[:_TOLD]]
+        return [*told, *([f"and {len(found) - _TOLD} more keys were ignored"] if len(found) > _TOLD else [])]
+
     def close(self) -> None:
         """Leave, whatever the others do."""
         if self._left:
@@ -218,7 +234,13 @@ class Party:
             others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}
             for rank in sorted(others):
                 logs |= others[rank]
-            self._seen = forensics(self._client, self.membership.root, self.membership.members, worker_logs=logs)
+            self._seen = forensics(
+                self._client,
+                self.membership.root,
+                self.membership.members,
+                worker_logs=logs,
+                values=self.membership.values,
+            )
         return self._seen
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-import zlib
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from pytest_nixl.cluster.messages import Answer, Message, WorkerEnded, WorkerLine, check_answer
+from pytest_nixl.cluster.serving import LARGEST_OUTPUT
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.strict import StrictError, printable, unpack
 from pytest_nixl.worker.process import START_SECONDS, Worker
 
 Send = Callable[[dict[str, Any]], None]
@@ -42,7 +43,8 @@ class Peer:
         self._send = send
         self._timeout = timeout
         self._numbers = itertools.count(1)
-        self._answers: dict[int, dict[str, Any]] = {}
+        #: By number, of what is asked and not given up: None until it is answered.
+        self._answers: dict[int, Answer | None] = {}
         self._answered = threading.Condition()
         self._processes: dict[int, RemoteProcess] = {}
         self._lost: NixlPluginError | None = None
@@ -67,20 +69,43 @@ class Peer:
         if self._lost is not None:
             raise self._lost
         number = next(self._numbers)
-        self._send({"ask": what, "number": number, **arguments})
         with self._answered:
-            there = self._answered.wait_for(lambda: number in self._answers or self._lost is not None, seconds)
-            if self._lost is not None:
-                raise self._lost
-            if not there:
-                raise PeerLateError(
-                    f"{self.name} did not answer {what!r} within {seconds:g} s",
-                    "see whether its process still runs, and read what it printed last",
-                )
-            answer = self._answers.pop(number)
-        if "error" in answer:
-            raise PeerError(f"{self.name} refused {what!r}: {answer['error']}", answer.get("remedy", ""))
-        return answer.get("result")
+            self._answers[number] = None
+        try:
+            self._send({"ask": what, "number": number, **arguments})
+            with self._answered:
+                self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, seconds)
+                answer = self._answers[number]
+        finally:
+            with self._answered:
+                del self._answers[number]
+        if self._lost is not None:
+            raise self._lost
+        if answer is None:
+            raise PeerLateError(
+                f"{self.name} did not answer {what!r} within {seconds:g} s",
+                "see whether its process still runs, and read what it printed last",
+            )
+        if answer.error is not None:
+            raise PeerError(f"{self.name} refused {what!r}: {printable(answer.error)}", printable(answer.remedy))
+        try:
+            check_answer(what, answer.result)
+        except StrictError as error:
+            raise self._nonsense(what, error) from None
+        return answer.result
+
+    def _nonsense(self, what: str, error: StrictError) -> PeerError:
+        return PeerError(
+            f"{self.name} answered {what!r} with what no rank of this version answers: {error}",
+            "see that every rank has the same pytest-nixl; without a --nixl-group-token a stranger may have written it",
+        )
+
+    def unpack(self, what: str, text: str, most: int) -> bytes:
+        """Return the bytes that it answered as a packed text. :raises PeerError: where it is none, or too large."""
+        try:
+            return unpack(text, most=most)
+        except StrictError as error:
+            raise self._nonsense(what, error) from None
 
     def start(
         self,
@@ -105,17 +130,17 @@ class Peer:
         """Send a worker there one line."""
         self._send({"worker": worker, "line": line})
 
-    def receive(self, message: dict[str, Any]) -> None:
+    def receive(self, message: Message) -> None:
         """Take a message of the peer's."""
-        process = self._processes.get(message.get("worker", 0))
-        if "answer" in message:
+        if isinstance(message, Answer):
             with self._answered:
-                self._answers[message["answer"]] = message
-                self._answered.notify_all()
-        elif process is not None and "line" in message:
-            process.received(message["line"])
-        elif process is not None and "ended" in message:
-            process.ended(message["ended"])
+                if message.number in self._answers:  # else it was given up
+                    self._answers[message.number] = message
+                    self._answered.notify_all()
+        elif isinstance(message, WorkerLine) and message.worker in self._processes:
+            self._processes[message.worker].received(message.line)
+        elif isinstance(message, WorkerEnded) and message.worker in self._processes:
+            self._processes[message.worker].ended(message.code)
 
     def lost(self, error: NixlPluginError) -> None:
         """Take it for gone: whoever waits for it is told, and its workers are dead."""
@@ -169,7 +194,8 @@ class RemoteProcess:
         """All that it has written to stdout and stderr; nothing is known of a peer's that has gone."""
         if self._peer.gone:
             return ""
-        return zlib.decompress(b64decode(self._peer.ask("output", worker=self._number))).decode(errors="replace")
+        text = self._peer.ask("output", worker=self._number)
+        return self._peer.unpack("output", text, LARGEST_OUTPUT).decode(errors="replace")
 
     def received(self, line: str) -> None:
         """Take a line that it wrote."""

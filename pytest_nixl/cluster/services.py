@@ -72,6 +72,10 @@ class Services:
 
     def claim(self, group: str, size: int, seconds: float) -> int:
         """Claim a rank in a group of the claim's own, leave it again, and return the rank."""
-        with self._etcd.client() as client, join(client, group, size, timeout=seconds, prefix=CLAIMS) as place:
+        token = self._settings.group_token
+        with (
+            self._etcd.client() as client,
+            join(client, group, size, timeout=seconds, prefix=CLAIMS, token=token) as place,
+        ):
             place.barrier(seconds)
             return place.rank

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
-import zlib
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from pytest_nixl.cluster.messages import Ask, Message, WorkerLine, check_ask
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.keeper import Keeper
+from pytest_nixl.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.worker.local import LocalProcess
 from pytest_nixl.worker.wire import decode, encode
 
@@ -28,8 +29,13 @@ WORKER_COMMANDS = frozenset(
      "forget", "free_port", "hello", "measure", "move", "read", "register", "serve", "tool_end", "tool_find",
      "tool_listens", "tool_look", "tool_start", "write"}
 )  # fmt: skip
+#: What rank 0 may set of a worker's environment: what names no file or directory, of which code could be loaded.
+_VARIABLES = re.compile(r"(UCX|FI|NIXL|ETCD)_[A-Z0-9_]+|CUDA_[A-Z_]+")
+_OF_FILES = re.compile(r"\w*_(DIR|DIRS|PATH|PATHS|FILE|FILES|MODULES?)")
 #: Bytes of a worker's output that are sent, at most: the last ones.
-_OUTPUT = 4 << 20
+LARGEST_OUTPUT = 4 << 20
+#: A line that a worker may be written.
+_REQUEST = {"command": Text(64), "number": Number(0, 1 << 53, whole=True), "arguments": Every(Any, keys=True)}
 
 
 @dataclass(frozen=True)
@@ -86,36 +92,42 @@ class Serving:
         #: How the run ends; None: rank 0 has not said.
         self.ending: Ending | None = None
 
-    def receive(self, message: dict[str, Any]) -> None:
+    def receive(self, message: Message) -> None:
         """Do what rank 0 asks for."""
-        if "line" in message:
-            self._pass_on(int(message["worker"]), str(message["line"]))
+        if isinstance(message, WorkerLine):
+            self._pass_on(message.worker, message.line)
             return
-        what = message.get("ask", "")
-        arguments = {name: value for name, value in message.items() if name not in ("ask", "number")}
+        if not isinstance(message, Ask):
+            return  # a peer asks for nothing, and so nothing is answered
+        what = message.what
         if what in self._services:
             # What takes its time must not hold up the workers' messages.
-            asked = (message.get("number"), self._services[what], arguments)
+            asked = (message, self._services[what])
             threading.Thread(target=self._answer, args=asked, name=f"service {what}", daemon=True).start()
             return
         method = getattr(self, f"_do_{what}", None)
-        self._answer(message.get("number"), method or partial(_refuse, what), arguments)
+        self._answer(message, method or partial(_refuse, what))
         if self.ending is not None:
             self._over()
 
-    def _answer(self, number: int | None, method: Service, arguments: dict[str, Any]) -> None:
+    def _answer(self, ask: Ask, method: Service) -> None:
+        number = ask.number
         try:
-            answer = {"answer": number, "result": method(**arguments)}
+            check_ask(ask.what, ask.arguments)
+            answer = {"answer": number, "result": method(**ask.arguments)}
         except NixlPluginError as error:
             answer = {"answer": number, "error": error.reason, "remedy": error.remedy}
-        except (OSError, TypeError, KeyError, ValueError) as error:
+        except StrictError as error:
+            answer = {"answer": number, "error": f"these are no arguments of {ask.what!r}: {error}"}
+        except Exception as error:  # whatever it is, rank 0 is to hear of it, and this rank goes on
             answer = {"answer": number, "error": f"{type(error).__name__}: {error}"}
         try:
             self._send(answer)
-        except NixlPluginError as error:
+        except (NixlPluginError, TypeError, ValueError) as error:
             # It is too large, say. Where nothing can be sent at all, the lease tells both sides so.
+            reason = error.reason if isinstance(error, NixlPluginError) else f"{type(error).__name__}: {error}"
             with contextlib.suppress(NixlPluginError):
-                self._send({"answer": number, "error": error.reason, "remedy": error.remedy})
+                self._send({"answer": number, "error": reason, "remedy": getattr(error, "remedy", "")})
 
     def close(self) -> None:
         """End all workers."""
@@ -128,12 +140,17 @@ class Serving:
         process = self._processes.get(worker)
         if process is None:
             return
-        message = decode(line.encode())
-        if message.get("command") not in WORKER_COMMANDS:
-            words = f"{message.get('command')!r} is not among what rank 0 may ask of another rank's workers"
+        try:
+            message = decode(line.encode())
+            check(_REQUEST, message)
+        except StrictError:
+            return  # neither rank 0 nor a worker writes such a line, and there is nobody to be told
+        if message["command"] not in WORKER_COMMANDS:
+            words = f"{message['command']!r} is not among what rank 0 may ask of another rank's workers"
             error = {"kind": "refused", "type": "refused", "message": words, "traceback": ""}
-            refusal = encode({"number": message.get("number"), "error": error})
-            self._send({"worker": worker, "line": refusal.decode().rstrip("\n")})
+            refusal = encode({"number": message["number"], "error": error})
+            with contextlib.suppress(NixlPluginError):  # the lease tells both sides that nothing can be sent
+                self._send({"worker": worker, "line": refusal.decode().rstrip("\n")})
             return
         if message["command"] == "hello":
             # Modules are found where this rank finds them.
@@ -142,7 +159,14 @@ class Serving:
             process.channel.sendall(encode(message))
 
     def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
-        # Which programs are run is this rank's own to say.
+        # Which programs are run, and of which files, is this rank's own to say.
+        for name, value in environment.items():
+            if not _VARIABLES.fullmatch(name) or (value is not None and _OF_FILES.fullmatch(name)):
+                raise NixlPluginError(
+                    f"a peer does not set {name} for its workers: expected a variable of NIXL, UCX, libfabric or CUDA "
+                    "that names no file",
+                    "set it on that rank itself, where it is started",
+                )
         process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", {**environment, **self._own})
         self._processes[worker] = process
         self.started += 1
@@ -158,14 +182,13 @@ class Serving:
         return self._processes[worker].state()
 
     def _do_output(self, worker: int) -> str:
-        text = self._processes[worker].output().encode()[-_OUTPUT:]
-        return b64encode(zlib.compress(text)).decode()
+        return pack(self._processes[worker].output().encode()[-LARGEST_OUTPUT:])
 
     def _do_signal(self, worker: int, signal: int) -> None:
         self._processes[worker].signal(signal)
 
-    def _do_end(self, **plain: Any) -> None:
-        self.ending = Ending(**plain)
+    def _do_end(self, code: int, verdict: str, refusal: str) -> None:
+        self.ending = Ending(code, printable(verdict), printable(refusal))
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
         """Carry what a worker writes to rank 0, and that it has ended."""

@@ -12,6 +12,7 @@ from typing import Any
 from pytest_nixl.cluster.group import Member, MemberLostError
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.messages import Message
 from pytest_nixl.cluster.remote import Peer
 from pytest_nixl.cluster.serving import Ending, Service, Serving
 from pytest_nixl.errors import NixlPluginError
@@ -113,7 +114,6 @@ class Driver:
         membership: Membership,
         connect: Connect,
         *,
-        token: str,
         timeout: float,
         fenced: Callable[[NixlPluginError], None] = lambda _: None,
     ) -> None:
@@ -122,7 +122,7 @@ class Driver:
         self.peers: dict[int, Peer] = {}
         with ExitStack() as stack:
             self._mailbox = Mailbox(
-                stack.enter_context(connect()), membership, token=token, handle=self._receive, failed=self._failed
+                stack.enter_context(connect()), membership, handle=self._receive, failed=self._failed
             )
             for member in membership.members[1:]:
                 name = f"rank {member.rank} on {member.host}"
@@ -173,7 +173,7 @@ class Driver:
     def _sender(self, rank: int) -> Callable[[dict[str, Any]], None]:
         return lambda message: self._mailbox.send(rank, message)
 
-    def _receive(self, sender: int, message: dict[str, Any]) -> None:
+    def _receive(self, sender: int, message: Message) -> None:
         if sender in self.peers:
             self.peers[sender].receive(message)
 
@@ -199,7 +199,6 @@ def serve(
     connect: Connect,
     keeper: Keeper,
     *,
-    token: str,
     services: Mapping[str, Service] | None = None,
     own: Mapping[str, str | None] | None = None,
 ) -> Ending:
@@ -235,7 +234,6 @@ def serve(
         mailbox = Mailbox(
             stack.enter_context(connect()),
             membership,
-            token=token,
             handle=lambda sender, message: serving.receive(message) if sender == 0 else None,
             failed=failed,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.etcd import require_etcd
+from pytest_nixl.cluster.etcd import require_etcd, require_secret
 from pytest_nixl.cluster.group import RefusedError
 from pytest_nixl.cluster.party import Party, command_of
 from pytest_nixl.cluster.serving import Ending
@@ -41,6 +41,7 @@ def refuse(config: pytest.Config, run: Run) -> None:
             "one host; compare two runs with --nixl-baseline"
         )
     require_etcd(run.settings, run.asked)
+    require_secret(run.settings, run.asked)
 
 
 def take_part(session: pytest.Session, run: Run) -> bool | None:
@@ -76,6 +77,7 @@ def conclude(session: pytest.Session, run: Run) -> None:
     party = run.party
     if party is None:
         return
+    run.notes += party.ignored()
     if party.ending is not None:
         session.exitstatus = party.ending.code
     elif party.driver is None:

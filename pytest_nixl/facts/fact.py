@@ -10,6 +10,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from pytest_nixl.strict import shorten
+
 T = TypeVar("T")
 
 
@@ -56,14 +58,14 @@ def _restore(kind: Any, data: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(data, dict):
             raise ValueError(f"{where} is no object")
-        return {key: _restore(arguments[1], part, f"{where}.{key}") for key, part in data.items()}
+        return {key: _restore(arguments[1], part, f"{where}[{shorten(key)}]") for key, part in data.items()}
     known = origin or kind
     if dataclasses.is_dataclass(known):
         return _dataclass(known, arguments, data, where)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ValueError(f"{where} is {data!r}, not {'text' if kind is str else kind.__name__}")
+        raise ValueError(f"{where} is {shorten(data)}, not {'text' if kind is str else kind.__name__}")
     return data
 
 

@@ -35,6 +35,8 @@ def header(settings: Settings, asked: Asked) -> Iterator[str]:
         yield f"  {silent}"
     if asked.several or asked.placement is not None:
         yield f"  {asked}"
+    if asked.several and not settings.group_token:
+        yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; NIXL_GROUP_TOKEN sets one"
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:

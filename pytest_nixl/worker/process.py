@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.strict import StrictError, check
+from pytest_nixl.worker.answers import REPLY, check_answer
 from pytest_nixl.worker.wire import decode, encode
 
 _TAIL_LINES = 12
@@ -233,12 +235,18 @@ class Worker:
 
     def _answer(self, pending: Pending) -> Any:
         while True:
-            message = decode(self._line(pending))
-            if message["number"] != pending.number:
-                continue  # the late answer to a request that was given up
-            if "error" in message:
-                raise self._failed(pending.step, message["error"])
-            return message["result"]
+            line = self._line(pending)
+            try:
+                message = decode(line)
+                check(REPLY, message)
+                if message["number"] != pending.number:
+                    continue  # the late answer to a request that was given up
+                if "error" not in message:
+                    check_answer(pending.step, message["result"])
+                    return message["result"]
+            except StrictError as error:
+                raise self._nonsense(pending.step, error) from None
+            raise self._failed(pending.step, message["error"])
 
     def _line(self, pending: Pending) -> bytes:
         while b"\n" not in self._buffer:
@@ -292,6 +300,13 @@ class Worker:
         # A process that somebody stopped is not late because the host is busy.
         error.late = not state.startswith("stopped")
         return error
+
+    def _nonsense(self, step: str, error: StrictError) -> WorkerError:
+        self.kill()
+        return WorkerError(
+            f"{self.name} answered {step!r} with what no worker of this version answers, and was ended: {error}",
+            "see that every rank has the same pytest-nixl; without a --nixl-group-token a stranger may have written it",
+        )
 
     def _failed(self, step: str, error: Mapping[str, str]) -> WorkerError:
         kind, type_name, message = error["kind"], error["type"], error["message"]

@@ -8,6 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nixl.strict import StrictError
+
+_SHOWN = 100
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -23,9 +27,15 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return the message of a line."""
-    message = json.loads(line, object_hook=_rich)
-    assert isinstance(message, dict)
+    """Return the message of a line. :raises StrictError: where it holds none."""
+    try:
+        message = json.loads(line, object_hook=_rich)
+    except StrictError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise StrictError(f"a line of {len(line)} bytes is no message: {str(error)[:_SHOWN]}") from None
+    if not isinstance(message, dict):
+        raise StrictError(f"a line of {len(line)} bytes is no message: expected an object")
     return message
 
 
@@ -39,7 +49,12 @@ def _plain(value: object) -> dict[str, Any]:
 
 def _rich(value: dict[str, Any]) -> Any:
     if "$bytes" in value:
+        if not isinstance(value["$bytes"], str):
+            raise StrictError("a message holds bytes that are no text")
         return base64.b64decode(value["$bytes"])
     if "$ref" in value:
-        return Ref(value["$ref"], value["$kind"])
+        number, kind = value["$ref"], value.get("$kind")
+        if type(number) is not int or not isinstance(kind, str):
+            raise StrictError("a message refers to an object by what is no number, or not to what kind of object")
+        return Ref(number, kind)
     return value

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.doctor.check import Wanted, judge
 from pytest_nixl.doctor.ranks import everywhere
+from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.fixtures import EtcdFixture
 from pytest_nixl.etcd.servers import ExternalServer
 from pytest_nixl.facts.etcd import read_etcd
@@ -29,7 +31,8 @@ def hosts(nixl_settings: Settings, nixl_cluster: Cluster) -> Sequence[Facts]:
     """What the host of each rank is, and of the etcd that the deployment has, if any."""
     if nixl_cluster.several:
         addresses = nixl_cluster.ask("address")
-        return [Facts.of(plain) for plain in nixl_cluster.ask("facts", peers=addresses)]
+        told = nixl_cluster.ask("facts", peers=addresses)
+        return [_read(name, plain) for name, plain in zip(nixl_cluster.names, told, strict=True)]
     own = gather(
         Root(),
         backends=nixl_settings.backend,
@@ -37,6 +40,16 @@ def hosts(nixl_settings: Settings, nixl_cluster: Cluster) -> Sequence[Facts]:
         connect=lambda: ExternalServer.of(nixl_settings).client(),
     )
     return [own]
+
+
+def _read(name: str, plain: dict[str, Any]) -> Facts:
+    try:
+        return Facts.of(plain)
+    except ValueError as error:
+        raise NixlPluginError(
+            f"{name} told facts of its host that no rank of this version tells: {error}",
+            "see that every rank has the same pytest-nixl",
+        ) from None
 
 
 @pytest.fixture(scope="session")
