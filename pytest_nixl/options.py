@@ -111,10 +111,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("directory", values.parse_directory, "an existing directory", "", "where storage backends make their "
            "files, which leave nothing; empty: the system's for temporary files", "DIR"),
     Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
-    Option("batch", values.parse_counts, "a whole number above zero, or a list of them", "1",
+    Option("batch", values.counts_up_to(values.MOST_BATCH), "a whole number above zero, or a list of them", "1",
            "blocks in one transfer", "N[,N]"),
-    Option("depth", values.parse_counts, "a whole number above zero, or a list of them", "1", "transfers in flight",
-           "N[,N]"),
+    Option("depth", values.counts_up_to(values.MOST_DEPTH), "a whole number above zero, or a list of them", "1",
+           "transfers in flight", "N[,N]"),
     Option("iterations", values.parse_iterations, "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)",
            "auto", "transfers to time for each row, at least", "N"),
     Option("warmup", values.parse_warmup, "a whole number", "10", "transfers before the clock starts", "N"),

@@ -237,6 +237,7 @@ def _check_together(settings: Settings) -> None:
                 f"{','.join(map(str, settings.memory))} names only files as targets: expected DRAM or VRAM, or POSIX"
             )
     _check_ranks(settings)
+    _check_memory(settings)
     _check_comparison(settings)
     if bool(settings.etcd_cert) != bool(settings.etcd_key):
         given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
@@ -256,6 +257,32 @@ def _check_ranks(settings: Settings) -> None:
         raise pytest.UsageError(
             f"--nixl-rank={settings.rank} is not below --nixl-ranks={settings.ranks}: "
             f"expected a rank from 0 to {settings.ranks - 1}"
+        )
+
+
+#: Bytes of both ends' descriptors, and of the message that makes them, for each block in flight.
+_DESCRIPTOR = 1024
+
+
+def _check_memory(settings: Settings) -> None:
+    """Refuse rows whose buffers do not fit this host: a worker would be killed for them, if not something else is."""
+    given = [name for name in ("blocks", "batch", "depth") if settings.sources.get(name) != "default"]
+    if not given:
+        return
+    from pytest_nixl.facts.root import Root
+    from pytest_nixl.host_memory import available_memory, in_bytes
+
+    block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
+    ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
+    # Of several ranks, which may be on several hosts, one end is here at least.
+    ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
+    wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
+    available = available_memory(Root())
+    if available is not None and wanted > available.size:
+        flags = ", ".join(f"--nixl-{name}" for name in given)
+        raise pytest.UsageError(
+            f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
+            f"memory here, and {available} are available: expected less, by {flags}"
         )
 
 

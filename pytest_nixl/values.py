@@ -22,6 +22,11 @@ OPS = ("WRITE", "READ")
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
 DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 
+#: The most that can be asked for: more is a slip of the finger, and would end in a worker that has no memory.
+MOST_BATCH, MOST_DEPTH, MOST_ITERATIONS, MOST_RANKS = 1_000_000, 65_536, 100_000_000, 65_536
+#: The longest time that a setting may be, in seconds: a week.
+LONGEST = 7 * 86_400.0
+
 #: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
@@ -132,18 +137,28 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    return _unique(tuple(_count(part) for part in text.split(",")))
+def counts_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
+    """Return what reads a list of whole numbers from 1 to ``most``."""
+    return lambda text: _unique(tuple(_count(part, most) for part in text.split(",")))
 
 
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
+def _count(text: str, most: int) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]*", text.strip()):
         raise ValueError(f"{text.strip()!r} is not a whole number above zero")
-    return int(text)
+    return _at_most(text, most)
+
+
+def _at_most(text: str, most: int) -> int:
+    """Read digits; they are counted first, since Python refuses to read very many."""
+    digits = text.strip().lstrip("0") or "0"
+    if len(digits) > len(str(most)) or int(digits) > most:
+        shown = digits if len(digits) <= 30 else f"{digits[:30]}… ({len(digits)} digits)"
+        raise ValueError(f"{shown} is more than {most}, the most that can be asked for")
+    return int(digits)
 
 
 def parse_ranks(text: str) -> int | None:
-    return _count(text)
+    return _count(text, MOST_RANKS)
 
 
 def parse_rank(text: str) -> int:
@@ -171,17 +186,20 @@ def parse_listen(text: str) -> str:
 
 
 def parse_iterations(text: str) -> int | None:
-    return None if text == "auto" else _count(text)
+    return None if text == "auto" else _count(text, MOST_ITERATIONS)
 
 
 def parse_warmup(text: str) -> int:
-    if not text.strip().isdecimal():
+    if not re.fullmatch(r"[0-9]+", text.strip()):
         raise ValueError(f"{text.strip()!r} is no whole number")
-    return int(text)
+    return _at_most(text, MOST_ITERATIONS)
 
 
 def parse_seconds(text: str) -> float:
-    return units.parse_time(text, default_unit="s")
+    seconds = units.parse_time(text, default_unit="s")
+    if seconds > LONGEST:
+        raise ValueError(f"{text.strip()!r} is more than {LONGEST / 3600:g} h, the longest time that can be asked for")
+    return seconds
 
 
 def parse_timeout(text: str) -> float:
@@ -284,9 +302,7 @@ def parse_share(text: str) -> float:
 def parse_launches(text: str) -> int | None:
     if text == "auto":
         return None
-    if _count(text) > MOST_LAUNCHES:
-        raise ValueError(f"{text!r} is more than {MOST_LAUNCHES}")
-    return int(text)
+    return _count(text, MOST_LAUNCHES)
 
 
 def parse_baseline(text: str) -> str:

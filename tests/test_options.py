@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,25 @@ class Wrong:
 
 def _no_count(*values: str) -> dict[str, str]:
     return {value: f"{value!r} is not a whole number above zero" for value in values}
+
+
+def _too_many(text: str, most: int) -> str:
+    return f"{text} is more than {most}, the most that can be asked for"
+
+
+#: What nobody means: numbers that no worker has memory for, and that Python itself refuses to read.
+HUGE, ENDLESS = "1" + 18 * "0", 5000 * "9"
+TOO_LONG = {
+    text: f"{text!r} is more than 168 h, the longest time that can be asked for" for text in ("1000000h", "169h")
+}
+
+
+def _huge(most: int) -> dict[str, str]:
+    return {
+        HUGE: _too_many(HUGE, most),
+        str(most + 1): _too_many(str(most + 1), most),
+        ENDLESS: _too_many(f"{30 * '9'}… (5000 digits)", most),
+    }
 
 
 def _no_file(*values: str) -> dict[str, str]:
@@ -123,6 +143,15 @@ WRONG = (
         },
     ),
     Wrong("ranks", "a whole number above zero", _no_count("0", "-1", "two", "1.5", "")),
+    Wrong("ranks", "a whole number above zero", {**_huge(65_536), "1000000000": _too_many("1000000000", 65_536)}),
+    Wrong("batch", COUNTS, _huge(1_000_000)),
+    Wrong("depth", COUNTS, _huge(65_536)),
+    Wrong("iterations", "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)", _huge(100_000_000)),
+    Wrong("warmup", "a whole number", _huge(100_000_000)),
+    Wrong("duration", TIME_FORM, TOO_LONG),
+    Wrong("timeout", TIME_FORM, TOO_LONG),
+    Wrong("join_timeout", TIME_FORM, TOO_LONG),
+    Wrong("start_timeout", TIME_FORM, {**TOO_LONG, "0s": "'0s' is not above zero"}),
     Wrong("rank", "a whole number", {text: f"{text!r} is no whole number" for text in ("-1", "one", "1.5", "")}),
     Wrong(
         "group",
@@ -322,7 +351,7 @@ WRONG = (
     Wrong(
         "launches",
         "a whole number from 1 to 7, or auto (1; 5 where a comparison is asked for)",
-        {**_no_count("0", "-1", "1.5", "many", ""), "8": "'8' is more than 7"},
+        {**_no_count("0", "-1", "1.5", "many", ""), "8": _too_many("8", 7)},
     ),
     Wrong("store", "a directory, which is made where there is none", {"/etc/passwd": "'/etc/passwd' is no directory"}),
     Wrong(
@@ -338,7 +367,7 @@ WRONG = (
 
 
 WRONG_VALUES = [
-    pytest.param(wrong, value, fault, id=f"{wrong.field}-{'long' if value == LONG else value or 'empty'}")
+    pytest.param(wrong, value, fault, id=f"{wrong.field}-{'long' if value == LONG else value[:40] or 'empty'}")
     for wrong in WRONG
     for value, fault in wrong.faults.items()
 ]
@@ -364,6 +393,38 @@ def test_a_wrong_option_is_refused_in_one_sentence(
     result = run_pytest(pytester, f"{wrong.flag}={value}", in_process=True)
     assert sentence(result) == f"{wrong.flag}: {fault}: expected {wrong.form}"
     assert result.outlines == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "row", "wanted"),
+    [
+        (("--nixl-blocks=1024GiB",), "1099511627776 bytes a block, batch 1, depth 1", 2 * (1 << 40) + 1024),
+        (
+            ("--nixl-blocks=1GiB", "--nixl-batch=1000,1", "--nixl-depth=4"),
+            "1073741824 bytes a block, batch 1000, depth 4",
+            2 * (4000 << 30) + 4000 * 1024,
+        ),
+        (
+            ("--nixl-batch=1000000", "--nixl-ranks=2"),
+            "67108864 bytes a block, batch 1000000, depth 1",
+            (1_000_000 << 26) + 1_000_000 * 1024,
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_the_host_is_refused_with_the_bytes_wanted_and_there(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, wanted: int
+) -> None:
+    said = sentence(run_pytest(pytester, *arguments, in_process=True))
+    assert said.startswith(f"the largest row ({row}) needs ")
+    assert f"({wanted} bytes) of host memory here, and " in said
+    match = re.search(r"and \S+ \S+ \(([0-9]+) bytes\) by (?:MemAvailable|the limit of .*) are available", said)
+    assert match is not None, said
+    assert 0 <= int(match[1]) < wanted
+
+
+def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-batch=2", "--nixl-depth=2", in_process=True)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_every_option_is_among_those_cases() -> None:

@@ -60,7 +60,7 @@ def pytest_collection_finish():
     from pytest_nixl.etcd.fixtures import PrivateEtcd
     from pytest_nixl.etcd.trio import Trio
     from suites.rank_race import test_membership
-    test_membership.SECONDS, test_membership.SHORT = 8.0, 600
+    test_membership.SECONDS, test_membership.SHORT, test_membership.LONG = 8.0, 600, 5
     PrivateEtcd.restart = lambda self: (shutil.rmtree(self.server._data), self.server.restart())
     Trio.kill_leader = Trio.close
 """

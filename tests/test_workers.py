@@ -112,15 +112,12 @@ def test_a_worker_that_never_starts_is_ended_at_that_deadline(
     make_settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
-    started = time.monotonic()
+    words = r"did not start \(import NIXL\) before its deadline of 2 s"
     with Agents(Here(keeper()), make_settings(start_timeout=2.0)) as broken:
-        with pytest.raises(
-            WorkerHungError, match=r"did not start \(import NIXL\) before its deadline of 2 s"
-        ) as caught:
+        with pytest.raises(WorkerHungError, match=words) as caught:
             broken.start(environment={"PYTHONPATH": str(tmp_path)})
     assert "give --nixl-start-timeout more than 2 s" in caught.value.remedy
     assert caught.value.late, "a busy machine could be all that is wrong"
-    assert time.monotonic() - started < 300
     assert not broken._workers[0].alive
 
 
@@ -141,10 +138,10 @@ def test_a_worker_that_is_stopped_is_said_to_be(agents: Agents) -> None:
 
 def test_a_partner_that_is_late_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
     failing, late = agents.start_each(["failing", "late"])
-    ask = {"function": "agent_functions:raise_error", "arguments": {}}
-    sleeping = {"function": "agent_functions:hang", "arguments": {}}
-    asked = [late.worker.request("run", agent=late.ref, **sleeping),
-             failing.worker.request("run", agent=failing.ref, **ask)]  # fmt: skip
+    asked = [
+        each.worker.request("run", agent=each.ref, function=f"agent_functions:{function}", arguments={})
+        for each, function in ((late, "hang"), (failing, "raise_error"))
+    ]
     with pytest.raises(WorkerError, match="ValueError in rank 0"):
         results(asked)
     assert not late.worker.alive

@@ -34,7 +34,7 @@ def membership_with_barrier(
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
     prefix, _, name = group.rstrip("/").rpartition("/")
-    with connect(parse_endpoints(endpoint), timeout=20) as client:
+    with connect(parse_endpoints(endpoint), timeout=5) as client:
         with join(client, name, size, ttl=ttl, timeout=WAIT, prefix=prefix) as member:
             member.barrier(WAIT)
             announce(member.rank)

@@ -23,7 +23,7 @@ from .race import Race, is_late
 Decide = Callable[[Judgement], None]
 
 #: Seconds of the leases of those that are killed, and of those that have to live on a busy machine.
-SHORT, LONG = 1, 60
+SHORT, LONG = 1, 20
 #: Seconds for any claim: more than a lease of those that are killed, and what a busy machine takes.
 SECONDS = 120.0
 #: Seconds for all orders of requests: some tens of a quiet machine's.
