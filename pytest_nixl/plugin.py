@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from pytest_nixl.gate.conclude import check_of
 from pytest_nixl.gate.preconditions import Preconditions
 from pytest_nixl.options import add_options
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours, watch_load
+
+if TYPE_CHECKING:
+    from pytest_nixl.gate.reruns import Reruns
 
 # What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
 
@@ -52,13 +55,16 @@ class _Results:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._reruns: Reruns | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         plain = getattr(report, "nixl_result", None)
         if plain is not None:
+            from pytest_nixl.gate.reruns import Reruns
             from pytest_nixl.record.results import Result
 
-            self._run.add(Result.from_plain(plain))
+            self._reruns = self._reruns or Reruns()
+            self._run.add(self._reruns.judge(Result.from_plain(plain), report))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,6 +133,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = Run.of(session.config)
+    if run.used and run.usable and run.settings.gate and session.config.pluginmanager.has_plugin("rerunfailures"):
+        from pytest_nixl.gate.reruns import refuse_marked
+
+        refuse_marked(session.items, "--nixl-gate")
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)

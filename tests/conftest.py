@@ -16,8 +16,9 @@ from pytest_nixl.link import Pairs
 from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.worker.places import Here
 
-#: What needs torch, which is too large for CI: ``tox -e torch`` has it.
-collect_ignore = [] if find_spec("torch") else ["with_torch"]
+#: What needs torch, which is too large for CI: ``tox -e torch`` has it; and other plugins: ``tox -e plugins`` has them.
+collect_ignore = [*([] if find_spec("torch") else ["with_torch"]),
+                  *([] if find_spec("pytest_rerunfailures") else ["plugins"])]  # fmt: skip
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.gate.reruns import accidents
 from pytest_nixl.gate.suites import BANDWIDTH, answerable
 from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.record.results import Result
@@ -39,6 +40,7 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
         yield "--benchmark-disable: no row would be recorded; leave one of them out"
     if config.getoption("benchmark_skip", False):
         yield "--benchmark-skip: no row would be measured; leave one of them out"
+    yield from accidents(config)
     tasks = os.environ.get("SLURM_NTASKS", "")
     if tasks.isdecimal() and int(tasks) > 1 and ranks is None and not os.environ.get("SLURM_STEP_NUM_TASKS"):
         yield (

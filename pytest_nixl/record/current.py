@@ -118,10 +118,20 @@ def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
     commit = hook.pytest_benchmark_generate_commit_info(config=config)
     hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit)
     record: dict[str, Any] = hook.pytest_benchmark_generate_json(
-        config=config, benchmarks=run.benchmarks, include_data=True, machine_info=machine, commit_info=commit
+        config=config, benchmarks=_last_of_each_row(run), include_data=True, machine_info=machine, commit_info=commit
     )
     hook.pytest_benchmark_update_json(config=config, benchmarks=run.benchmarks, output_json=record)
     return record
+
+
+def _last_of_each_row(run: Run) -> list[Any]:
+    """Return each row's last measurement: pytest-repeat and pytest-rerunfailures measure one several times."""
+    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.benchmarks}
+    if len(last) < len(run.benchmarks):
+        note = f"{len(run.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
+        if note not in run.notes:
+            run.notes.append(note)
+    return list(last.values())
 
 
 def other_record(record: Mapping[str, Any], run: Run, other: Recorded) -> dict[str, Any]:

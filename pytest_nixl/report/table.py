@@ -78,7 +78,7 @@ def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
             by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
     for rest, found in by_rest.items():
         own = [each for each in found if not program_of(each[0])]
-        pairs = [(each, own[0]) for each in own[1:]]
+        pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice
         pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
         for (backend, bandwidth), (other, reference) in pairs:
             yield Line(f"{backend} : {other}  {_rest(rest)}  {bandwidth / reference:.2f}")

@@ -42,11 +42,11 @@ def header(settings: Settings, asked: Asked) -> Iterator[str]:
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Return what ``-v`` shows for a measured row: its verdict and bandwidth."""
     plain = getattr(report, "nixl_result", None)
-    if report.when != "call" or plain is None or not plain["figures"]:
-        return None
+    letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
+    if report.when != "call" or plain is None or not plain["figures"] or letter is None:
+        return None  # another plugin's outcome, such as a rerun, has a word of its own
     result = Result.from_plain(plain)
     assert result.figures is not None
-    letter = {"passed": ".", "failed": "F", "skipped": "s"}[report.outcome]
     return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 
