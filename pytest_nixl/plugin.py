@@ -22,7 +22,7 @@ from pytest_nixl.fixtures import (
     require_image,
 )
 from pytest_nixl.gate.conclude import check_of
-from pytest_nixl.options import add_options
+from pytest_nixl.options import add_options, join_flags
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours
 
 # What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
@@ -62,6 +62,11 @@ class _Results:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(args: list[str]) -> None:
+    join_flags(args)
 
 
 def pytest_configure(config: pytest.Config) -> None:
