@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -159,6 +160,32 @@ OPTIONS: tuple[Option, ...] = (
 )  # fmt: skip
 
 
+#: The option whose value is a program's own flags.
+TAKES_FLAGS = "--nixl-nixlbench-args"
+#: One flag of that program as a word of pytest's command line: pytest's own options have neither ``=`` nor ``_`` here.
+_FLAG_AS_VALUE = re.compile(r"--[a-z][a-z0-9]*(?:_[a-z0-9_]*(?:=.*)?|=.*)", re.DOTALL)
+
+
+def join_flags(words: list[str]) -> None:
+    """Make ``--nixl-nixlbench-args '--flag=1'`` one word, in place: argparse takes the second one for an option.
+
+    :raises pytest.UsageError: where no value follows.
+    """
+    place = 0
+    while place < len(words) and words[place] != "--":
+        if words[place] == TAKES_FLAGS:
+            value = words[place + 1] if place + 1 < len(words) else None
+            # What begins with a dash and has a space is a value to argparse too.
+            option = value is not None and value.startswith("-") and " " not in value
+            if value is None or (option and not _FLAG_AS_VALUE.fullmatch(value)):
+                raise pytest.UsageError(
+                    f"{TAKES_FLAGS} is followed by {'nothing' if value is None else repr(value)}: expected flags of "
+                    f"nixlbench, such as {TAKES_FLAGS}='--check_consistency=1'"
+                )
+            words[place : place + 2] = [f"{TAKES_FLAGS}={value}"]
+        place += 1
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option and its ini value."""
     group = parser.getgroup("nixl", "NIXL validation")
@@ -168,7 +195,9 @@ def add_options(parser: pytest.Parser) -> None:
         else:
             text = f"{item.help}; {item.form} (default: {item.default or 'none'})"
             shown = text.replace("%", "%%")  # argparse takes it for a format
-            group.addoption(item.flag, dest=item.dest, metavar=item.metavar, default=None, help=shown)
+            # The value of an option that takes flags looks like an option itself: see join_flags.
+            more = {"nargs": "?"} if item.flag == TAKES_FLAGS else {}
+            group.addoption(item.flag, dest=item.dest, metavar=item.metavar, default=None, help=shown, **more)
         parser.addini(item.ini, help=f"the same as {item.flag}", default=None)
 
 

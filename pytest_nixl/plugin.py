@@ -23,7 +23,7 @@ from pytest_nixl.fixtures import (
 )
 from pytest_nixl.gate.conclude import check_of
 from pytest_nixl.gate.preconditions import Preconditions
-from pytest_nixl.options import add_options
+from pytest_nixl.options import add_options, join_flags
 from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours, watch_load
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class _Results:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(args: list[str]) -> None:
+    join_flags(args)
 
 
 def pytest_configure(config: pytest.Config) -> None:

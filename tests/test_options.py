@@ -14,7 +14,7 @@ from inner import run_pytest
 from pytest_nixl.cluster.pairing import PAIRING_FORM
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
 from pytest_nixl.gate.profiles import bundled_profiles
-from pytest_nixl.options import OPTIONS
+from pytest_nixl.options import OPTIONS, TAKES_FLAGS, join_flags
 from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 
 pytestmark = pytest.mark.apart
@@ -653,3 +653,18 @@ def test_every_option_is_in_the_help_with_its_form_and_default(pytester: pytest.
         assert f"the same as {item.flag}" in text
         if not item.switch:
             assert f"(default: {item.default or 'none'})" in text
+
+
+@pytest.mark.parametrize("value", ["--check_consistency=1", "--mode=MG", "--recreate_xfer", "--a_b=c d", "a", ""])
+def test_flags_of_nixlbench_may_be_a_word_of_their_own(value: str) -> None:
+    words = ["suites", TAKES_FLAGS, value, "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
+    join_flags(words)
+    assert words == ["suites", f"{TAKES_FLAGS}={value}", "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
+)
+def test_flags_of_nixlbench_that_are_not_there_are_a_usage_error(words: list[str], what: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {what}: expected flags of nixlbench"):
+        join_flags([TAKES_FLAGS, *words])
