@@ -74,7 +74,7 @@ def _report(run: Run) -> None:
     skipped: list[str] = []
     if run.settings.store:
         try:
-            history, skipped = Store(Path(run.settings.store)).runs()
+            history, skipped = Store(Path(run.settings.store)).summaries()
         except OSError as error:
             skipped = [f"{run.settings.store} has no history to show ({error.strerror})"]
     report = Report(this_run(run), run.compared, tuple(history), gate=run.settings.gate)

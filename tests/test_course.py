@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,27 @@ def test_a_change_is_found_where_it_is(spread: float, ratio: float) -> None:
         [*all_] = steps((1e9 * values).tolist())
         found += len(all_) == 1 and abs(all_[0].place - 25) <= 1 and all_[0].ratio == pytest.approx(ratio, rel=0.1)
     assert found >= 18
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.08], ids=["quiet", "noisy"])
+def test_a_course_of_4000_runs_takes_seconds(spread: float) -> None:
+    """Not the hours that a search over all pairs of runs takes; other programs' CPU time does not count."""
+    values = noise(5, 4000, spread)
+    values[1000:] *= 0.85
+    values[3900:] *= 1.3
+    start = time.process_time()
+    found = steps((1e9 * values).tolist())
+    assert time.process_time() - start < 60
+    assert [round(step.place, -1) for step in found] == [1000, 3900]
+    assert steps((1e9 * noise(6, 4000, spread)).tolist()) == []
+
+
+def test_a_change_is_found_wherever_it_is_in_a_long_course() -> None:
+    """At each place about where one window of the search ends and the next begins."""
+    for place in (3, 127, 128, 129, 255, 256, 383, 384, 385, 512, 640, 1020, 1197):
+        values = noise(7, 1200, 0.002)
+        values[place:] *= 0.9
+        assert [step.place for step in steps((1e9 * values).tolist())] == [place]
 
 
 def test_two_changes_are_two() -> None:

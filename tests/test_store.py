@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from records import KEY, key, record, write
 from runs import ROOT
 
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.record.recorded import read_recorded
+from pytest_nixl.record import store as store_module
+from pytest_nixl.record.index import INDEX
+from pytest_nixl.record.recorded import Recorded, read_recorded
 from pytest_nixl.record.store import Store, find_baseline, newest
 
 WRITER = """
@@ -70,7 +73,9 @@ def test_what_is_no_record_is_skipped_by_name(tmp_path: Path) -> None:
     runs, skipped = Store(tmp_path).runs()
     assert [run.source for run in runs] == [str(good)]
     said = {Path(text.removeprefix("skipped: ").split()[0]).name: text for text in skipped}
-    assert set(said) == {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json"}
+    bad = {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json", "folder.json"}
+    assert set(said) == bad
+    assert Store(tmp_path).summaries()[1] == skipped
     assert "torn.json is torn or no JSON (" in said["torn.json"]
     assert "empty.json is empty: expected a file that --nixl-store" in said["empty.json"]
     assert "is no record of a run (KeyError: 'datetime')" in said["foreign.json"]
@@ -154,3 +159,94 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", FULL, str(store)], capture_output=True, text=True, check=False)
     assert "cannot be written (File too large): this run's verdict stands, its record is lost" in done.stderr
     assert list(store.iterdir()) == []
+
+
+def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for week in range(80):
+        write(tmp_path / f"{week:03d}.json", record(f"image:{week // 10}", {KEY: [week + 1.0] * 3}, week=week))
+    (tmp_path / "torn.json").write_text("{")
+    old = time.time() - 3600
+    for path in tmp_path.iterdir():
+        os.utime(path, (old, old))
+    opened: list[str] = []
+    read = read_recorded
+
+    def counted(path: Path) -> Recorded:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(store_module, "read_recorded", counted)
+    store = Store(tmp_path)
+    first = store.summaries()
+    assert len(opened) == 81
+    assert (tmp_path / INDEX).is_file()
+    opened.clear()
+    assert store.summaries() == first
+    assert opened == []
+    whole, _ = store.runs()
+    assert [(run.source, run.when, run.provenance) for run in first[0]] == [
+        (run.source, run.when, run.provenance) for run in whole
+    ]
+    assert [run.rows[KEY].bandwidth for run in first[0]] == [run.rows[KEY].bandwidth for run in whole]
+    assert [run.rows[KEY].transports for run in first[0]] == [run.rows[KEY].transports for run in whole]
+    # What changed is read again, what is gone is gone, what is new is there.
+    opened.clear()
+    write(tmp_path / "005.json", record("image:other", {KEY: [7.0]}, week=5))
+    write(tmp_path / "new.json", record("image:new", {KEY: [9.0]}, week=90))
+    (tmp_path / "006.json").unlink()
+    runs, _ = store.summaries()
+    assert sorted(opened) == ["005.json", "new.json"]
+    assert len(runs) == 80
+    assert runs[5].provenance.image.reference == "image:other"
+    assert find_baseline("image:new", str(tmp_path))[0].rows[KEY].latencies
+    # A copy of the store elsewhere has the same index, and its own paths.
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    runs, skipped = Store(moved).summaries()
+    assert {Path(run.source).parent for run in runs} == {moved}
+    assert skipped[0].startswith(f"skipped: {moved / 'torn.json'} is torn or no JSON (")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"", b"{", b"null", b"[1]", b'{"form": 2}', b'{"form": 1}', b"\xff\xfe", b"[" * 100_000,
+        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, 3]}}',
+        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, "x", 9, []]}}',
+        b'{"form": 1, "provenances": 5, "keys": {}, "transports": [[]], "files": []}',
+    ],
+)  # fmt: skip
+def test_an_index_that_is_none_is_done_without(tmp_path: Path, index: bytes) -> None:
+    write(tmp_path / "000.json", record("image:1", {KEY: [1.0]}))
+    (tmp_path / INDEX).write_bytes(index)
+    runs, skipped = Store(tmp_path).summaries()
+    assert ([run.name for run in runs], skipped) == (["image:1"], [])
+
+
+@pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
+def test_an_index_that_cannot_be_written_is_done_without(tmp_path: Path, kind: str) -> None:
+    for week in range(70):
+        path = write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+        os.utime(path, (1.0, 1.0))
+    index = tmp_path / INDEX
+    if kind == "directory":
+        index.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(index)
+    else:
+        index.symlink_to(index)
+    assert len(Store(tmp_path).summaries()[0]) == 70
+    assert len(Store(tmp_path).summaries()[0]) == 70
+    assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_a_file_that_was_written_a_moment_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
+    for week in range(70):
+        write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+    Store(tmp_path).summaries()
+    state = (tmp_path / "0.json").stat()
+    write(tmp_path / "0.json", record("image:2", {KEY: [1.0]}))
+    os.utime(tmp_path / "0.json", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (tmp_path / "0.json").stat().st_size == state.st_size
+    assert Store(tmp_path).summaries()[0][0].name == "image:2"

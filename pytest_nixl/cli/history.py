@@ -23,7 +23,7 @@ def _history(arguments: argparse.Namespace) -> int:
     from pytest_nixl.record.store import Store
     from pytest_nixl.report.history import courses, lines, of_one_machine
 
-    runs, skipped = Store(arguments.store).runs()
+    runs, skipped = Store(arguments.store).summaries()
     runs, left_out = of_one_machine(runs[-arguments.last :])
     for note in (*skipped, *left_out):
         print(note)

@@ -28,7 +28,7 @@ def _report(arguments: argparse.Namespace) -> int:
     paths = parse_reports(",".join(arguments.output))
     store = arguments.store or (arguments.run_ if Path(arguments.run_).is_dir() else "")
     run, skipped = find_baseline(arguments.run_, store or ".", whole=False)
-    history = Store(Path(store)).runs()[0] if store else []
+    history = Store(Path(store)).summaries()[0] if store else []
     compared = None
     if arguments.baseline:
         needs("scipy", "compare")

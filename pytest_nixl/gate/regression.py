@@ -186,6 +186,8 @@ def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[fl
     from scipy.stats import permutation_test
 
     sides = [numpy.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
+    if any(side.shape[-1] < 2 for side in sides):
+        return [1.0] * len(before)  # one launch has no spread: nothing can be proven
     found = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
     # The larger, the rarer: a hair of rounding must not make an order differ from itself.
     seen, orders = numpy.asarray(found.statistic), numpy.asarray(found.null_distribution) * (1 + 1e-9)

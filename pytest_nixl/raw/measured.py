@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,9 +54,14 @@ class Ratio:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Ratio:
-        """Restore it from its JSON values."""
-        raw = Raw(**{**data["raw"], "transports": tuple(data["raw"]["transports"])})
-        return cls(data["row"], data["nixl"], raw, data["comparable"])
+        """Restore it from its JSON values. :raises ValueError, TypeError: where they are something else."""
+        raw = Raw(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
+        found = cls(str(data["row"]), float(data["nixl"]), raw, bool(data["comparable"]))
+        if not isinstance(raw.value, (int, float)) or not 0 < raw.value < math.inf or not 0 <= found.nixl < math.inf:
+            raise ValueError(f"the raw figure of the row {found.row} is not a number above zero")
+        if not all(isinstance(text, str) for text in (raw.tool, raw.test, raw.version)):
+            raise TypeError(f"the raw tool of the row {found.row} is named by no string")
+        return found
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,9 +17,22 @@ from typing import Any
 
 from pytest_nixl.record.provenance import Provenance
 from pytest_nixl.record.results import Result
+from pytest_nixl.values import MOST_LAUNCHES
 
 #: The part of a record that is ours, and the number that its form has.
 OURS, FORM = "nixl", 1
+
+#: A larger file is no record: a run of 1,000 rows with all its windows has less than a tenth of it.
+LARGEST = 64 << 20
+
+#: How deep the values of a host may be nested; our own have three levels.
+_DEEPEST = 16
+
+#: ``UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1``: reports split it at its slashes.
+_KEY = re.compile(
+    r"[^/\s\x00-\x1f\x7f]{1,100}/[A-Z]{1,20}/[^/\s\x00-\x1f\x7f]{1,100}/0*[1-9][0-9]{0,14}(?:B|KiB|MiB|GiB)"
+    r"/batch[0-9]{1,15}/depth[0-9]{1,15}/[0-9]{1,9}-[0-9]{1,9}"
+)
 
 RECORD_FORM = "a file that --nixl-store, --benchmark-json or --benchmark-autosave of the bandwidth suite has written"
 
@@ -65,29 +81,73 @@ class Recorded:
 def read_recorded(path: Path) -> Recorded:
     """Read a record.
 
-    :raises ValueError: in one sentence, where the file is torn, foreign, or has neither a row nor a result of ours.
+    :raises ValueError: in one sentence that begins with the path, where the file is torn, foreign, too large, no
+        regular file, or has neither a row nor a result of ours.
     :raises OSError: where it cannot be read.
     """
-    text = path.read_bytes()
+    text = read_regular(path, LARGEST, RECORD_FORM)
     try:
-        data = json.loads(text)
+        data = parse_json(text)
+    except UnicodeError:
+        raise ValueError(f"{path} is not UTF-8: expected {RECORD_FORM}") from None
     except ValueError as error:
         why = "is empty" if not text.strip() else f"is torn or no JSON ({error})"
         raise ValueError(f"{path} {why}: expected {RECORD_FORM}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is JSON that is nested too deep: expected {RECORD_FORM}") from None
     return parse_recorded(data, str(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """Read JSON whose texts can be printed.
+
+    :raises ValueError: where it is none.
+    :raises RecursionError: where it is nested too deep.
+    """
+    data = json.loads(text)
+    if b"\\ud" in text.lower():
+        json.dumps(data, ensure_ascii=False).encode()  # half a character cannot be printed or written again
+    return data
+
+
+def read_regular(path: Path, largest: int, form: str) -> bytes:
+    """Read a regular file of at most ``largest`` bytes; a FIFO or a device is never waited for.
+
+    :raises ValueError: in one sentence that begins with the path.
+    :raises OSError: where it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}: expected {form}")
+        with open(descriptor, "rb", closefd=False) as file:
+            text = file.read(largest + 1) if found.st_size <= largest else b""
+    finally:
+        os.close(descriptor)
+    if len(text) > largest or found.st_size > largest:
+        raise ValueError(f"{path} has more than {largest >> 20} MiB: expected {form}")
+    return text
+
+
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def parse_recorded(data: Any, source: str) -> Recorded:
     """Read the JSON values of a record. :raises ValueError: as :func:`read_recorded`."""
     try:
         found = _parse(data, source)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{source} is no record of a run ({type(error).__name__}: {error}): expected {RECORD_FORM}"
-        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        why = why if len(why) <= _QUOTED else f"{why[:_QUOTED]}…"
+        raise ValueError(f"{source} is no record of a run ({why}): expected {RECORD_FORM}") from None
     if not found.rows and not found.results:
         raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")
     return found
+
+
+#: Characters of what a file says that a message quotes.
+_QUOTED = 200
 
 
 def _parse(data: Any, source: str) -> Recorded:
@@ -95,6 +155,10 @@ def _parse(data: Any, source: str) -> Recorded:
     if ours and ours["form"] != FORM:
         raise ValueError(f"its form is {ours['form']!r}, and this version reads {FORM}")
     when = datetime.fromisoformat(str(data["datetime"]).replace("Z", "+00:00"))
+    when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
+    provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
+    if not shallow(provenance.host):
+        raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
     rows: dict[str, Row] = {}
     for row in _rows(data["benchmarks"]):
         if row.key in rows:
@@ -102,8 +166,8 @@ def _parse(data: Any, source: str) -> Recorded:
         rows[row.key] = row
     return Recorded(
         source=source,
-        when=when if when.tzinfo else when.replace(tzinfo=timezone.utc),
-        provenance=Provenance.from_plain(ours["provenance"]) if ours else _older(data),
+        when=when,
+        provenance=provenance,
         rows=rows,
         results=tuple(Result.from_plain(one) for one in ours.get("results", ())),
         notes=tuple(str(note) for note in ours.get("notes", ())),
@@ -118,20 +182,40 @@ def _rows(records: Any) -> Iterator[Row]:
             continue
         # One launch was recorded as one figure before launches were.
         values = tuple(float(value) for value in extra.get("launches") or (float(extra["GB/s"]) * 1e9,))
+        if len(values) > MOST_LAUNCHES:
+            raise ValueError(f"a row has {len(values)} launches, and at most {MOST_LAUNCHES} are ever made")
+        key = str(extra["key"])
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:_QUOTED]!r} is no key of a row")
         if not all(0 < value < math.inf for value in values):
-            raise ValueError(f"the row {extra['key']} has a launch that is not a number above zero")
-        yield Row(
-            key=str(extra["key"]),
-            values=values,
-            latencies={
-                name.removesuffix("_us"): float(extra[name]) / 1e6
-                for name in ("p50_us", "p90_us", "p99_us", "p99.9_us")
-                if extra.get(name) is not None
-            },
-            transports=tuple(str(name) for name in extra.get("transports", ())),
-            floor=float(extra.get("floor", 0.0)),
-            ceiling=float(extra.get("ceiling", 0.0)),
-        )
+            raise ValueError(f"the row {key} has a launch that is not a number above zero")
+        latencies = {
+            name.removesuffix("_us"): float(extra[name]) / 1e6
+            for name in ("p50_us", "p90_us", "p99_us", "p99.9_us")
+            if extra.get(name) is not None
+        }
+        latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
+        floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
+        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values())):
+            raise ValueError(f"the row {key} has a floor, a ceiling or a latency that is not a number above zero")
+        transports = extra.get("transports", ())
+        if not isinstance(transports, (list, tuple)):
+            raise TypeError(f"the row {key} has transports that are not a list")
+        yield Row(key, values, latencies, tuple(str(name) for name in transports), floor, ceiling)
+
+
+def shallow(value: Any) -> bool:
+    """Whether a value is nested at most so deep that whoever walks through it may call itself."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+        ]
+        if not level:
+            return True
+    return False
 
 
 def _older(data: Any) -> Provenance:

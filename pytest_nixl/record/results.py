@@ -59,6 +59,8 @@ class Figures:
 
 
 _LATENCIES = ("p50", "p90", "p99", "p999")
+_NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
+_TEXTS = ("check", "nodeid", "reason", "remedy", "row", "repeat", "finding")
 
 #: On an item: rows beside what a raw tool moved.
 RATIOS = pytest.StashKey[tuple[Ratio, ...]]()
@@ -95,14 +97,22 @@ class Result:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:
-        """Restore what :meth:`plain` returned."""
+        """Restore what :meth:`plain` returned. :raises TypeError: where a value is of another type."""
         figures = data["figures"]
         if figures is not None:
-            tuples = {name: tuple(figures.get(name, ())) for name in ("transports", "values")}
+            tuples = {
+                "transports": tuple(str(name) for name in figures.get("transports", ())),
+                "values": tuple(float(value) for value in figures.get("values", ())),
+            }
             unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
             figures = Figures(**{**figures, **tuples, **unknown})
+            if not all(isinstance(getattr(figures, name), (int, float)) for name in _NUMBERS):
+                raise TypeError("a result has figures that are not numbers")
         ratios = tuple(Ratio.from_plain(ratio) for ratio in data.get("ratios", ()))
-        return cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios})
+        found = cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios})
+        if not all(isinstance(getattr(found, name), str) for name in _TEXTS):
+            raise TypeError("a result has texts that are not strings")
+        return found
 
     def properties(self) -> list[tuple[str, object]]:
         """Yield what JUnit XML shows of it."""

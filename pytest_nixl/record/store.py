@@ -3,6 +3,9 @@
 
 A record is written under a name that nobody looks for, flushed to the disk, and only then given its own name, which no
 other record has. Nobody ever sees a part of one, and nobody ever overwrites one.
+
+Beside many records stands an index of what histories need of each (:mod:`pytest_nixl.record.index`). It may be missing,
+old or wrong at any time: it only saves reading files that have not changed.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import contextlib
 import json
 import os
 import re
+import stat
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.record.recorded import Recorded, read_recorded
+from pytest_nixl.record.index import FEWEST_NEW, INDEX, Entry, Index, read_index, summary
+from pytest_nixl.record.recorded import RECORD_FORM, Recorded, read_recorded
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,60 @@ class Store:
         :raises OSError: where the directory cannot be read.
         """
         found, skipped = [], []
-        for path in sorted(self.directory.iterdir()):
-            if path.suffix != ".json" or not path.is_file():
-                continue
-            try:
-                found.append(read_recorded(path))
-            except (ValueError, OSError) as error:
-                skipped.append(f"skipped: {error}")
+        for path, _ in self._files():
+            run, fault = _read(path)
+            if run is not None:
+                found.append(run)
+            else:
+                skipped.append(f"skipped: {path}{fault}")
         return sorted(found, key=lambda run: run.order), skipped
+
+    def summaries(self) -> tuple[list[Recorded], list[str]]:
+        """Return what :meth:`runs` does, but of each row its bandwidth and transports only, and no result.
+
+        Files that the index knows are not opened. Where many are new, a new index is left, if the directory allows it.
+
+        :raises OSError: where the directory cannot be read.
+        """
+        index = read_index(self.directory / INDEX)
+        found, skipped, entries, new = [], [], {}, 0
+        for path, state in self._files():
+            entry = index.entry(path.name, state)
+            if entry is None:
+                run, fault = _read(path)
+                entry = Entry(state, summary(run) if run is not None else None, fault)
+                new += 1
+            if entry.run is not None:
+                found.append(replace(entry.run, source=str(path)))
+            else:
+                skipped.append(f"skipped: {path}{entry.fault}")
+            entries[path.name] = entry
+        if new >= FEWEST_NEW:
+            with contextlib.suppress(NixlPluginError):
+                write_whole(self.directory / INDEX, Index(entries).text())
+        return sorted(found, key=lambda run: run.order), skipped
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result | None]]:
+        """Yield each file that may be a record, by name, with its state; None: it has none that can be seen."""
+        with os.scandir(self.directory) as entries:
+            found = sorted((entry for entry in entries if entry.name.endswith(".json")), key=lambda entry: entry.name)
+        for entry in found:
+            try:
+                state = entry.stat()
+            except OSError:
+                state = None
+            regular = state is not None and stat.S_ISREG(state.st_mode)
+            yield self.directory / entry.name, state if regular else None
+
+
+def _read(path: Path) -> tuple[Recorded | None, str]:
+    """Return a record, or None and what is wrong with the file, to be said after its path."""
+    try:
+        return read_recorded(path), ""
+    except OSError as error:
+        return None, f" cannot be read ({error.strerror})"
+    except ValueError as error:
+        return None, str(error).removeprefix(str(path))
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -113,14 +164,14 @@ def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[R
     """
     path = Path(wanted)
     try:
-        if path.is_file():
+        if path.exists() and not path.is_dir():
             named = read_recorded(path)
             if whole and named.interrupted:
                 raise ValueError(
                     f"{path} is no baseline ({named.interrupted}): expected the record of a run that came to its end"
                 )
             return named, []
-        runs, skipped = Store(path if path.is_dir() else Path(directory)).runs()
+        runs, skipped = Store(path if path.is_dir() else Path(directory)).summaries()
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read ({error.strerror}): expected a record or a store") from None
     if whole:
@@ -135,4 +186,7 @@ def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[R
         among = f"; it has {', '.join(has)}" if has and not path.is_dir() else ""
         bad = f"; {'; '.join(skipped)}" if skipped else ""
         raise ValueError(f"{where} has {what}{among}{bad}: expected the record of an earlier run")
-    return found, skipped
+    try:
+        return read_recorded(Path(found.source)), skipped
+    except OSError as error:
+        raise ValueError(f"{found.source} cannot be read ({error.strerror}): expected {RECORD_FORM}") from None
