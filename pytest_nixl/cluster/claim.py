@@ -24,6 +24,8 @@ Waiting = Callable[[str], None]
 SAID_EVERY = 5.0
 #: Seconds that etcd may be late with the end of a lease: it looks twice a second.
 LATE = 2.0
+#: Keys of strangers that the last member to leave removes, at most.
+_SWEPT = 64
 #: What may mend itself while a request is tried again: an etcd that restarts, or changes its leader.
 _PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 
@@ -185,11 +187,10 @@ class Claim:
         deadline = time.monotonic() + LATE
         lease, self._lease = self._lease, None
         self.insist(lease.revoke, deadline)
-        left = get_prefix(self.values.registered, count_only=True)
+        left = get_prefix(self.members, keys_only=True, limit=_SWEPT)
         sweep = txn([empty(self.members)], [delete_prefix(self.root)], [left])
         done = self.transact(sweep, deadline)
-        if not done.succeeded and self.values.sealed and not done.found(0).count:
-            # Nobody of the group is left: who is there has no seal.
-            asked = self.transact(txn([], self.values.ask_members()), deadline)
-            self.remove(self.values.read_members(asked)[1], deadline)
+        if not done.succeeded and self.values.sealed and not any(item.lease for item in done.found(0).items):
+            # A member has a lease: what is left was written by a stranger.
+            self.remove(done.found(0).items, deadline)
             self.transact(sweep, deadline)
