@@ -60,6 +60,7 @@ def test_an_endpoint_that_only_nixl_cannot_read_ends_the_run_before_the_first_ro
     required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['endpoints-well-formed']")
     done = run(*SUITES, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": f"{NOTHING}/"})
     assert "the check 'endpoints-well-formed'" in ended(done)
+    assert "FAIL endpoints-healthy" in done.output  # the other checks of the endpoints say what else is wrong
     assert done.verdicts == {}
     assert done.code == 1
 
@@ -92,10 +93,13 @@ def test_infrastructure_runs_first_and_what_is_required_of_it_before_the_rest() 
     done = run("suites", "--collect-only", "-q", "-p", "no:randomly")
     files = [line.partition("::")[0] for line in done.output.splitlines() if line.startswith("suites/")]
     tests = [line for line in done.output.splitlines() if line.startswith("suites/")]
-    assert [name.rpartition("::")[2] for name in tests[:4]] == [
+    names = [test.rpartition("::")[2] for test in tests]
+    assert names[:4] == [
         "test_etcd_answers", "test_nixl_loads", "test_every_requested_backend_loads", "test_endpoints_are_well_formed",
     ]  # fmt: skip
-    folders = [file.split("/")[1] for file in files[4:]]
+    endpoints = [file for file in files[3:] if file == "suites/uri_validation/test_deployment.py"]
+    assert files[3 : 3 + len(endpoints)] == endpoints
+    folders = [file.split("/")[1] for file in files[3 + len(endpoints) :]]
     count = folders.count("infrastructure")
     assert count > 20
     assert set(folders[:count]) == {"infrastructure"}

@@ -407,8 +407,18 @@ def test_loopback_has_a_twentieth_of_what_was_measured(op: str, block: int, floo
     assert floor is None or "one two-core Linux machine" in found.source
 
 
+@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, 0.0095e9), (MIB, 0.15e9)])
+def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: int, floor: float) -> None:
+    key = replace(KEY, backend="LIBFABRIC", block=block)
+    found, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
+    assert found is not None
+    assert over_tcp is not None
+    assert (found.floor, found.transports) == (floor, None)
+    assert (over_tcp.floor, over_tcp.transports) == (floor, ("tcp",))
+
+
 @pytest.mark.parametrize(
-    "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC")]
+    "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC", block=1024)]
 )
 def test_loopback_says_nothing_of_other_rows(key: RowKey) -> None:
     assert load_profile("loopback").expectation(key) is None

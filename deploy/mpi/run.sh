@@ -3,8 +3,9 @@
 # A run by Open MPI's mpirun: one rank on each host, and the verdict as the exit code. No etcd is needed: rank 0 serves
 # one on the first host.
 #
-#   HOSTS=node-a,node-b deploy/mpi/run.sh 2 --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge [option of pytest …]
-#   deploy/mpi/run.sh 2                  # two ranks on this host, to see that it works
+#   HOSTS=node-a,node-b deploy/mpi/run.sh 2 --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge \
+#       --nixl-memory=VRAM:VRAM,DRAM:DRAM [option of pytest …]
+#   deploy/mpi/run.sh 2                  # two ranks on this host, to see that it works: the profile is loopback
 #
 # RESULTS: a directory that all hosts share, for each rank's verdict, logs and JUnit XML (default: nixl-TIME, here).
 # TIME_LIMIT: seconds after which it is ended (default: 3600). MPIRUN_OPTIONS: more options of mpirun.
@@ -36,6 +37,7 @@ placed=(--map-by slot --oversubscribe)
 more=(${MPIRUN_OPTIONS:-})
 options=(
     -p no:cacheprovider --pyargs pytest_nixl.suites
+    --nixl-gate
     --nixl-etcd-listen=0.0.0.0:23790
     --nixl-logs="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
 )

@@ -8,66 +8,78 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_nixl.gate.profiles import Profile
     from pytest_nixl.run import Run
+
+#: The file of the checks of the endpoints that this deployment uses.
+DEPLOYMENT = "test_deployment.py"
 
 
 class Preconditions:
     """Orders the tests of one run, and ends it where nothing that follows could mean anything.
 
-    A precondition is a check of the infrastructure suite, or of the form and health of the etcd endpoints, that the
-    profile requires.
+    First come the checks of the infrastructure suite that the profile requires, then, where it requires one of them,
+    all checks of the etcd endpoints, then the rest of the infrastructure suite, then all else. A required check of the
+    first two groups that fails ends the run: of the infrastructure at once, of the endpoints after the last of them,
+    because together they say what is wrong with an endpoint.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._session: pytest.Session | None = None
-        #: Node ids of the preconditions.
-        self._required: frozenset[str] = frozenset()
-        self._left = 0
+        #: Node ids in the order in which they run, and how many of them have ended.
+        self._order: list[str] = []
+        self._ended = 0
+        #: Node ids of those that must hold, and of the checks of the endpoints.
+        self._required: set[str] = set()
+        self._endpoints: set[str] = set()
+        #: The check that failed, and why; None: none did.
+        self._failed: tuple[str, str] | None = None
 
     @pytest.hookimpl(trylast=True)  # after every plugin that shuffles or deselects
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         run = self._run
         if not run.used or run.parallel or not run.usable:
             return
+        from pytest_nixl.gate.conclude import check_of
         from pytest_nixl.gate.profiles import load_profile
-        from pytest_nixl.gate.suites import INFRASTRUCTURE, suite_of
+        from pytest_nixl.gate.suites import ENDPOINTS, INFRASTRUCTURE, suite_of
 
         profile = load_profile(run.settings.profile)
-        required = {item.nodeid for item in items if _is_precondition(item, profile)}
+        suites = {item.nodeid: suite_of(item.path) for item in items}
+        checks = {item.nodeid: check_of(item) or "" for item in items}
+        required = {id for id, check in checks.items() if check in profile.required}
+        endpoints = {item.nodeid for item in items if suites[item.nodeid] == ENDPOINTS and item.path.name == DEPLOYMENT}
+        if endpoints.isdisjoint(required):
+            endpoints = set()
+        self._required = {id for id in required if suites[id] == INFRASTRUCTURE or id in endpoints}
+        self._endpoints = endpoints
 
         def place(item: pytest.Item) -> int:
-            return 0 if item.nodeid in required else 1 if suite_of(item.path) == INFRASTRUCTURE else 2
+            if item.nodeid in endpoints:
+                return 1
+            if suites[item.nodeid] == INFRASTRUCTURE:
+                return 0 if item.nodeid in required else 2
+            return 3
 
         items.sort(key=place)  # stable: all else stays as it is
-        if not run.settings.keep_going:
-            self._session, self._required = session, frozenset(required)
-        self._left = len(items)
-
-    def pytest_runtest_logfinish(self) -> None:
-        self._left -= 1
+        self._order = [item.nodeid for item in items]
+        self._session = session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self._session is None or not report.failed or report.nodeid not in self._required:
+        if report.failed and report.nodeid in self._required and self._failed is None:
+            result = getattr(report, "nixl_result", None) or {}
+            self._failed = str(result.get("check", report.nodeid)), str(result.get("reason") or "see above")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._ended += 1
+        left = len(self._order) - self._ended
+        if self._session is None or self._failed is None or left < 1 or self._run.settings.keep_going:
             return
-        left = self._left - 1
-        if left < 1 or self._run.ended:
+        if nodeid in self._endpoints and self._order[self._ended] in self._endpoints:
             return
-        result = getattr(report, "nixl_result", None) or {}
-        check = result.get("check", report.nodeid)
-        why = result.get("reason") or "see above"
+        check, why = self._failed
         tests = "1 test did not run" if left == 1 else f"{left} tests did not run"
         self._run.ended = (
             f"the run ended at the check {check!r}, which the profile {self._run.settings.profile!r} requires: {tests}"
         )
         self._session.shouldfail = f"{self._run.ended}; {why}"
-
-
-def _is_precondition(item: pytest.Item, profile: Profile) -> bool:
-    from pytest_nixl.gate.conclude import check_of
-    from pytest_nixl.gate.suites import ENDPOINTS, INFRASTRUCTURE, suite_of
-
-    check, suite = check_of(item), suite_of(item.path)
-    of_endpoints = suite == ENDPOINTS and check is not None and check.startswith("endpoints-")
-    return check in profile.required and (suite == INFRASTRUCTURE or of_endpoints)
