@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nixl import nixl_versions
 from pytest_nixl.agent import Buffer, NixlAgent
 from pytest_nixl.backends import BACKENDS, Backend
 from pytest_nixl.backends.ucx import VRAM_AS_HOST
@@ -26,6 +27,7 @@ from pytest_nixl.values import DevicePair, MemoryPair
 from pytest_nixl.worker.mixed import versions_named
 from pytest_nixl.worker.places import Place
 from pytest_nixl.worker.process import Pending, Worker, results
+from pytest_nixl.worker.transfer import COUNTED
 from pytest_nixl.worker.wire import Ref
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch: new processes may share a core at
@@ -275,7 +277,9 @@ class Link:
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
                 slots = [self._sides(slot * size, block, batch) for slot in range(depth)]
-                plain, tagged = ([self._prepare(*sides) for sides in slots] for _ in range(2))
+                first = COUNTED if self._announced else b""
+                plain = [self._prepare(*sides) for sides in slots]
+                tagged = [self._prepare(*sides, notification=first) for sides in slots]
                 yield _Transfers(plain, tagged)
                 for handle in [*plain, *tagged]:
                     self.initiator.release_xfer_handle(handle)
@@ -295,8 +299,16 @@ class Link:
         )
         return local, remote
 
-    def _prepare(self, local: Ref, remote: Ref) -> Ref:
-        return self.initiator.initialize_xfer(self.op, local, remote, self.target.name, backends=[self.backend])
+    def _prepare(self, local: Ref, remote: Ref, *, notification: bytes = b"") -> Ref:
+        return self.initiator.initialize_xfer(
+            self.op, local, remote, self.target.name, notification, backends=[self.backend]
+        )
+
+    @property
+    def _announced(self) -> bool:
+        """Whether this release sends no notification but the one that a handle was made with."""
+        version = str(self.initiator.worker.versions.get("nixl", ""))
+        return not self._pair.backend.DONE_IS_DELIVERED and nixl_versions.sends_the_first_notification(version)
 
     def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)
@@ -358,6 +370,7 @@ class Link:
             patience=seconds,
             acknowledged=self.op == "WRITE" and not storage,
             tag_each=not self._pair.backend.DONE_IS_DELIVERED,
+            announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             **arguments,
         )

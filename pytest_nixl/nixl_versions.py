@@ -42,6 +42,11 @@ def refuses_no_endpoints(version: str) -> bool:
     return numbers(version) >= (1, 5)
 
 
+def sends_the_first_notification(version: str) -> bool:
+    """Whether LIBFABRIC sends the notification that a handle was made with, and ignores one given to ``transfer``."""
+    return numbers(version) < (1,)
+
+
 def is_error(module: str) -> bool:
     """Whether a class of this module is one of NIXL's errors: ``nixl_cu12._bindings``, ``nixl._bindings``, …"""
     return "nixl" in module and module.endswith("_bindings")

@@ -116,6 +116,7 @@ def test_the_plugin_is_found_beside_nixl_and_where_it_is_told_to_be(tmp_path: Pa
 
 NETWORK = "I1120 1 libfabric_rail.cpp:493] fabric_attr->name 10.9.0.0/24\n"
 RAILS = "I1120 1 libfabric_rail_manager.cpp:232] Created 1 rails using provider=tcp\n"
+DISCOVERED = "I1121 1 libfabric_topology.cpp:124] Discovered {}\n"
 INTERFACES = "pytest-nixl: interface lo 127.0.0.1\npytest-nixl: interface eth7 10.9.0.4\n"
 
 
@@ -129,6 +130,14 @@ INTERFACES = "pytest-nixl: interface lo 127.0.0.1\npytest-nixl: interface eth7 1
         (NETWORK + RAILS + INTERFACES + "pytest-nixl: interface eth8 10.9.0.5\n", ("tcp",)),
         ("Created 4 rails using provider=efa\n" + INTERFACES, ("efa",)),
         ("Created rail 0 (device=rdmap79s0, provider=efa)\n" + RAILS, ("efa/rdmap79s0",)),
+        # Before 1.1 at INFO, and before 1.0 at DEBUG.
+        (DISCOVERED.format("1 socket devices (TCP fallback)") + NETWORK + INTERFACES, ("sockets/eth7",)),
+        (DISCOVERED.format("1 tcp devices (TCP fallback)") + NETWORK + INTERFACES, ("tcp/eth7",)),
+        (DISCOVERED.format("4 EFA devices"), ("efa",)),
+        (DISCOVERED.format("0 EFA devices"), ()),
+        (DISCOVERED.format("1 tcp devices (TCP fallback)") + "Created 4 rails using provider=efa\n", ("efa",)),
+        ("Created data rail 0 (device=veth0, provider=sockets)\n", ("sockets/veth0",)),
+        ("Successfully created 1 data rails and 1 control rails using provider=sockets\n", ("sockets",)),
     ],
 )
 def test_provider_and_device_are_read_from_the_log(log: str, transports: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from pytest_nixl.backends import libfabric, posix, ucx
 from pytest_nixl.values import HOST, MemoryPair
 
-__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents"]
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "shake_hands"]
 
 
 class Backend(Protocol):
@@ -21,6 +21,8 @@ class Backend(Protocol):
     STORAGE: bool
     #: Whether a transfer's DONE means that its bytes are in place. Where not, every transfer carries a notification.
     DONE_IS_DELIVERED: bool
+    #: Whether loading another agent's metadata waits until that other agent makes progress too.
+    SHAKES_HANDS: bool
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that a worker needs besides those ``given``."""
@@ -71,3 +73,8 @@ UNSUPPORTED = {
 def between_agents(names: Sequence[str]) -> tuple[str, ...]:
     """Return those backends that move bytes from one agent to another."""
     return tuple(name for name in names if not BACKENDS[name].STORAGE)
+
+
+def shake_hands(names: Sequence[str]) -> bool:
+    """Whether agents with these backends wait for each other's progress while they load metadata."""
+    return any(name in BACKENDS and BACKENDS[name].SHAKES_HANDS for name in names)

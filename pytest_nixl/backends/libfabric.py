@@ -31,9 +31,13 @@ LEAST = (1, 18)
 #: Where the driver of Amazon's adapters puts its libfabric: not every image tells the loader.
 _EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
-_RAIL = re.compile(r"Created rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
-_PROVIDER = re.compile(r"Created \d+ rails using provider=([\w;-]+)")
+_RAIL = re.compile(r"Created (?:data )?rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
+_PROVIDER = re.compile(r"[Cc]reated \d+ (?:data )?rails (?:and \d+ control rails )?using provider=([\w;-]+)")
+# Before 1.1 NIXL names the provider at its DEBUG level alone, and at INFO what it found to make the rails on.
+_DISCOVERED = re.compile(r"Discovered [1-9]\d* ([\w;-]+) devices")
 _NETWORK = re.compile(r"fabric_attr->name (\d+\.\d+\.\d+\.\d+/[0-9]{1,2})\b")
+#: What it calls the devices of a provider, where that is not the provider's own name.
+_DEVICES = {"socket": "sockets", "EFA": "efa", "CXI": "cxi"}
 _INTERFACE = re.compile(r"^pytest-nixl: interface (\S+) (\d+\.\d+\.\d+\.\d+)$", re.MULTILINE)
 _SIOCGIFADDR = 0x8915
 _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
@@ -275,6 +279,7 @@ class LibfabricBackend:
     NAME = "LIBFABRIC"
     STORAGE = False
     DONE_IS_DELIVERED = False
+    SHAKES_HANDS = True
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return what makes NIXL name the provider that it chose."""
@@ -316,7 +321,8 @@ class LibfabricBackend:
         rails = dict.fromkeys(f"{match['provider']}/{match['device']}" for match in _RAIL.finditer(log))
         if rails:  # the user's own NIXL_LOG_LEVEL=DEBUG
             return tuple(rails)
-        return tuple(dict.fromkeys(_with_device(provider, log) for provider in _PROVIDER.findall(log)))
+        named = _PROVIDER.findall(log) or [_DEVICES.get(kind, kind) for kind in _DISCOVERED.findall(log)]
+        return tuple(dict.fromkeys(_with_device(provider, log) for provider in named))
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """It does not tell what it takes memory for."""

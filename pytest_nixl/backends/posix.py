@@ -18,6 +18,7 @@ class PosixBackend:
     NAME = "POSIX"
     STORAGE = True
     DONE_IS_DELIVERED = False
+    SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Nothing is needed."""

@@ -54,6 +54,7 @@ class UcxBackend:
     NAME = "UCX"
     STORAGE = False
     DONE_IS_DELIVERED = True
+    SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return what makes UCX report its choice of transport."""

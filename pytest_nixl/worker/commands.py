@@ -305,6 +305,7 @@ class Commands:
         *,
         acknowledged: bool,
         tag_each: bool,
+        announced: bool = False,
         storage: Ref | None = None,
     ) -> transfer.Initiator:
         return transfer.Initiator(
@@ -314,6 +315,7 @@ class Commands:
             [self._get(handle) for handle in tagged],
             acknowledged=acknowledged,
             tag_each=tag_each,
+            announced=announced,
             sync=self._get(storage).sync if storage is not None else None,
             deadline=time.monotonic() + patience,
         )

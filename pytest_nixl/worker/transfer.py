@@ -9,6 +9,10 @@ file. A READ's window ends with its last DONE, as the bytes are then at the init
 A handle that was once posted with a notification sends it again with every later post, also with an empty one: so each
 slot has two handles, one plain and one tagged.
 
+LIBFABRIC before NIXL 1.0 sends the notification that a handle was made with, whatever is given to its posts, and none
+where it was made with none. There each tagged handle is made with :data:`COUNTED`, and before a window starts the
+initiator tells the target how many of those to wait for.
+
 Both sides poll and yield the processor between polls; no progress thread is needed. On few cores that is far steadier
 than a spinning thread.
 """
@@ -16,6 +20,7 @@ than a spinning thread.
 from __future__ import annotations
 
 import os
+import re
 import time
 from array import array
 from collections import deque
@@ -36,6 +41,12 @@ _POLLS_BETWEEN_LOOKS = 512
 _NAPS_BETWEEN_LOOKS = 8
 
 
+#: What announces each transfer of a window where all have to carry the same notification.
+COUNTED = b"pytest-nixl:counted"
+_TOKEN = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
+_ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
+
+
 class StepTimeoutError(Exception):
     """A wait inside the worker went past its deadline."""
 
@@ -47,6 +58,10 @@ def stamps_for(transfers: int) -> array[int]:
 
 def _token(window: int, needed: int) -> bytes:
     return b"pytest-nixl:window:%d:%d" % (window, needed)
+
+
+def _announcement(window: int, needed: int) -> bytes:
+    return b"pytest-nixl:expect:%d:%d" % (window, needed)
 
 
 def _acknowledgement(window: int) -> bytes:
@@ -61,6 +76,7 @@ class Initiator:
     :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
     :param sync: what a window ends with where no agent is the target (WRITE to storage); None: nothing.
     :param tag_each: whether every transfer carries a notification, not only a window's last.
+    :param announced: whether tagged transfers carry :data:`COUNTED`, with which their handles were made.
     :param deadline: ``time.monotonic()`` at which any wait gives up.
     """
 
@@ -74,6 +90,7 @@ class Initiator:
         acknowledged: bool,
         tag_each: bool,
         deadline: float,
+        announced: bool = False,
         sync: Callable[[], None] | None = None,
     ) -> None:
         self._agent = agent
@@ -82,6 +99,7 @@ class Initiator:
         self._tagged = tagged
         self._acknowledged = acknowledged
         self._tag_each = tag_each
+        self._announced = announced
         self._sync = sync
         self._deadline = deadline
         self._window = 0
@@ -101,6 +119,8 @@ class Initiator:
         # Which posts carry the token: none, the last one, or all.
         first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
         run = self._one_by_one if len(self._plain) == 1 else self._in_flight
+        if self._announced and self._acknowledged:
+            self._agent.send_notif(self._target, _announcement(self._window, transfers - first_tagged))
         start = time.perf_counter_ns()
         run(transfers, first_tagged, token, start, stamps)
         if self._acknowledged:
@@ -247,18 +267,32 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool]) -> int:
         last is delivered.
     """
     arrived: dict[tuple[str, bytes], int] = {}
+    expected: dict[str, tuple[int, int]] = {}
     windows = polls = 0
     busy_until = time.monotonic() + _BUSY_SECONDS
     while True:
         for sender, messages in agent.get_new_notifs().items():
             busy_until = time.monotonic() + _BUSY_SECONDS
             for message in messages:
+                if told := _ANNOUNCEMENT.fullmatch(message):
+                    expected[sender] = int(told[1]), int(told[2])
+                    continue
+                if message == COUNTED:
+                    arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
+                    continue
+                token = _TOKEN.fullmatch(message)
+                if token is None:  # LIBFABRIC of 0.7 announces transfers that carry no notification, with an empty one
+                    continue
                 count = arrived[sender, message] = arrived.get((sender, message), 0) + 1
-                window, needed = message.rsplit(b":", 2)[1:]
-                if count == int(needed):
+                if count == int(token[2]):
                     del arrived[sender, message]
                     windows += 1
-                    agent.send_notif(sender, _acknowledgement(int(window)))
+                    agent.send_notif(sender, _acknowledgement(int(token[1])))
+            if sender in expected and arrived.get((sender, COUNTED), 0) >= expected[sender][1]:
+                number, needed_here = expected.pop(sender)
+                arrived[sender, COUNTED] -= needed_here
+                windows += 1
+                agent.send_notif(sender, _acknowledgement(number))
         polls += 1
         if time.monotonic() > busy_until:
             time.sleep(_NAP_SECONDS)
