@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper process: owns what must not outlive a test run, and cleans when its last client has gone.
 
-Started by :mod:`pytest_nixl.keeper` as ``python -I -S _keeper_main.py DIRECTORY``, so only the standard library is
-there; what cleaning needs besides is imported in a forked child, by the client's ``sys.path``. One thread, one loop.
+Started by :mod:`pytest_nixl.keeper` as ``python -I -S _keeper_main.py READY DIRECTORY``, or with a folder in which it
+makes that directory, and the socket of its first client: ``READY FOLDER SOCKET``. Only the standard library is there;
+what cleaning needs besides is imported in a forked child, by the client's ``sys.path``. One thread, one loop.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TERMINATE_SECONDS = 2.0
 CLEAN_SECONDS = 8.0
 #: Seconds to wait for the exit status of a process that has ended.
 ZOMBIE_SECONDS = 0.5
+#: Seconds for the processes that write to a directory that is removed to have ended.
+REMOVE_SECONDS = 5.0
 #: Seconds without any client after which a keeper that nobody ever connected to ends.
 LONELY_SECONDS = 10.0
 
@@ -69,9 +72,7 @@ class Client:
 class Keeper:
     """The loop, and what it owns."""
 
-    def __init__(self, directory: str, ready: int) -> None:
-        self.directory = directory
-        self.folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    def __init__(self, directory: str, ready: int, first: int | None = None) -> None:
         self.selector = selectors.DefaultSelector()
         self.clients: set[Client] = set()
         self.shared = Client(socket.socket(socket.AF_UNIX))
@@ -83,9 +84,23 @@ class Keeper:
         self.had_client = False
         self.asked_to_end = False
         self.born = time.monotonic()
-        self._listen()
         self._watch_signals()
-        os.write(ready, b"ready\n")
+        if first is not None:
+            directory = _make_directory(directory)
+            _write_log(directory)
+            self._welcome(socket.socket(fileno=first))
+        self.directory = directory
+        self.shm = _make_shared_memory(os.path.basename(directory))
+        try:
+            self.folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            self._listen()
+        except BaseException:
+            for made in filter(None, (self.shm, directory if first is not None else "")):
+                _remove(made)
+            raise
+        # Whoever waited for this may be dead: then its connection says so, or nobody ever connects.
+        with contextlib.suppress(OSError):
+            os.write(ready, b"ready " + os.fsencode(directory) + b"\n")
         os.close(ready)
 
     def _listen(self) -> None:
@@ -114,12 +129,14 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the last client has gone, or SIGTERM; then clean and remove the run directory."""
-        while not self.asked_to_end:
-            self._turn(self._next_deadline())
-            lonely = not self.had_client and time.monotonic() - self.born > LONELY_SECONDS
-            if ((self.had_client and not self.clients) or lonely) and self._close_door():
-                break
-        self._clean_all()
+        try:
+            while not self.asked_to_end:
+                self._turn(self._next_deadline())
+                lonely = not self.had_client and time.monotonic() - self.born > LONELY_SECONDS
+                if ((self.had_client and not self.clients) or lonely) and self._close_door():
+                    break
+        finally:
+            self._clean_all()
 
     def _turn(self, timeout: float | None) -> None:
         for key, _ in self.selector.select(timeout):
@@ -163,11 +180,14 @@ class Keeper:
                 if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED):
                     raise
                 return
-            connection.setblocking(True)
-            client = Client(connection)
-            self.clients.add(client)
-            self.had_client = True
-            self.selector.register(connection, selectors.EVENT_READ, client)
+            self._welcome(connection)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        client = Client(connection)
+        self.clients.add(client)
+        self.had_client = True
+        self.selector.register(connection, selectors.EVENT_READ, client)
 
     def _receive(self, client: Client) -> None:
         try:
@@ -204,6 +224,10 @@ class Keeper:
         client.path = path
         self.shared.path = path
         return os.getpid()
+
+    def do_shared_memory(self, client: Client) -> str:
+        """The directory in /dev/shm; empty where there is none."""
+        return self.shm
 
     def do_spawn(self, client: Client, argv: list[str], env: dict[str, str | None], log: str, shared: bool) -> int:
         """Start a process that dies with the keeper."""
@@ -374,18 +398,52 @@ class Keeper:
             self._turn(0.05)
         for pid in self.living:
             _signal_group(pid, signal.SIGKILL)
-        for left in range(4, -1, -1):
-            try:
-                remove_tree(self.directory)
-                return
-            except OSError:
-                # A client that was told to go may still write a file of its own there.
-                if not left:
-                    raise
-                time.sleep(0.05)
+        for directory in filter(None, (self.shm, self.directory)):
+            _remove(directory)
 
 
 _LATER = object()
+
+
+def _make_directory(folder: str) -> str:
+    """Make a private directory with a name that nobody has."""
+    while True:
+        directory = os.path.join(folder, f"pytest-nixl-{os.urandom(6).hex()}")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+            return directory
+
+
+def _make_shared_memory(name: str) -> str:
+    """Make a private directory in /dev/shm; return nothing where that cannot be, or somebody has one of that name."""
+    directory = f"/dev/shm/{name}"
+    try:
+        os.mkdir(directory, 0o700)
+    except OSError:
+        return ""
+    return directory
+
+
+def _write_log(directory: str) -> None:
+    """Write to the keeper's log from now on."""
+    log = os.open(os.path.join(directory, "keeper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
+
+
+def _remove(directory: str) -> None:
+    """Remove a directory; again, where a process that was told to go still makes a file of its own there."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while True:
+        try:
+            remove_tree(directory)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                print(f"keeper: {directory}: {error}", file=sys.stderr)
+                return
+            time.sleep(0.05)
 
 
 def _prctl() -> Any:
@@ -481,6 +539,6 @@ def remove_tree(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    Keeper(sys.argv[1], int(sys.argv[2])).run()
+    Keeper(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None).run()
     # Nothing is left to be done that the interpreter's own end would do.
     os._exit(0)

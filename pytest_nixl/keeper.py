@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pytest_nixl.errors import NixlPluginError
 
@@ -53,6 +53,7 @@ class Keeper:
         self._connection = connection
         self._reader = connection.makefile("rb")
         self._lock = threading.Lock()
+        self._shared_memory: str | None = None
         #: The keeper's own process.
         self.pid: int = self._ask("hello", path=[os.path.abspath(part) for part in sys.path])
 
@@ -131,6 +132,13 @@ class Keeper:
     def unwatch_prefix(self, prefix: str, endpoints: Sequence[Endpoint]) -> None:
         """Forget a watched prefix."""
         self._ask("unwatch_remote", key=_prefix_key(prefix, endpoints))
+
+    @property
+    def shared_memory(self) -> str:
+        """A directory in /dev/shm for what processes share; it goes with the keeper. Empty: none can be made."""
+        if self._shared_memory is None:
+            self._shared_memory = str(self._ask("shared_memory"))
+        return self._shared_memory
 
     def close(self) -> None:
         """Leave: what is this client's own goes now, what is shared goes with the last client. Does not wait."""
@@ -239,11 +247,7 @@ def _run_name() -> str:
 
 def _join(run: str) -> Keeper:
     if not run:
-        directory = Path(tempfile.mkdtemp(prefix="pytest-nixl-"))
-        with _locked(directory) as current:
-            assert current
-            _start(directory)
-            return Keeper(directory, _connect(directory), shared=False)
+        return Keeper(*_start_own(), shared=False)
     directory = Path(tempfile.gettempdir()) / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
     while True:
         _make_private(directory)
@@ -305,28 +309,56 @@ def locked(owner: Keeper, name: str) -> Iterator[None]:
         os.close(file)
 
 
+def _start_own() -> tuple[Path, socket.socket]:
+    """Start a keeper that nobody shares. It makes the run directory itself, once it holds its end of our connection:
+    whenever this process is killed, the keeper reads that, or there is no directory yet.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        ours.settimeout(ANSWER_SECONDS)
+        with theirs, tempfile.TemporaryFile() as log:
+            said = _launch(log, [tempfile.gettempdir(), str(theirs.fileno())], [theirs.fileno()])
+        return Path(os.fsdecode(said)), ours
+    except BaseException:
+        ours.close()
+        raise
+
+
 def _start(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         (directory / "keeper.socket").unlink()
+    with open(directory / "keeper.log", "a+b") as log:
+        _launch(log, [str(directory)], [])
+
+
+def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]) -> bytes:
+    """Start the keeper's process, wait until it is ready, and return its run directory.
+
+    :raises KeeperError: where it does not start.
+    """
     ready, tell = os.pipe()
-    with open(directory / "keeper.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_MAIN), str(directory), str(tell)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            pass_fds=[tell],
-            start_new_session=True,
-        )
-    os.close(tell)
     with os.fdopen(ready, "rb") as pipe:
-        if pipe.readline() != b"ready\n":
-            process.wait(ANSWER_SECONDS)
-            text = (directory / "keeper.log").read_text(errors="replace").strip()
-            raise KeeperError("the keeper did not start", "see what it wrote", text[-2000:])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_MAIN), str(tell), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                pass_fds=[tell, *descriptors],
+                start_new_session=True,
+            )
+        finally:
+            os.close(tell)
+        line = pipe.readline()
+    if not line.startswith(b"ready "):
+        process.wait(ANSWER_SECONDS)
+        log.seek(0)
+        text = log.read().decode(errors="replace").strip()
+        raise KeeperError("the keeper did not start", "see what it wrote", text[-2000:])
     # It outlives this process; without a returncode, Popen would warn of that.
     process.returncode = 0
+    return line.removeprefix(b"ready ").rstrip(b"\n")
 
 
 def _connect(directory: Path) -> socket.socket:

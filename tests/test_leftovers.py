@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +157,88 @@ def test_a_healthy_machine_passes_the_gate_and_the_run_leaves_nothing(scene: Sce
     assert re.search(r"^\d+ known limits of NIXL \S+, none of which this deployment meets: ", done.output, re.M)
     assert done.code == 0, done.output
     assert eventually(lambda: not scene.left(), 1), scene.left()
+
+
+#: A test that starts workers until it is ended.
+STARTING = """
+def test_starting(nixl_agent):
+    while True:
+        for agent in nixl_agent._siblings.start_each([None, None]):
+            agent.worker.kill()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "sigterm", "kill-9"])
+@pytest.mark.parametrize("repeat", repeats())
+def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, repeat: int
+) -> None:
+    # The moments differ from one repeat to the next, and from one machine to the next.
+    moments = [random.Random(f"{number} {repeat}").uniform(*between) for between in ((0.2, 0.8), (0.8, 1.5), (1.5, 3))]
+    mark, segments = secrets.token_hex(8), _segments()
+    (tmp_path / "test_starting.py").write_text(STARTING)
+    processes, begun = [], time.monotonic()
+    for moment in moments:
+        folder = tmp_path / f"{moment:.3f}"
+        folder.mkdir()
+        processes.append(
+            subprocess.Popen(
+                [*command("-s", "--nixl-etcd-server=embedded"), "test_starting.py"],
+                cwd=tmp_path,
+                env=environment(TMPDIR=str(folder), **{MARK: mark}),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+    for process, moment in zip(processes, moments, strict=True):
+        time.sleep(max(0.0, begun + moment - time.monotonic()))
+        process.send_signal(number)
+    for process in processes:
+        assert process.wait(120) != 0
+
+    def left() -> list[str]:
+        found = [f"process {pid}: {line}" for pid, line in _marked(mark)]
+        found += [f"directory {path}" for path in tmp_path.glob("*/pytest-nixl*")]
+        return found + [f"shared memory {name}" for name in _segments() - segments if _is_free(name)]
+
+    assert eventually(lambda: not left(), 60), left()
+
+
+def _is_free(name: str) -> bool:
+    """Whether no process that lives has a segment of /dev/shm mapped or open, or stands in a directory there."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"/dev/shm/{name}" in (path / "maps").read_text():
+                return False
+            if any(os.readlink(each).startswith(f"/dev/shm/{name}") for each in (path / "fd").iterdir()):
+                return False
+        except OSError:
+            continue  # it has ended meanwhile
+    return True
+
+
+def test_what_ucx_shares_is_in_a_directory_that_goes_with_the_run(tmp_path: Path) -> None:
+    """A worker that is killed between making a segment and giving up its name leaves a file: here it is made up."""
+    (tmp_path / "agent_places.py").write_text(
+        "import os\n"
+        "def look(agent):\n"
+        "    folder = os.environ['UCX_POSIX_DIR']\n"
+        "    open(os.path.join(folder, 'ucx_shm_posix_left'), 'x').close()\n"
+        "    with open('/proc/self/maps') as maps:\n"
+        "        return [folder, folder in maps.read()]\n"
+    )
+    (tmp_path / "test_left.py").write_text(
+        "def test_left(nixl_agent):\n"
+        "    folder, mapped = nixl_agent.run('agent_places:look')\n"
+        "    assert mapped, 'UCX makes its segments elsewhere'\n"
+        "    nixl_agent.worker.kill()\n"
+        "    open('folder', 'w').write(folder)\n"
+    )
+    done = run("test_left.py", directory=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 0, done.output
+    folder = Path((tmp_path / "folder").read_text())
+    assert folder.parent == Path("/dev/shm")
+    assert eventually(lambda: not folder.exists())
 
 
 def test_a_test_that_fails_leaves_nothing(scene: Scene) -> None:

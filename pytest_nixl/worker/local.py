@@ -25,6 +25,8 @@ class LocalProcess:
         self, keeper: Keeper, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
     ) -> None:
         self._keeper = keeper
+        if not prefix:  # what a prefix enters may have a /dev/shm of its own
+            environment = {**_own_segments(keeper), **environment}
         self.channel, theirs = socket.socketpair()
         with theirs:
             script = Path(__file__).with_name("__main__.py")
@@ -91,6 +93,18 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "dead",
 }
+
+
+#: UCX takes this directory instead of /dev/shm for its segments, which are gone as soon as they are mapped: but a
+#: process that is killed in the instant between leaves one.
+_SEGMENTS = "UCX_POSIX_DIR"
+
+
+def _own_segments(keeper: Keeper) -> dict[str, str]:
+    """Return where UCX is to make its shared memory, so that what a killed worker leaves is known to be ours."""
+    if _SEGMENTS in os.environ or not keeper.shared_memory:
+        return {}
+    return {_SEGMENTS: keeper.shared_memory}
 
 
 def _log_path(directory: Path, name: str) -> Path:
