@@ -238,6 +238,11 @@ def _run_name() -> str:
 
 
 def _join(run: str) -> Keeper:
+    if not os.path.isdir("/proc/self/fd"):
+        raise KeeperError(
+            "/proc is not mounted, and without it no process that a run starts can be found and ended",
+            "mount it: `mount -t proc proc /proc`",
+        )
     if not run:
         directory = Path(tempfile.mkdtemp(prefix="pytest-nixl-"))
         with _locked(directory) as current:

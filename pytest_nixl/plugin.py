@@ -70,6 +70,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest's capture takes standard output
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
+    if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
+        from pytest_nixl.report.output import CLOSED, Output, reopen_closed_output
+
+        reopen_closed_output()
+        early_config.pluginmanager.register(Output(CLOSED), "nixl-output")
+    yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nixl_check(id): the check that a test makes, as profiles and the gate name it")
     run = Run.of(config)
@@ -86,6 +96,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
+    if run.asked_for and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
+        from pytest_nixl.report.output import Output
+
+        config.pluginmanager.register(Output(), "nixl-output")
     config.pluginmanager.register(run.completeness, "nixl-completeness")
 
 

@@ -69,8 +69,15 @@ class Completeness:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        with sigterm_ends_in_order() if self._run.asked_for or self._run.used else nullcontext():
-            return (yield)
+        ours = self._run.asked_for or self._run.used
+        try:
+            with sigterm_ends_in_order() if ours else nullcontext():
+                return (yield)
+        finally:
+            if ours and not self._run.config.invocation_params.dir.is_dir():
+                from pytest_nixl.report.output import keep_a_directory
+
+                self._cause = self._cause or keep_a_directory(self._run.config)
 
     def interruption(self, session: pytest.Session) -> str:
         """Say how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.

@@ -40,6 +40,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl import nixl_versions
     from pytest_nixl.errors import NixlPluginError
     from pytest_nixl.worker.commands import RefusedError
+    from pytest_nixl.worker.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
@@ -53,6 +54,9 @@ def _error(error: BaseException) -> dict[str, Any]:
         kind = "timeout"
     elif nixl_versions.is_error(module):
         kind = "nixl"
+        if fault := shared_memory_fault():
+            words, name = f"{error}: {fault}", type(error).__name__
+            return {"kind": kind, "type": name, "message": words, "remedy": SHM_REMEDY, "traceback": ""}
     elif isinstance(error, ImportError):
         kind = "import"
     text = "".join(traceback.format_exception(error))
