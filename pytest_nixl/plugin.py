@@ -217,7 +217,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.cluster.take_part import conclude
 
         conclude(session, run)
-    if not run.parallel and not run.serves and (run.results or run.asked_for or run.used):
+    if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
         run.interrupted = run.completeness.interruption(session)
         if run.interrupted and not run.usable:
             run.interrupted = ""  # the settings are refused, which ends the run
