@@ -246,6 +246,11 @@ def _run_name() -> str:
 
 
 def _join(run: str) -> Keeper:
+    if not os.path.isdir("/proc/self/fd"):
+        raise KeeperError(
+            "/proc is not mounted, and without it no process that a run starts can be found and ended",
+            "mount it: `mount -t proc proc /proc`",
+        )
     if not run:
         return Keeper(*_start_own(), shared=False)
     directory = Path(tempfile.gettempdir()) / f"pytest-nixl-{os.geteuid()}-{run[:16]}"

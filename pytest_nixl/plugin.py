@@ -71,9 +71,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(args: list[str]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest's capture takes standard output
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
+    if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
+        from pytest_nixl.report.output import CLOSED, Output, reopen_closed_output
+
+        reopen_closed_output()
+        early_config.pluginmanager.register(Output(CLOSED), "nixl-output")
+    yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,6 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
         find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
     config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
+    if run.asked_for and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
+        from pytest_nixl.report.output import Output
+
+        config.pluginmanager.register(Output(), "nixl-output")
     config.pluginmanager.register(run.completeness, "nixl-completeness")
 
 
@@ -228,7 +238,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         from pytest_nixl.cluster.take_part import conclude
 
         conclude(session, run)
-    if not run.parallel and not run.serves and (run.results or run.asked_for or run.used):
+    if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
         run.interrupted = run.completeness.interruption(session)
         if run.interrupted and not run.usable:
             run.interrupted = ""  # the settings are refused, which ends the run

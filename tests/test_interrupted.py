@@ -163,6 +163,14 @@ def test_a_failure_of_the_last_check_ends_nothing_early(tmp_path: Path) -> None:
     assert done.code == 1
 
 
+@pytest.mark.parametrize("option", ["--fixtures", "--collect-only", "--setup-plan"])
+def test_what_is_to_run_no_test_is_not_interrupted(tmp_path: Path, option: str) -> None:
+    (tmp_path / "test_ten.py").write_text(TEN)
+    done = run(str(tmp_path / "test_ten.py"), option)
+    assert "INTERRUPTED" not in done.output
+    assert done.code == 0
+
+
 def test_the_record_of_an_interrupted_run_is_stored_and_is_no_baseline(
     end_run: Callable[..., Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from pytest_nixl.cli import clean, compare, doctor, endpoint, facts, findings, history, profile, report
@@ -24,24 +25,46 @@ COMMANDS = (clean, compare, doctor, endpoint, facts, findings, history, profile,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    if sys.stdout is None:
+        return _refuse("standard output is closed, so nobody can read the answer: give it one, such as >answer.txt")
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain of it once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _lead_nowhere()
+        _refuse("standard output cannot be written: the program that read it has ended")
         return FAILED
     except OSError as error:
-        return _refuse(f"{error.filename} cannot be read ({error.strerror})")
+        return _refuse(_words(error))
     except (ValueError, NixlPluginError) as error:
         return _refuse(str(error))
 
 
 def _refuse(sentence: str) -> int:
-    print(f"pytest-nixl: {sentence}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"pytest-nixl: {sentence}", file=sys.stderr)
     return COULD_NOT_RUN
+
+
+def _words(error: OSError) -> str:
+    """Say in one sentence what the system refused."""
+    if error.filename is not None:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory has been deleted: change to another one, and run the command again"
+    _lead_nowhere()
+    return f"standard output cannot be written ({error.strerror or type(error).__name__})"
+
+
+def _lead_nowhere() -> None:
+    """Have standard output lead nowhere: Python would fail once more, on what is left in its buffer, when it ends."""
+    from pytest_nixl.report.output import lead_nowhere
+
+    lead_nowhere()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -201,4 +201,6 @@ def _ask_shm() -> dict[str, int | str]:
         found = os.statvfs("/dev/shm")
     except OSError as error:
         return {"why": error.strerror or str(error)}
+    if found.f_flag & os.ST_RDONLY:
+        return {"why": "it is mounted read-only"}
     return {"size": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}

@@ -38,6 +38,8 @@ class Completeness:
         self._ended: set[str] = set()
         #: Tests that pytest reported as failed or in error.
         self.failed: set[str] = set()
+        #: Whether tests were to be run: --fixtures, say, collects them and runs none.
+        self._started = False
         #: What ended the run early; empty: nothing did.
         self._cause = ""
 
@@ -69,8 +71,16 @@ class Completeness:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        with sigterm_ends_in_order() if self._run.asked_for or self._run.used else nullcontext():
-            return (yield)
+        ours = self._run.asked_for or self._run.used
+        self._started = True
+        try:
+            with sigterm_ends_in_order() if ours else nullcontext():
+                return (yield)
+        finally:
+            if ours and not self._run.config.invocation_params.dir.is_dir():
+                from pytest_nixl.report.output import keep_a_directory
+
+                self._cause = self._cause or keep_a_directory(self._run.config)
 
     def interruption(self, session: pytest.Session) -> str:
         """Say how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.
@@ -83,7 +93,7 @@ class Completeness:
         why = self._cause
         if not why and lost:
             why = lost[0].reason
-        if not why and len(self._ended) < self._planned:
+        if not why and self._started and len(self._ended) < self._planned:
             why = str(session.shouldfail or session.shouldstop or "") or "the rest never ran"
         if not why and session.exitstatus not in (*_WHOLE, pytest.ExitCode.USAGE_ERROR):
             why = f"pytest ended with exit code {int(session.exitstatus)}"

@@ -41,6 +41,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.errors import NixlPluginError
     from pytest_nixl.worker.commands import RefusedError
     from pytest_nixl.worker.nixl_api import NixlImportError
+    from pytest_nixl.worker.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
@@ -54,6 +55,9 @@ def _error(error: BaseException) -> dict[str, Any]:
         kind = "timeout"
     elif nixl_versions.is_error(module):
         kind = "nixl"
+        if fault := shared_memory_fault():
+            words, name = f"{error}: {fault}", type(error).__name__
+            return {"kind": kind, "type": name, "message": words, "remedy": SHM_REMEDY, "traceback": ""}
     elif isinstance(error, NixlImportError):
         kind = "import"
     text = "".join(traceback.format_exception(error))

@@ -313,7 +313,8 @@ class Worker:
         detail = _quoted(self.tail())
         if kind == "nixl":
             reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step!r}"
-            return NixlError(reason, _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY), detail, type_name)
+            remedy = error.get("remedy") or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
+            return NixlError(reason, remedy, detail, type_name)
         if kind == "ours":
             return WorkerError(f"{message} (in {self.name} during {step!r})", error["remedy"])
         if kind == "import":

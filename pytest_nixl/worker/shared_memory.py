@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether shared memory can be used here: UCX cannot start without it, and names no cause that can be typed."""
+
+from __future__ import annotations
+
+import os
+
+#: Where POSIX shared memory is.
+SHM = "/dev/shm"
+
+#: How a host or container gets it.
+SHM_REMEDY = (
+    f"mount it: `mount -t tmpfs -o rw tmpfs {SHM}`; `docker run --shm-size=8g`; in Kubernetes mount an emptyDir with "
+    f"medium: Memory at {SHM}"
+)
+
+
+def shared_memory_fault(path: str = SHM) -> str:
+    """Return a sentence if shared memory cannot be used; an empty text if it can."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"{path} cannot be used ({error.strerror})"
+    if found.f_flag & os.ST_RDONLY:
+        return f"{path} is mounted read-only"
+    return "" if os.access(path, os.W_OK) else f"{path} cannot be written by this user"
