@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ from runs import ROOT
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.embedded import EmbeddedServer
+from pytest_nixl.etcd.path import EtcdPath
 from pytest_nixl.keeper import keeper
-from pytest_nixl.nixlbench import driver
+from pytest_nixl.nixlbench import driver, etcd_watch
 from pytest_nixl.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
+from pytest_nixl.nixlbench.etcd_watch import EtcdWatch, Removal
 from pytest_nixl.nixlbench.group import Group
 from pytest_nixl.record.samples import RowKey
 from pytest_nixl.tool import Tool
@@ -195,6 +198,89 @@ def test_an_etcd_that_is_down_is_named(play: Play) -> None:
     with pytest.raises(NixlbenchError, match="Failed to acquire lock: connections to all backends failing") as raised:
         play("normal", endpoint="http://127.0.0.1:9")
     assert "etcdctl --endpoints URL endpoint health" in raised.value.remedy
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("whose", ["ours", "external"])
+def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_removed_once_it_is_back(
+    program: Path, monkeypatch: pytest.MonkeyPatch, how: str, whose: str
+) -> None:
+    monkeypatch.setenv("STANDIN_PLAY", "wait")
+    if whose == "external":  # the real figures are of an etcd that may be slow
+        monkeypatch.setattr(etcd_watch, "REFUSED_SECONDS", 2.0)
+        monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
+    server, removals = EmbeddedServer.start(keeper()), list[Removal]()
+    tools = [
+        Tool(Here(keeper(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", 20.0) for rank in (0, 1)
+    ]
+    ended_at: list[float] = []
+
+    def end() -> None:
+        with server.client() as other:
+            wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 60, "two ranks")
+            time.sleep(1.0)  # the watch has seen them too
+        ended_at.append(time.monotonic())
+        keeper().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        with server.client() as client:
+            group = Group(client, server.endpoint, keeper(), own=server if whose == "ours" else None, removals=removals)
+            with pytest.raises(NixlbenchError) as raised:
+                run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
+                       warmup=10), {}, 60.0)  # fmt: skip
+            assert time.monotonic() - ended_at[0] < 30.0, "nixlbench is silent for 80 s before that is an error"
+        reason = raised.value.reason
+        assert reason.startswith("the etcd in which nixlbench's processes meet is gone: ")
+        assert server.endpoint in reason
+        assert "the initiator (nixlbench of rank 0 on " in reason
+        assert "merely busy" not in str(raised.value)
+        assert mentioning(str(program)) == []
+        if (whose, how) == ("ours", "killed"):
+            assert f"pid {server.pid}, at {server.endpoint}, ended by SIGKILL; " in reason
+            assert group.prefix not in reason, "its data end with it"
+            assert removals == []
+            return
+        if whose == "ours":
+            assert f"is stopped by a signal: kill -CONT {server.pid}" in reason
+        else:
+            assert ("connection refused" if how == "killed" else "no answer within 4 s") in reason
+        assert f"3 keys under {group.prefix} (/rank/0, /rank/1, /size) are still in it" in reason
+        assert f"del --prefix {group.prefix}" in raised.value.remedy
+        if how == "killed":
+            server.restart()
+        else:
+            keeper().signal(server.pid, signal.SIGCONT)
+        [removal] = removals
+        assert removal.close(30.0)
+        with server.client() as client:
+            assert client.count_prefix("xferbench/") == 0
+    finally:
+        thread.join()
+        for tool in tools:
+            tool.close()
+        keeper().signal(server.pid, signal.SIGCONT)
+        server.discard()
+
+
+def test_an_etcd_that_is_slow_or_back_at_once_is_not_accused(etcd: EmbeddedServer) -> None:
+    with EtcdPath(etcd.endpoint) as path, etcd.client() as direct:
+        way = path.client("a slow one")
+        direct.put("xferbench/slow//size", b"1")
+        with EtcdWatch(way.endpoint, "xferbench/slow/") as watch:
+            wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 30, "the watch has seen the key")
+            way.delay(1.5)
+            count = len(way.requests)
+            wait_until(lambda: len(way.requests) > count + 2, 30, "answers come late")
+            assert watch.settled(10.0) is None
+            way.delay(0.0)
+            way.cut()
+            wait_until(lambda: watch.last_failure != "", 30, "the watch is refused")
+            way.restore()
+            wait_until(lambda: watch.last_failure == "", 30, "the watch goes on")
+            assert watch.trouble() is None
+        direct.delete_prefix("xferbench/slow/")
 
 
 def test_a_port_that_is_taken_is_not_the_last_one(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

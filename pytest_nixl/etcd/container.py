@@ -132,6 +132,10 @@ class ContainerServer:
         """Say what it is, in a few words."""
         return f"etcd {self.version} in container {self.id[:12]} ({self.image}), at {self.endpoint}"
 
+    def why_silent(self) -> str | None:
+        """As :meth:`why_dead`: an engine tells of a container that is paused, too."""
+        return self.why_dead()
+
     def why_dead(self) -> str | None:
         """Return None while it is up, else how it ended, with the last lines of its log."""
         import docker

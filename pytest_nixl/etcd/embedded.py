@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -99,6 +100,16 @@ class EmbeddedServer:
         if self.keeper.alive(self.pid):
             return None
         return f"{self.describe()}, {self.keeper.how_ended(self.pid)}\n{self._last_lines()}"
+
+    def why_silent(self) -> str | None:
+        """Return None while nothing keeps it from answering, else :meth:`why_dead`, or that somebody has stopped it."""
+        if (why := self.why_dead()) is not None:
+            return why
+        with contextlib.suppress(OSError, IndexError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state in "Tt":
+                return f"{self.describe()}, is stopped by a signal: kill -CONT {self.pid}"
+        return None
 
     def client(self) -> EtcdClient:
         """Return a new client of it."""

@@ -45,6 +45,9 @@ class EtcdServer(Protocol):
     def why_dead(self) -> str | None:
         """Return None while it is up, else what became of it, with the last lines of its log where we have it."""
 
+    def why_silent(self) -> str | None:
+        """Return None while nothing keeps it from answering, else :meth:`why_dead`, or that somebody has stopped it."""
+
     def client(self) -> EtcdClient:
         """Return a new client of it."""
 
@@ -137,6 +140,9 @@ class ExternalServer:
         except EtcdError as error:
             return error.reason
         return None
+
+    def why_silent(self) -> str | None:
+        return self.why_dead()
 
     def client(self) -> EtcdClient:
         return connect(self.endpoints, **self.credentials)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.nixlbench.command import Meeting
 from pytest_nixl.nixlbench.group import Group
 from pytest_nixl.nixlbench.table import Fault, Output, Trouble, read_output
@@ -27,6 +28,8 @@ _SLEEPS = 20.0
 _LOOK = 0.2
 #: Seconds that its partner may still take when the first process has ended: to end too, or to say what it saw.
 _GRACE = 3.0
+#: Seconds for an etcd that does not answer just now to come back, before it is named as the cause.
+_ETCD_DOUBT = 10.0
 #: Ports to try for the ASIO runtime, below those that systems give to clients, and how often another one.
 _PORTS, _TRIES = range(20000, 32000), 5
 #: Lines of each process that a failure shows, and characters of a line that it quotes.
@@ -205,6 +208,8 @@ class _Run:
             turn += 1
             if self._inconsistent() or done():
                 return
+            if self._group is not None and (gone := self._group.trouble()) is not None:
+                raise self._etcd_gone(self._group, gone)
             if (now := "".join(rank.text for rank in self._ranks)) != seen:
                 seen, deadline = now, time.monotonic() + self._timeout
             elif time.monotonic() > deadline:
@@ -228,7 +233,11 @@ class _Run:
         # crash after that, while libraries are taken down, changes no figure.
         broken = any(rank.code is None or rank.killed for rank in self._ranks)
         if not inconsistent and (broken or not self._whole() or self._said()):
-            raise self._died(self._culprit())
+            culprit = self._culprit()
+            # A process that ends because it has lost its etcd tells something else, if anything.
+            if self._group is not None and not culprit.killed and (gone := self._group.trouble(_ETCD_DOUBT)):
+                raise self._etcd_gone(self._group, gone)
+            raise self._died(culprit)
         first = self._ranks[0]
         remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
         others = others_beside(*(rank.started for rank in self._ranks))
@@ -279,8 +288,25 @@ class _Run:
         reason = f"nixlbench: nothing was to be seen for {self._timeout:g} s, while waiting for {what}"
         if self._group is not None and not rank.begun and len(self._ranks) == 2 and self._ranks[0].begun:
             reason += f": {self._ranks[0].name} is alone"
+        if self._group is not None and self._group.failure:
+            reason += f"; the last look at its etcd from here failed: {self._group.failure}"
         remedy = "read both ranks' last lines below; give --nixl-timeout more time if the machines are merely busy"
         return NixlbenchError(reason, remedy, self._tails(rank))
+
+    def _etcd_gone(self, group: Group, gone: EtcdError) -> NixlbenchError:
+        running = " and ".join(rank.name for rank in self._ranks if not rank.over)
+        reason = f"the etcd in which nixlbench's processes meet is gone: {gone.reason}"
+        if running:
+            reason += f"; {running} were ended with it" if " and " in running else f"; {running} was ended with it"
+        remedy = "read the last lines of its log below; the next row gets a new etcd"
+        if gone.cause != "died":
+            reason += f"; {group.left_behind()} are still in it"
+            remedy = (
+                "start that etcd again and repeat; the keys are removed once it answers, until the end of this run, or "
+                f"by hand: etcdctl --endpoints {group.endpoint} del --prefix {group.prefix}"
+            )
+        tails = self._tails(self._ranks[0])
+        return NixlbenchError(reason, remedy, f"{gone.detail}\n{tails}" if gone.detail else tails)
 
     def _where(self, rank: _Rank) -> str:
         if not rank.begun:

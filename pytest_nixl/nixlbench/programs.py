@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,14 +13,16 @@ from types import TracebackType
 from pytest_nixl.backends import BACKENDS
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.servers import EtcdServer, SessionEtcd
 from pytest_nixl.facts.network import read_network
 from pytest_nixl.facts.rdma import read_rdma
 from pytest_nixl.facts.root import Root
-from pytest_nixl.keeper import Keeper
+from pytest_nixl.keeper import Keeper, KeeperError
 from pytest_nixl.nixlbench.command import Meeting, command, known_flags, name_of
 from pytest_nixl.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.nixlbench.group import Group
+from pytest_nixl.nixlbench.etcd_watch import Removal
+from pytest_nixl.nixlbench.group import Group, finish_removals
 from pytest_nixl.record.programs import backend_of
 from pytest_nixl.record.samples import RowKey
 from pytest_nixl.settings import Settings
@@ -44,6 +46,7 @@ class Nixlbench:
         self._keeper = keeper
         self._tools: dict[int, Tool] = {}
         self._flags: dict[int, frozenset[str]] = {}
+        self._removals: list[Removal] = []
 
     def __enter__(self) -> Nixlbench:
         return self
@@ -53,6 +56,7 @@ class Nixlbench:
     ) -> None:
         for tool in self._tools.values():
             tool.close()
+        finish_removals(self._removals)
 
     @staticmethod
     def plain(row: RowKey) -> RowKey:
@@ -96,8 +100,16 @@ class Nixlbench:
         if self._runtime(row) == "ASIO":
             return run_at(tools, self._address(row.pair[0]), arguments, variables, settings.timeout)
         server = self._etcd.server()
+        own = None if server.kind == "external" else server
         with server.client() as client:
-            return run_in(tools, Group(client, server.endpoint, self._keeper()), arguments, variables, settings.timeout)
+            group = Group(client, server.endpoint, self._keeper(), own=own, removals=self._removals)
+            try:
+                return run_in(tools, group, arguments, variables, settings.timeout)
+            except NixlPluginError:
+                # One of ours that has died is told by this error: the next row gets a new one.
+                with suppress(EtcdError, KeeperError):
+                    self._etcd.check()
+                raise
 
     def described(self, row: RowKey) -> dict[str, object]:
         """Return what is recorded of the programs beside a row."""
