@@ -46,6 +46,18 @@ def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
     assert shown[-1].startswith("regression: REGRESSED (all rows together: -15.0 %")
 
 
+def test_images_that_were_measured_in_turn_are_not_told_to_be_measured_so() -> None:
+    before, now = run("a:1", {KEY: QUIET}), run("a:2", {KEY: LOST})
+    apart, in_turn = (told(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
+    assert "--nixl-against" in apart
+    assert "--nixl-against" not in in_turn
+    assert "Both images were measured now, in turn" in in_turn
+    noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
+    said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
+    assert "Stop what else runs on the machine" in said
+    assert "--nixl-against" not in said
+
+
 def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
     before = run("a:1", {KEY: QUIET})
     assert [one.verdict for one in compare_runs(before, run("a:2", {KEY: QUIET}), 0.05).results] == [Verdict.UNCHANGED]

@@ -57,6 +57,12 @@ def backend(name: str, **values: Any) -> Callable[[Tree], None]:
     return lambda tree: tree.change("nixl", lambda found: found["backends"][name].update(values))
 
 
+def ucx_refuses(name: str) -> Callable[[Tree], None]:
+    """UCX makes nothing of UCX_TLS, in its own words."""
+    words = f"transport '{name}' is not available, please use one or more of: cma, cuda_copy, sm, srd, tcp, ud"
+    return backend("UCX", error="nixlBackendError: NIXL_ERR_BACKEND", memories=[], said=[words])
+
+
 def variable(name: str, value: str) -> Callable[[Tree], None]:
     return lambda tree: tree.variable(name, value)
 
@@ -260,7 +266,12 @@ FAULTS = (
     Fault("ucx-tls-tcp", variable("UCX_TLS", "tcp,cuda_copy"), "transports-allowed",
           "UCX_TLS=tcp,cuda_copy leaves out every RDMA transport, and this host has RDMA"),
     Fault("ucx-tls-not-ib", variable("UCX_TLS", "^ib"), "transports-allowed", "leaves out every RDMA transport"),
-    Fault("ucx-tls-no-cuda", variable("UCX_TLS", "rc,sm"), "transports-allowed", "leaves out cuda_copy and cuda_ipc",
+    Fault("ucx-tls-rc", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc")), "transports-allowed",
+          "UCX_TLS=rc,cuda names nothing that can carry NIXL here: this host has no device for rc"),
+    Fault("ucx-tls-misspelt", variable("UCX_TLS", "rcc,cuda_copi,srd"), "transports-allowed",
+          "'rcc', 'cuda_copi' (did you mean rc, cuda_copy?)", WARN),
+    Fault("ucx-tls-empty", variable("UCX_TLS", ""), "transports-allowed", "UCX refuses an empty list"),
+    Fault("ucx-tls-no-cuda", variable("UCX_TLS", "ud,sm"), "transports-allowed", "leaves out cuda_copy and cuda_ipc",
           WARN),
     Fault("ucx-device", variable("UCX_NET_DEVICES", "rdmap79s1:1"), "devices-there",
           "UCX_NET_DEVICES names rdmap79s1, which this host has not (did you mean rdmap79s0?)"),
@@ -337,6 +348,7 @@ def test_a_fault_is_named(fault: Fault, healthy: Tree, wanted: Wanted, tmp_path:
 
 #: Checks that a fault makes fail beside the one that names it.
 CONSEQUENCES = {
+    "ucx-tls-rc": {"backend-loads"},
     "efa-missing": {"gpu-nics"},
     "efa-without-driver": {"gpu-nics"},
     "efa-none": {"rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},

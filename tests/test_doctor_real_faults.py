@@ -302,3 +302,58 @@ def test_an_image_is_asked_nothing_of_gpus_networks_and_etcd() -> None:
         "nixlbench-starts", "variables-known", "namespace-plain",
     }  # fmt: skip
     assert seen.code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "said_by_ucx"),
+    [
+        ("tpc", "UCX does not know 'tpc' (did you mean tcp?)", "transport 'tpc' is not available"),
+        pytest.param("rc", "this host has no device for rc", "transport 'rc' is not available", marks=pytest.mark.soak),
+        ("ud,rc_x", "this host has no device for ud, rc_x", "transports 'ud','rc_x' are not available"),
+        pytest.param(
+            " tcp",
+            "UCX does not know ' tcp' (did you mean tcp?)",
+            "transport ' tcp' is not available",
+            marks=pytest.mark.soak,
+        ),
+        ("", "names no transport: UCX refuses an empty list", "The TLs list is empty"),
+        ("cuda_copy", "this host has no device for cuda_copy", "transport 'cuda_copy' is not available"),
+        pytest.param(
+            "^tcp", "leaves none that tells of a peer that failed", "no peer failure handler", marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "tcp:aux",
+            "names none that tells of a peer that failed",
+            "no usable transports/devices (asked tcp:aux",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_transports_that_cannot_carry_nixl_are_named_and_ucx_is_quoted(text: str, told: str, said_by_ucx: str) -> None:
+    if Path("/sys/class/infiniband").exists() or Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has RDMA or a GPU, so that what is asked for may be there")
+    seen = doctor(UCX_TLS=text)
+    assert seen.failed("transports-allowed", told)
+    assert seen.failed("backend-loads", said_by_ucx)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.soak)],
+)
+def test_a_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
+    seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
+    verdict, reason, remedy = seen.checks["transports-allowed"]
+    assert verdict == "WARN"
+    assert words in reason
+    assert "correct UCX_TLS" in remedy
+    assert seen.checks["backend-loads"][0] == "PASS"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tcp,self,sm", *(pytest.param(text, marks=pytest.mark.soak) for text in ("tcp", "\\tcp", "all", "^ib", "^rc,ud"))],
+)
+def test_transports_that_carry_nixl_pass(text: str) -> None:
+    seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
+    assert {seen.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}

@@ -180,6 +180,52 @@ def test_a_card_on_another_root_of_the_same_processor_is_good_where_the_profile_
     assert "the network cards nearest to GPU 0 hang at the same processor, on another root" in judged.reason
 
 
+def only_one_card(tree: Tree) -> Tree:
+    """Leave the host one network card: at the first processor, as a g6.48xlarge has it."""
+    cards = sorted(tree.place("/sys/class/infiniband").iterdir(), key=lambda card: int(card.name[5:].partition("s")[0]))
+    for nic in cards[1:]:
+        shutil.rmtree(nic)
+    return tree
+
+
+def test_a_machine_with_one_card_is_not_told_to_use_another(healthy: Tree, tmp_path: Path) -> None:
+    facts = read(only_one_card(healthy.copy(tmp_path / "tree")))
+    assert [each.how for each in facts.near] == [SWITCH] + [NODE] * 3 + [FAR] * 4
+    judged = judge(facts, profile="g6.48xlarge")
+    assert judged.verdict is Verdict.PASS
+    assert judged.reason.startswith(
+        "the machine has 1 network card, and all are here: across the processors from GPU 4"
+    )
+    # Whether the host has more of them than this pod, no profile tells.
+    judged = judge(facts, profile="loopback")
+    assert judged.verdict is Verdict.WARN
+    assert "GPUs at the processor of that card" in judged.remedy
+    # A machine that has more was not given all of them.
+    assert judge(facts, profile="g5.48xlarge").verdict is Verdict.PASS
+    assert judge(facts, profile="p5.48xlarge").verdict is Verdict.FAIL
+
+
+def test_ports_for_the_management_of_nvlink_are_nobodys(healthy: Tree, tmp_path: Path) -> None:
+    told = facts_of("p6-b200.48xl")
+    assert {card.name for card in told.rdma if card.kind != "efa"} == {"ibp115s0f0", "ibp116s0f0"}
+    assert {name for each in told.near for name in (*each.devices, *each.own)} == {card.name for card in told.efa}
+    assert [len(each.devices) for each in told.near] == [2] * 8
+    assert [len(each.own) for each in told.near] == [1] * 8
+    # Where there is no EFA, the firmware of the card says what it is for.
+    tree = healthy.copy(tmp_path / "tree")
+    cards = sorted(tree.place("/sys/class/infiniband").iterdir())
+    for number, card in enumerate(cards):
+        card.rename(card.with_name(f"mlx5_{number}"))
+    for device in tree.folder.glob("sys/devices/pci*/**/driver"):
+        if device.readlink().name == "efa":
+            device.unlink()
+    assert {name for each in read(tree).near for name in each.own} == {f"mlx5_{number}" for number in range(len(cards))}
+    (tree.place("/sys/class/infiniband/mlx5_3/device") / "vpd").write_bytes(b"\x82\x10\x00V0\x06SMDL=SW_MNG\x00\xff")
+    facts = read(tree)
+    assert [card.name for card in facts.rdma if card.manages_nvlink] == ["mlx5_3"]
+    assert "mlx5_3" not in {name for each in facts.near for name in (*each.devices, *each.own)}
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_host_is_judged_by_hwlocs_file_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--hwloc", str(TOPOLOGY / f"{name}.xml"), "--profile", PROFILES[name]])

@@ -202,7 +202,7 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
             "backends": {
                 "LIBFABRIC": {**backend, "plugin": f"{plugins}/libplugin_LIBFABRIC.so",
                               "versions": {"libfabric": "2.3", "libfabric_path": "/opt/amazon/efa/lib/libfabric.so.1"}},
-                "UCX": {**backend, "plugin": f"{plugins}/libplugin_UCX.so"},
+                "UCX": {**backend, "plugin": f"{plugins}/libplugin_UCX.so", "said": []},
             },
             "libraries": ["/usr/local/nixl/lib/libnixl.so", "/usr/local/ucx/lib/libucp.so.0.0.0",
                           "/usr/local/ucx/lib/libucs.so.0.0.0", "/opt/amazon/efa/lib/libfabric.so.1.28.0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pytest_nixl.doctor.check import Wanted, check, failed, has_rdma, named, not_applicable, passed, plural, warned
@@ -78,14 +79,24 @@ _FABRIC = (
 )
 
 #: Transports of UCX that leave the host by RDMA, and names that stand for some of them.
-_RDMA_TLS = re.compile(
-    r"^(?:all|ib|rc|dc|ud|srd|rc_x|rc_v|ud_x|ud_v|rc_verbs|rc_mlx5|dc_x|dc_mlx5|ud_verbs|ud_mlx5|rc_gda|efa)$"
-)
-#: Those that cannot carry NIXL alone, as they tell of no peer that failed.
+_RDMA_TLS = frozenset(
+    {"ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc",
+     "dc_x", "dc_mlx5", "srd", "gga", "gga_mlx5", "efa"}
+)  # fmt: skip
+#: Those of them that EFA has.
+_EFA_TLS = frozenset({"ib", "ud", "ud_v", "ud_verbs", "srd", "efa"})
+_GPU_TLS = frozenset(
+    {"cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy",
+     "ze_ipc", "ze_gdr", "gaudi", "gaudi_gdr"}
+)  # fmt: skip
 #: What Dockerfiles call the places and versions of what they build: nobody is meant to read them later.
 _OF_BUILDS = re.compile(r"_(?:DIR|HOME|PREFIX|PATH|ROOT|VERSION|VER|REF|REPO|URL|COMMIT|BRANCH|TAG|SRC)$")
 _TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\w+)")
+#: Those within a host, which cannot carry NIXL alone, as they tell of no peer that failed.
 _LOCAL_TLS = frozenset({"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem", "self", "mm"})
+_KNOWN_TLS = _RDMA_TLS | _GPU_TLS | _LOCAL_TLS | {"all", "tcp"}
+#: UCX's own word about names that it cannot use.
+_NOT_AVAILABLE = re.compile(r"transports? ('.*') (?:is|are) not available, please use one or more of: (.*)")
 #: What libfabric's providers are called, utilities (after the ``;``) left out.
 _PROVIDERS = (
     "efa",
@@ -164,35 +175,134 @@ def _of_families(names: tuple[str, ...]) -> Iterator[str]:
 
 @check("transports-allowed", "Does UCX_TLS leave UCX the transports that this host has?")
 def transports_allowed(facts: Facts, wanted: Wanted) -> Judgement:
-    """A list without RDMA on a host that has it, or one that cannot carry NIXL at all."""
-    text = facts.environment.get("UCX_TLS")
+    """A list without RDMA on a host that has it, one that cannot carry NIXL, or a name that UCX does not know."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
-    if not text:
+    if "UCX_TLS" not in facts.environment.steering:
         return passed("UCX_TLS is not set: UCX chooses")
-    without = text.startswith("^")
-    names = [part.strip().partition(":")[0] for part in text.removeprefix("^").split(",") if part.strip()]
+    text = facts.environment.get("UCX_TLS")
+    tls = _Transports.of(text, facts)
+    if not "".join(tls.names):
+        return failed(f"UCX_TLS={text} names no transport: UCX refuses an empty list", "unset UCX_TLS")
+    made = facts.software.backend("UCX")
+    works = made is not None and not made.error and bool(made.memories)
     if has_rdma(facts, wanted):
-        rdma = [name for name in names if _RDMA_TLS.fullmatch(name)]
-        shut = without and (
+        rdma = [name for name in tls.names if name in _RDMA_TLS or name == "all"]
+        shut = tls.without and (
             {"ib", "all"} & set(rdma) or {"rc", "dc", "ud"} <= {name.partition("_")[0] for name in rdma}
         )
-        if shut or (not without and not rdma):
+        if shut or (not tls.without and not rdma):
             return failed(
-                f"UCX_TLS={text} leaves out every RDMA transport, and this host has RDMA",
+                f"UCX_TLS={text} leaves out every RDMA transport, and this host has RDMA{tls.meant()}",
                 "unset UCX_TLS, or name rc, dc or ud (for EFA: srd), with cuda_copy and cuda_ipc for GPUs",
             )
-    if not without and names and set(names) <= _LOCAL_TLS:
+    if not tls.carriers() and not works:
+        strange, absent = tls.strange(), tls.absent()
+        if strange or absent:
+            told = " and ".join(filter(None, [
+                f"UCX does not know {named(map(_asked, strange))}{tls.meant()}" if strange else "",
+                f"this host has no device for {named(absent)}" if absent else "",
+            ]))  # fmt: skip
+            return failed(f"UCX_TLS={text} names nothing that can carry NIXL here: {told}", tls.remedy())
         return failed(
-            f"UCX_TLS={text} names none that tells of a peer that failed: NIXL refuses such a UCX (NIXL_ERR_BACKEND)",
-            "add tcp, or unset UCX_TLS",
+            f"UCX_TLS={text} {'leaves' if tls.without else 'names'} none that tells of a peer that failed: "
+            "NIXL refuses such a UCX (NIXL_ERR_BACKEND)",
+            "unset UCX_TLS, or do not shut out tcp" if tls.without else "add tcp, or unset UCX_TLS",
         )
-    gpu = bool(facts.gpu.gpus) and not without and "all" not in names
-    if gpu and not any(name.startswith("cuda") for name in names):
+    if tls.strange():
+        return warned(
+            f"UCX_TLS={text} has a name that UCX does not know: {named(map(_asked, tls.strange()))}{tls.meant()}",
+            tls.remedy(),
+        )
+    gpu = bool(facts.gpu.gpus) and not tls.without and "all" not in tls.names
+    if gpu and not any(name.startswith("cuda") for name in tls.names):
         return warned(
             f"UCX_TLS={text} leaves out cuda_copy and cuda_ipc, and this host has GPUs", "add cuda to UCX_TLS"
         )
     return passed(f"UCX_TLS={text}")
+
+
+def _asked(name: str) -> str:
+    return ascii(name)
+
+
+@dataclass(frozen=True)
+class _Transports:
+    """What UCX_TLS says, as UCX reads it: names with their case and white space, behind a ``^`` those to leave out.
+
+    :param names: without the backslash that asks for a transport of just that name, and without ``:aux``.
+    :param auxiliary: those of them that may only set up connections.
+    :param has_rdma: whether this host has RDMA devices; ``efa_only``: and all of them are EFA.
+    :param refused: names that UCX itself said it cannot use; ``offered``: what it said it can.
+    """
+
+    without: bool
+    names: tuple[str, ...]
+    auxiliary: frozenset[str]
+    has_rdma: bool
+    efa_only: bool
+    has_gpu: bool
+    refused: frozenset[str]
+    offered: frozenset[str]
+
+    @classmethod
+    def of(cls, text: str, facts: Facts) -> _Transports:
+        parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
+        names = [part.partition(":")[0] for part in parts]
+        made = facts.software.backend("UCX")
+        refused: set[str] = set()
+        offered: set[str] = set()
+        for match in filter(None, map(_NOT_AVAILABLE.search, made.said if made is not None else ())):
+            refused |= set(re.findall("'([^']*)'", match[1]))
+            offered |= set(re.split(", *", match[2]))
+        return cls(
+            without=text.startswith("^"),
+            names=tuple(name for name in names if name),
+            auxiliary=frozenset(part.partition(":")[0] for part in parts if part.endswith(":aux")),
+            has_rdma=bool(facts.rdma) or bool(offered & _RDMA_TLS),
+            efa_only=bool(facts.rdma) and all(device.kind == "efa" for device in facts.rdma),
+            has_gpu=bool(facts.gpu.gpus),
+            refused=frozenset(refused),
+            offered=frozenset(offered),
+        )
+
+    def strange(self) -> list[str]:
+        """Return the names that no UCX has."""
+        return [name for name in self.names if name not in _KNOWN_TLS and name not in self.offered]
+
+    def absent(self) -> list[str]:
+        """Return the names for which this host has no device, or that this UCX says it cannot use."""
+        return [name for name in self.names if name in _KNOWN_TLS and not self._here(name)]
+
+    def _here(self, name: str) -> bool:
+        if name in self.refused:
+            return False
+        if name in _RDMA_TLS:
+            return self.has_rdma and (not self.efa_only or name in _EFA_TLS)
+        return self.has_gpu if name in _GPU_TLS else True
+
+    def carriers(self) -> list[str]:
+        """Return what is left that can carry NIXL by itself: tcp, or RDMA on a host that has it."""
+        able = {"tcp", *(_RDMA_TLS if self.has_rdma else ())}
+        if self.without:
+            return sorted(able - set(self.names)) if "all" not in self.names else []
+        usable = [name for name in self.names if name not in self.auxiliary and self._here(name)]
+        return [name for name in usable if name in able or name == "all"]
+
+    def meant(self) -> str:
+        """Return the names that are probably meant instead of those that UCX does not know, in words."""
+        known = sorted(self.offered | _KNOWN_TLS)
+        found = {}
+        for name in self.strange():
+            near = get_close_matches(re.sub(r"\s", "", name).lower(), known, n=1, cutoff=0.6)
+            if near:
+                found[name] = near[0]
+        return f" (did you mean {named(found.values())}?)" if found else ""
+
+    def remedy(self) -> str:
+        """Say what to write."""
+        carry = sorted(self.offered & (_RDMA_TLS | {"tcp"})) or ["tcp"]
+        return f"correct UCX_TLS, or unset it; what carries NIXL here: {named(carry, 12)}"
 
 
 @check("devices-there", "Is every network device there that a variable names?")

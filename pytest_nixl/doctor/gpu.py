@@ -285,6 +285,7 @@ def gpu_nics(facts: Facts, wanted: Wanted) -> Judgement:
     remedy = "give the pod the cards beside its GPUs, or take another profile; see `nvidia-smi topo -m`"
     topology = Topology.of(facts.gpu, facts.rdma)
     cards = {device.name for device in (facts.efa if wanted.efa else facts.rdma)}
+    all_there = wanted.machine is not None and 0 < wanted.machine.nics <= len(topology.nics)
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle() if nic.name in cards]
     if each is not None:
         fewer = {gpu: count for gpu, count in beside.items() if count < each}
@@ -295,7 +296,19 @@ def gpu_nics(facts: Facts, wanted: Wanted) -> Judgement:
             return failed(reason, remedy)
     node = {gpu.name: gpu.node for gpu in topology.gpus}
     far = [f"GPU {near.gpu} ({node[str(near.gpu)]})" for near in facts.near if near.how == FAR]
+    if far and all_there:
+        # Such a machine has no card there that could be given to the pod.
+        few = plural(len(topology.nics), "network card")
+        return passed(
+            f"the machine has {few}, and all are here: across the processors from {named(far)}: "
+            f"{named(nic.name for nic in topology.nics)}"
+        )
     if far:
+        if len(topology.nics) == 1:
+            remedy = (
+                "give the pod GPUs at the processor of that card, or a card beside these GPUs if the host has one; see "
+                "`nvidia-smi topo -m`"
+            )
         return warned(f"every network card is across the processors from {named(far)}", remedy)
     apart = [f"GPU {near.gpu}" for near in facts.near if near.how == NODE]
     if apart:

@@ -70,7 +70,11 @@ def backend_loads(facts: Facts, wanted: Wanted) -> Judgement:
             continue
         if found.error:
             missing = f" ({named(each.words for each in found.missing)})" if found.missing else ""
-            return failed(f"{name} cannot be made: {found.error}{missing}", found.remedy or _remedy(found.plugin))
+            said = f"; it says: {'; '.join(found.said[:4])}" if found.said else ""
+            remedy = found.remedy or _remedy(found.plugin)
+            if found.said and not found.remedy:
+                remedy = "mend what its own line names; transports-allowed tells which names UCX_TLS may have here"
+            return failed(f"{name} cannot be made: {found.error}{missing}{said}", remedy)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
                 f"{name} was made, and moves {named(found.memories) or 'nothing'}: no host memory",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.facts.gpu import Gpus
 from pytest_nixl.facts.pci import bridges_shared
-from pytest_nixl.facts.rdma import RdmaDevice
+from pytest_nixl.facts.rdma import RdmaDevice, network_cards
 
 #: How near a card is to a GPU, the nearest first, in the words that people read.
 SWITCH, ROOT, NODE, FAR = "switch", "root", "node", "far"
@@ -69,10 +69,13 @@ class Topology:
 
     @classmethod
     def of(cls, gpus: Gpus, rdma: Sequence[RdmaDevice]) -> Topology:
-        """Return that of facts. What has no path in sysfs is left out: nothing can be said of it."""
+        """Return that of facts, without adapters that move no data between hosts.
+
+        What has no path in sysfs is left out: nothing can be said of it.
+        """
         return cls(
             tuple(Placed(str(gpu.index), gpu.pci, gpu.path, gpu.numa) for gpu in gpus.gpus if gpu.path),
-            tuple(Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in rdma if nic.path),
+            tuple(Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(rdma) if nic.path),
         )
 
     def nearest(self) -> tuple[Near, ...]:

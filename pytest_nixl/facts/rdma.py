@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.facts.pci import address_of
@@ -12,6 +13,8 @@ from pytest_nixl.facts.root import Root
 
 _CLASS = "/sys/class/infiniband"
 _VERBS = "/sys/class/infiniband_verbs"
+#: What the vital product data of a ConnectX has where it belongs to the switches of NVLink.
+_OF_NVLINK = "SW_MNG"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class RdmaDevice:
     :param uverbs: the device node, such as ``/dev/infiniband/uverbs0``; empty: the kernel has none for it.
     :param closed: why a process cannot open that node; empty: it can.
     :param p2p: what an EFA reaches GPU memory by, as its driver tells; empty: it does not.
+    :param manages_nvlink: whether its firmware says that it is there for the management of NVLink's switches.
     """
 
     name: str
@@ -49,6 +53,7 @@ class RdmaDevice:
     path: str
     p2p: str
     source: str
+    manages_nvlink: bool = False
 
     @property
     def active(self) -> bool:
@@ -59,6 +64,16 @@ class RdmaDevice:
     def rate(self) -> float | None:
         """Line rate of its fastest port in bytes per second."""
         return max((port.rate for port in self.ports if port.rate), default=None)
+
+
+def network_cards(devices: Sequence[RdmaDevice]) -> list[RdmaDevice]:
+    """Return the adapters that are there to move data between hosts.
+
+    Hosts with B200 have ConnectX beside a GPU that reach the switches of NVLink and nothing else. Where the firmware
+    cannot be asked, they are known by the EFA that such a host has for its data.
+    """
+    efa = any(device.kind == "efa" for device in devices)
+    return [device for device in devices if not device.manages_nvlink and not (efa and device.kind != "efa")]
 
 
 def read_rdma(root: Root) -> tuple[RdmaDevice, ...]:
@@ -86,6 +101,7 @@ def _device(root: Root, name: str, uverbs: str, closed: dict[str, str]) -> RdmaD
         path=device or "",
         p2p=(root.read(f"{device}/p2p") or "") if device else "",
         source=place,
+        manages_nvlink=_OF_NVLINK in (root.read(f"{device}/vpd") or "") if device else False,
     )
 
 

@@ -28,6 +28,7 @@ _BY_HAND = "make an agent with that backend by hand, with NIXL_LOG_LEVEL=info an
 _PATIENCE_WITH_TWO = 5.0
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
+_SAID = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
 _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
 
 
@@ -55,6 +56,7 @@ class BackendFacts:
     :param plugin: its file; empty: there is none.
     :param error: why it was not made; empty: it was.
     :param memories: what it moves.
+    :param said: what UCX wrote of it on stderr, warnings and errors, without time and place in its source.
     """
 
     name: str
@@ -63,6 +65,7 @@ class BackendFacts:
     error: str
     remedy: str
     memories: tuple[str, ...]
+    said: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,19 @@ def unused_variables(log: str) -> dict[str, str]:
     return found
 
 
+def words_of_ucx(log: str) -> list[str]:
+    """Return the warnings and errors of UCX, each once; those about variables that nobody reads are left out."""
+    return [words for words in dict.fromkeys(_SAID.findall(log)) if not words.startswith("unused environment")]
+
+
 def _fact(value: str | None, source: str, why: str) -> Fact[str]:
     return Fact(value, source) if value else Fact(None, source, why)
 
 
 def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
     missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
-    return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]))
+    return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]),
+                         tuple(found.get("said", ())))  # fmt: skip
 
 
 def _efa_installer(root: Root) -> Fact[str]:
@@ -218,6 +227,8 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
     finally:
         worker.kill()
     client = etcd_client(found.get("libraries", []))
+    if "UCX" in found["backends"]:
+        found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
     return {**found, "etcd_client": client, "unused": unused_variables(worker.output())}
 
 

@@ -58,9 +58,10 @@ def compare(run: Run) -> None:
     from pytest_nixl.record.current import other_run, this_run
 
     before = run.baseline
+    in_turn = before is None
     if before is None:
         if settings.against is None:
             return  # the settings were refused before the baseline was read
         before = other_run(run, settings.against)
-    run.compared = compare_runs(before, this_run(run), settings.max_regression)
+    run.compared = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
     run.results += run.compared.results

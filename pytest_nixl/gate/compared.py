@@ -57,10 +57,13 @@ def refuse_other_machine(before: Recorded, now: Recorded) -> None:
         )
 
 
-def compare_runs(before: Recorded, now: Recorded, margin: float) -> Compared:
-    """Judge a run by another one. ``margin`` is the loss up to which a row is unchanged: 0.05 is 5 %.
+def compare_runs(before: Recorded, now: Recorded, margin: float, *, in_turn: bool = False) -> Compared:
+    """Judge a run by another one.
 
     Rows of other projects' programs are left out: those are measured once, and are no subject of ours.
+
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param in_turn: whether both were measured now, launch by launch, as --nixl-against does.
     """
     before, now = _own(before), _own(now)
     old, new = _usable(before), _usable(now)
@@ -70,8 +73,8 @@ def compare_runs(before: Recorded, now: Recorded, margin: float) -> Compared:
     different = tuple(changes(before.provenance, now.provenance))
     results = (
         *_missing(before, now, old, new),
-        *_pooled(before, comparison, margin, different),
-        *_rows(before, old, new, comparison, margin, different),
+        *_pooled(before, comparison, margin, different, in_turn),
+        *_rows(before, old, new, comparison, margin, different, in_turn),
     )
     return Compared(before, now, margin, comparison, results, different)
 
@@ -113,7 +116,9 @@ def _missing(before: Recorded, now: Recorded, old: Mapping[str, Row], new: Mappi
             yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.")
 
 
-def _pooled(before: Recorded, comparison: Comparison, margin: float, different: tuple[Change, ...]) -> Iterator[Result]:
+def _pooled(
+    before: Recorded, comparison: Comparison, margin: float, different: tuple[Change, ...], in_turn: bool
+) -> Iterator[Result]:
     effect = comparison.pooled
     if effect is None:
         reason = f"no row of {before.name} was measured again: there is nothing to compare"
@@ -124,7 +129,7 @@ def _pooled(before: Recorded, comparison: Comparison, margin: float, different: 
     count = len(comparison.rows)
     over = f"{count} rows together" if count > 1 else next(iter(comparison.rows))
     reason = f"{over} against {before.name}: {effect.words}"
-    yield _result(effect.verdict, reason, _remedy(effect, margin, different, before))
+    yield _result(effect.verdict, reason, _remedy(effect, margin, different, before, in_turn))
 
 
 def _rows(
@@ -134,6 +139,7 @@ def _rows(
     comparison: Comparison,
     margin: float,
     different: tuple[Change, ...],
+    in_turn: bool,
 ) -> Iterator[Result]:
     if len(comparison.rows) < 2:
         return  # the verdict over all rows is that of the row
@@ -143,7 +149,7 @@ def _rows(
             figures += f", over {'+'.join(new[key].transports) or 'unknown'} after {'+'.join(old[key].transports)}"
         if effect.verdict is Verdict.REGRESSED:
             reason = f"{key} against {before.name}: {figures}: {effect.words}"
-            yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before))
+            yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn))
         elif key in comparison.suspects:
             reason = (
                 f"{key} against {before.name}: {figures}: {effect.words}, which would prove a loss of this row alone "
@@ -152,22 +158,25 @@ def _rows(
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
 
 
-def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: Recorded) -> str:
+def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: Recorded, in_turn: bool) -> str:
     if effect.verdict is Verdict.REGRESSED:
         what = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
         more = f" and {len(different) - 8} more" if len(different) > 8 else ""
+        differs = f"What differs from {before.name}: {what}{more}."
+        if in_turn:
+            return f"{differs} Both images were measured now, in turn: look at these differences."
         return (
-            f"What differs from {before.name}: {what}{more}. Measure the two images in turn with --nixl-against to "
-            "exclude what else changed between the two runs."
+            f"{differs} Measure the two images in turn with --nixl-against to exclude what else changed between the "
+            "two runs."
         )
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if effect.unprovable:
         return _more_launches(effect)
-    return (
-        "Stop what else runs on the machine and run again with --nixl-launches=7, or measure the two images in turn "
-        f"with --nixl-against; launches that differ by more than {100 * margin:.3g} % by themselves tell nothing."
-    )
+    again = "Stop what else runs on the machine and run again with --nixl-launches=7"
+    if not in_turn:
+        again += ", or measure the two images in turn with --nixl-against"
+    return f"{again}; launches that differ by more than {100 * margin:.3g} % by themselves tell nothing."
 
 
 def _more_launches(effect: Effect) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.facts.gpu import Gpu as FactsGpu
 from pytest_nixl.facts.nearness import FAR, Near, Placed, Topology
-from pytest_nixl.facts.rdma import RdmaDevice
+from pytest_nixl.facts.rdma import RdmaDevice, network_cards
 from pytest_nixl.gate.machine import card, is_network
 from pytest_nixl.gate.together import Spread, Together, corrupt, measure_at_once, spread
 from pytest_nixl.gate.verdicts import Verdict
@@ -71,7 +71,7 @@ def seats(gpus: Sequence[Gpu], known: Sequence[FactsGpu], cards: Sequence[RdmaDe
     places = {gpu.pci: gpu for gpu in known if gpu.pci and gpu.path}
     placed = [Placed(str(gpu.number), gpu.pci, places[gpu.pci].path, places[gpu.pci].numa)
               for gpu in gpus if gpu.pci in places]  # fmt: skip
-    usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in cards
+    usable = [Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(cards)
               if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
     near = {each.gpu: each for each in Topology(tuple(placed), tuple(usable)).nearest()}
     nodes = {int(each.name): each.node for each in placed}
