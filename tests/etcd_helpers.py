@@ -250,7 +250,7 @@ def turn_authentication_on(url: str, **tls: Any) -> None:
     for path, payload in steps:
         with requests.Session() as session:
             session.trust_env = False
-            answer = session.post(f"{url}/v3/auth/{path}", json=payload, timeout=5, **tls)
+            answer = session.post(f"{url}/v3/auth/{path}", json=payload, timeout=60, **tls)
             assert answer.status_code == 200, (path, answer.text)
 
 

@@ -33,4 +33,4 @@ def run_pytest(
             patch.setenv(name, value)
         if in_process:
             return pytester.runpytest_inprocess(*plugin, *arguments)
-        return pytester.runpytest_subprocess(*plugin, *arguments, timeout=60)
+        return pytester.runpytest_subprocess(*plugin, *arguments, timeout=600)
