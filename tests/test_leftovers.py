@@ -173,26 +173,32 @@ def test_starting(nixl_agent):
 def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
     tmp_path: Path, number: signal.Signals, repeat: int
 ) -> None:
-    # The moments differ from one repeat to the next, and from one machine to the next.
-    moments = [random.Random(f"{number} {repeat}").uniform(*between) for between in ((0.2, 0.8), (0.8, 1.5), (1.5, 3))]
+    # From when the run directory is there: while its keeper starts, and while workers do.
+    chance = random.Random(f"{number} {repeat}")
+    moments = [chance.uniform(*between) for between in ((0, 0.03), (0.03, 0.5), (0.5, 2))]
     mark, segments = secrets.token_hex(8), _segments()
     (tmp_path / "test_starting.py").write_text(STARTING)
-    processes, begun = [], time.monotonic()
+    waiting = []
     for moment in moments:
-        folder = tmp_path / f"{moment:.3f}"
+        folder = tmp_path / f"{moment:.4f}"
         folder.mkdir()
-        processes.append(
-            subprocess.Popen(
-                [*command("-s", "--nixl-etcd-server=embedded"), "test_starting.py"],
-                cwd=tmp_path,
-                env=environment(TMPDIR=str(folder), **{MARK: mark}),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
-    for process, moment in zip(processes, moments, strict=True):
-        time.sleep(max(0.0, begun + moment - time.monotonic()))
-        process.send_signal(number)
+        waiting.append((moment, folder, subprocess.Popen(
+            [*command("-s", "--nixl-etcd-server=embedded"), "test_starting.py"],
+            cwd=tmp_path, env=environment(TMPDIR=str(folder), **{MARK: mark}), stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )))  # fmt: skip
+    processes = [process for _, _, process in waiting]
+    seen: dict[Path, float] = {}
+    while waiting:
+        for each in tuple(waiting):
+            moment, folder, process = each
+            assert process.poll() is None, "it ended by itself"
+            if folder not in seen and any(folder.glob("pytest-nixl*")):
+                seen[folder] = time.monotonic()
+            if folder in seen and time.monotonic() >= seen[folder] + moment:
+                process.send_signal(number)
+                waiting.remove(each)
+        time.sleep(0.001)
     for process in processes:
         assert process.wait(120) != 0
 
