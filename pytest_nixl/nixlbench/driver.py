@@ -154,7 +154,7 @@ def run_in(
 ) -> Ran:
     """Run the two processes of one table, which meet in an etcd. :raises NixlPluginError: where it comes to nothing."""
     with group:
-        return _Run(tools, arguments(group.meeting), variables, timeout, group).finish()
+        return _Run(tools, arguments(group.meeting), variables, timeout, group).finish_or_blame_etcd(group)
 
 
 class _PortTaken(Exception):  # noqa: N818 - it is no error: another port is tried
@@ -187,6 +187,17 @@ class _Run:
                     break
             self._wait(lambda: any(rank.over for rank in self._ranks), "the next row, or the end of the run")
             return self._concluded()
+
+    def finish_or_blame_etcd(self, group: Group) -> Ran:
+        """As :meth:`finish`; a rank of another host cannot be reached either, once the etcd of the run is gone."""
+        try:
+            return self.finish()
+        except NixlbenchError:
+            raise
+        except NixlPluginError as error:
+            if (gone := group.trouble(_ETCD_DOUBT)) is None:
+                raise
+            raise self._etcd_gone(group, gone) from error
 
     def _registered(self, rank: _Rank) -> bool:
         if self._group is None:

@@ -20,7 +20,7 @@ from pytest_nixl.etcd.errors import EtcdError
 #: Seconds between two looks at the keys.
 EVERY = 0.2
 #: Seconds for one answer. An etcd that says nothing for so long is not merely slow.
-ANSWER_SECONDS = 8.0
+ANSWER_SECONDS = 7.0
 #: Seconds for which an etcd must refuse every connection: one that is started again is back before that.
 REFUSED_SECONDS = 5.0
 #: Seconds over its time that a failed look may have taken. If it took longer, this machine was too busy to tell.
