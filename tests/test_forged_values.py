@@ -7,14 +7,21 @@ Without a token everything is believed, and what no rank writes ends in one sent
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from etcd_helpers import Etcd, running_etcd
+from runs import BANDWIDTH, command, environment, profile, run
+from runs import ROOT as CLONE
 
+from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.etcd import require_closed, require_secret
 from pytest_nixl.cluster.group import PREFIX, Frozen, MembershipError, MissingRanksError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
@@ -26,7 +33,9 @@ from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.servers import ExternalServer
 from pytest_nixl.keeper import keeper
+from pytest_nixl.settings import Settings
 from pytest_nixl.waiting import wait_until
 from pytest_nixl.worker.process import WorkerError
 
@@ -52,14 +61,18 @@ def stranger(etcd: Etcd) -> Iterator[EtcdClient]:
 
 @contextmanager
 def joined(
-    etcd: Etcd, size: int = 2, token: str = TOKEN, meanwhile: Callable[[], None] = lambda: None
+    etcd: Etcd,
+    size: int = 2,
+    token: str = TOKEN,
+    meanwhile: Callable[[], None] = lambda: None,
+    timeout: float = 20,
 ) -> Iterator[list[Membership]]:
     """Ranks that meet, each with a client of its own; ``meanwhile`` runs when only the first one is there."""
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
 
         def one(number: int) -> Membership:
-            return join(clients[number], "forged", size, ttl=TTL, timeout=20, token=token, wanted=number, host="h")
+            return join(clients[number], "forged", size, ttl=TTL, timeout=timeout, token=token, wanted=number, host="h")
 
         root = group_root(PREFIX, "forged", token)
         joining = [pool.submit(one, 0)]
@@ -216,7 +229,7 @@ class TestMessages:
         """Whatever was in an earlier run of the same group and token, or in this one, is written under each key."""
         end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": ""}
         seen: dict[str, bytes] = {}
-        for run in range(2):
+        for turn in range(2):
             with ExitStack() as stack:
                 members = stack.enter_context(joined(etcd, 3))
                 barrier(members)
@@ -230,7 +243,7 @@ class TestMessages:
                             stranger.put(f"{ROOT}mail/{receiver:06d}/000000/{number:012d}", value)
                 for key, value in seen.items():
                     stranger.put(key, value)
-                if run == 0:
+                if turn == 0:
                     # The first one is not read: it is there to be seen.
                     key = f"{ROOT}mail/000002/000000/000000000000"
                     boxes[0].box.send(1, end)
@@ -246,8 +259,26 @@ class TestMessages:
                 for box in boxes[1:]:
                     wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=10)  # type: ignore[misc]
                 ends = [message for box in boxes for _, message in box.taken if message != LAST]
-                assert len(ends) == (1 if run == 0 else 0), ends
+                assert len(ends) == (1 if turn == 0 else 0), ends
                 assert not [box.failed for box in boxes if box.failed]
+
+    def test_many_that_wait_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        """More than the operations that etcd takes in one transaction."""
+        with joined(etcd) as members, connect([etcd.endpoint]) as client:
+            barrier(members)
+            sender = Posted(stranger, members[0])
+            for number in range(150):
+                sender.box.send(1, {"ask": "state", "number": number})
+            receiver = Posted(client, members[1])
+            sent = [(0, Ask("state", number, {})) for number in range(150)]
+            wait_until(lambda: receiver.taken == sent, "all messages", seconds=20)
+            for number in range(32):
+                sender.box.send(1, {"ask": "state", "number": number})
+            prefix = f"{ROOT}mail/000001/"
+            wait_until(lambda: stranger.count_prefix(prefix) < 150, "what was read to be deleted", seconds=20)
+            assert receiver.failed == []
+            receiver.box.close()
+            sender.box.close()
 
     @pytest.mark.parametrize("value", [b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000])
     def test_without_a_token_what_is_no_message_is_named_and_left_out(
@@ -367,11 +398,140 @@ class TestRun:
         self, etcd: Etcd, stranger: EtcdClient, key: str, value: bytes
     ) -> None:
         root = group_root(PREFIX, "forged")
+        # The rank that does not see the key waits in vain for the other one, as long as it is told to.
+        timeout = 20 if "gate" in key else 1
         with (
             pytest.raises(MembershipError) as caught,
-            joined(etcd, token="", meanwhile=lambda: stranger.put(f"{root}{key}", value)) as members,
+            joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", value), timeout) as members,
         ):
             barrier(members)
         assert caught.value.reason.startswith(f"the key '{root}{key}' has a value that no rank of this version writes")
         assert caught.value.remedy.startswith("remove that key; or give all ranks a --nixl-group-token")
         stranger.delete_prefix(root)
+
+
+class Stranger:
+    """Writes all that it can think of under the keys of a group, again and again, as soon as they are there."""
+
+    def __init__(self, client: EtcdClient, root: str) -> None:
+        self._client = client
+        self._root = root
+        self._over = threading.Event()
+        self._seen: dict[str, bytes] = {}
+        self.written = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Stranger:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for name in ("0" * 16, "f" * 16):
+            self._put(f"members/{name}", FAKE)
+        number = 0
+        while not self._over.wait(0.1):
+            self._seen |= self._client.get_prefix(f"{self._root}mail/")
+            self._mail(number)
+            # What others have said, as if it were said to somebody else, or later.
+            for value in list(self._seen.values())[-5:]:
+                for way in ("000001/000000", "000000/000001"):
+                    self._put(f"mail/{way}/{900000 + number:012d}", value)
+            self._put(f"arrived/{1 + number % 4:06d}/00000x", b"")
+            self._put("run/gate", b'{"passed": 99}')
+            self._put("run/frozen", Frozen.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
+            number += 1
+
+    def _mail(self, number: int) -> None:
+        windows = {"windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9], "counted": [], "others": 0.0}
+        line = json.dumps({"number": number, "result": windows})
+        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": ""}
+        for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):
+            self._put(f"mail/000000/000001/{1000 * kind + number:012d}", json.dumps(message).encode())
+        self._put(f"mail/000001/000000/{1000 + number:012d}", json.dumps(end).encode())
+        self._put(f"mail/000001/000000/{2000 + number:012d}", b"0" * 64 + b" " + json.dumps(end).encode())
+
+    def _put(self, name: str, value: bytes) -> None:
+        self._client.put(f"{self._root}{name}", value)
+        self.written += 1
+
+
+@pytest.mark.parametrize(
+    ("transport", "code"),
+    [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.soak)],
+)
+def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
+    etcd: Etcd, stranger: EtcdClient, tmp_path: Path, transport: str, code: int
+) -> None:
+    """A red run stays red on both ranks, with rank 0's words, and a green one stays green."""
+    expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0000001 GB/s'")
+    options = [
+        BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-ranks=2",
+        f"--nixl-profile={expected}", f"--nixl-etcd={etcd.url}", "--nixl-group=whole",
+    ]  # fmt: skip
+    env = environment(NIXL_GROUP_TOKEN=TOKEN, UCX_TLS="tcp")
+    with Stranger(stranger, group_root(PREFIX, "whole", TOKEN)) as writing, ThreadPoolExecutor() as pool:
+        started = [
+            subprocess.Popen(
+                command(*options, f"--nixl-rank={rank}", f"--nixl-logs={tmp_path / 'logs'}"),
+                cwd=CLONE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        outputs = [one[0] for one in pool.map(lambda process: process.communicate(timeout=300), started)]
+    assert [process.returncode for process in started] == [code, code], "\n".join(outputs)
+    assert writing.written > 20
+    assert "all good" not in "".join(outputs)
+    assert "was ignored: it has no valid seal of this group" in outputs[1]
+    verdict = json.loads((tmp_path / "logs" / "rank-1" / "verdict.json").read_text())
+    assert verdict["exit_code"] == code
+    if code:
+        assert "WRONG-TRANSPORT" in verdict["verdict"]
+    stranger.delete_prefix("/pytest-nixl/")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"etcd": "http://h:1"}, {"etcd_listen": "h:1"}, {"etcd_listen": "h:1", "etcd_user": "root:x"}],
+    ids=["etcd", "listen", "listen and user"],
+)
+def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Settings], given: dict[str, str]) -> None:
+    asked = Asked(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
+    with pytest.raises(pytest.UsageError) as caught:
+        require_secret(make_settings(gate=True, **given), asked)
+    assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
+    assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value)
+    require_secret(make_settings(**given), asked)
+    require_secret(make_settings(gate=True, group_token="t", **given), asked)
+
+
+@pytest.mark.parametrize(
+    "given", [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}], ids=["user", "url", "certificate"]
+)
+def test_a_gate_of_several_ranks_is_content_with_what_the_etcd_asks_for(
+    make_settings: Callable[..., Settings], given: dict[str, str]
+) -> None:
+    require_secret(make_settings(gate=True, **given), Asked(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
+
+
+def test_a_gate_counts_on_no_password_for_which_the_etcd_does_not_ask(etcd: Etcd) -> None:
+    done = run(BANDWIDTH, "--nixl-gate", "--nixl-ranks=2", f"--nixl-etcd={etcd.url}", "--nixl-etcd-user=root:x")
+    assert done.code == 4, done.output
+    assert f"ERROR: --nixl-gate is refused with an etcd that answers without a password ({etcd.url})" in done.output
+    assert "  no --nixl-group-token: the ranks trust everyone who can write to their etcd" in done.output
+
+
+def test_a_gate_is_content_with_an_etcd_that_asks_for_a_password(
+    etcd: Etcd, make_settings: Callable[..., Settings]
+) -> None:
+    with running_etcd() as closed, connect([closed.endpoint]) as client:
+        client.require_password("secret")
+        server = ExternalServer([closed.endpoint], user="root", password="secret")
+        require_closed(make_settings(gate=True), server)
+    with pytest.raises(pytest.UsageError, match="an etcd that answers without a password"):
+        require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))
+    require_closed(make_settings(), ExternalServer([etcd.endpoint]))
+    require_closed(make_settings(gate=True, group_token="t"), ExternalServer([etcd.endpoint]))

@@ -13,6 +13,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pytest_nixl.cluster.membership import Membership
@@ -143,6 +144,8 @@ class Mailbox:
         self._handle(sender, message)
 
     def _delete(self, read: list[str]) -> list[str]:
-        deletion = txn([], [delete(key) for key in read])
-        self._membership.insist(lambda: self._client.transaction(deletion))
+        """Delete what was read, in as many requests as etcd wants for it; return what is left: nothing."""
+        for first in range(0, len(read), _DELETED_TOGETHER):
+            deletion = txn([], [delete(key) for key in read[first : first + _DELETED_TOGETHER]])
+            self._membership.insist(partial(self._client.transaction, deletion))
         return []
