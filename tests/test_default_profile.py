@@ -12,6 +12,8 @@ from pytest_nixl.gate.default_profile import PRODUCT_NAME, RDMA_DEVICES, default
 from pytest_nixl.gate.profiles import bundled_profiles, load_profile
 from pytest_nixl.gate.silent_profile import silence
 
+pytestmark = pytest.mark.apart
+
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
     """A host of which ``/sys`` lists these RDMA devices: a stand-in, because no such card is here."""

@@ -16,6 +16,8 @@ from pytest_nixl.gate.profiles import Profile, bundled_profiles, load_profile
 from pytest_nixl.run import asked_links
 from pytest_nixl.settings import Settings, read_settings
 
+pytestmark = pytest.mark.apart
+
 COMMANDS = shipped()
 MEASURING = [command for command in COMMANDS if command.measures and not command.learns]
 EACH = pytest.mark.parametrize("command", MEASURING, ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hosts import Host, one_host, require_tools, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
 from pytest_nixl.evidence.counters import HEADERS_SHARE
+from pytest_nixl.gate.default_profile import default_profile
 from pytest_nixl.gate.judge import judge
 from pytest_nixl.gate.profiles import Expectation
 from pytest_nixl.gate.verdicts import Verdict
@@ -72,6 +74,15 @@ def test_the_bandwidth_suite_passes_and_records_as_it_does_for_ucx(host: Host, t
     recorded = json.loads(written.read_text())["benchmarks"]
     assert recorded[0]["fullname"] == "LIBFABRIC/WRITE/DRAM:DRAM/4KiB/batch2/depth3/0-1"
     assert recorded[0]["extra_info"]["transports"] == ["tcp/veth0"]
+
+
+def test_a_run_that_names_no_profile_is_judged_by_one_of_what_is_here(host: Host) -> None:
+    done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=4KiB,1MiB")
+    name, why = default_profile(("LIBFABRIC",))
+    assert f"--nixl-profile={name} (default: {why})" in done.output
+    assert set(done.verdicts) == {f"{op} {block}" for op in ("WRITE", "READ") for block in ("4KiB", "1MiB")}
+    assert set(done.verdicts.values()) <= {"PASS", "INCONCLUSIVE"}, done.output  # in doubt where others take the cores
+    assert re.findall(r" (\S+)  tcp/veth0 ", done.output) == ["0.0095", "0.15"] * 2  # the floors
 
 
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
