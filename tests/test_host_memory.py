@@ -11,6 +11,8 @@ from pytest_nixl.facts.root import Root
 from pytest_nixl.host_memory import Available, available_memory, in_bytes
 from pytest_nixl.units import GIB, MIB
 
+pytestmark = pytest.mark.apart
+
 MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
 POD = "kubepods.slice/pod1/container"
 

@@ -29,7 +29,9 @@ FLOOR = Expectation(source="a test", floor=1e9)
 def spinning() -> Iterator[int]:
     """Keep a core busy by another process; it has begun when this is entered."""
     with subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+        # It ends with this process, however that ends.
+        [sys.executable, "-c", f"import os\nprint(flush=True)\nwhile os.getppid() == {os.getpid()}: pass"],
+        stdout=subprocess.PIPE,
     ) as busy:
         try:
             assert busy.stdout is not None
