@@ -18,7 +18,7 @@ from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.logs import as_told
 from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.gate.conclusion import interrupted_before, told
+from pytest_nixl.gate.conclusion import failed_beside, interrupted_before, told
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.record.results import Result
@@ -179,6 +179,14 @@ def test_what_another_rank_told_is_taken_in_its_form_only() -> None:
     for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
         assert as_told(Ending(1, "rank 0 has gone", told=bad))["verdict"] == "INTERRUPTED"
     assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
+
+
+def test_a_run_that_pytest_failed_is_not_told_as_passed() -> None:
+    passed, failed = (told([Result("x", "x", verdict)], gate=False) for verdict in (Verdict.PASS, Verdict.FAIL))
+    found = failed_beside(passed, 1)
+    assert (found["verdict"], len(found["failing"])) == ("FAIL", 1)
+    assert found["failing"][0]["reason"] == "a test failed that is no check of NIXL (exit code 1)"
+    assert failed_beside(failed, 1) == failed
 
 
 def test_a_rank_that_is_lost_after_the_verdict_takes_the_pass_back() -> None:

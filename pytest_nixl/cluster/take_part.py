@@ -17,7 +17,7 @@ from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.errors import NixlPluginError
 from pytest_nixl.finish import leave_again
 from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import summary_line, told
+from pytest_nixl.gate.conclusion import failed_beside, summary_line, told
 from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.record.results import Result
@@ -125,7 +125,8 @@ def _whole(code: int) -> bool:
 def _told(run: Run, code: int) -> dict[str, Any]:
     if not run.usable or (not run.interrupted and not _whole(code)):
         return {}
-    return told(run.results, gate=run.settings.gate, interrupted=run.interrupted)
+    found = told(run.results, gate=run.settings.gate, interrupted=run.interrupted)
+    return found if code == pytest.ExitCode.OK else failed_beside(found, code)
 
 
 def _verdict(run: Run, code: int) -> str:

@@ -124,6 +124,15 @@ def interrupted_before(told_before: Mapping[str, Any], why: str) -> dict[str, An
     return {**told_before, "verdict": verdict, "interrupted": told_before.get("interrupted") or f"{INTERRUPTED}: {why}"}
 
 
+def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:
+    """Return what is told of a run that pytest ended with an exit code other than 0, whatever its checks came to."""
+    if told_before.get("verdict") != "PASS":
+        return dict(told_before)
+    why = "no test was collected" if code == 5 else "a test failed that is no check of NIXL"
+    failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{why} (exit code {code})", "remedy": ""}
+    return {**told_before, "verdict": "FAIL", "failing": [failure]}
+
+
 def without_results(verdict: str, interrupted: str = "") -> dict[str, Any]:
     """Return what is told of a run that has no results here: one that was refused, or whose rank 0 is gone."""
     return {**told((), gate=False), "verdict": verdict, "interrupted": interrupted}
