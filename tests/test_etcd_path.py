@@ -348,6 +348,35 @@ class TestCut:
         thread.join(5)
         assert errors[0].cause == "closed"
         assert request.state is State.DROPPED
+        assert request.sent == 0
+        assert not way.release_if_held(request)
+
+    def test_a_request_that_was_sent_on_and_has_no_answer_yet(self, through: Callable[..., EtcdClient]) -> None:
+        with running_etcd() as stopped, EtcdPath(stopped.url) as path:
+            way = path.client("f")
+            client = through(way)
+            client.put("/t/f", b"")
+            errors: list[EtcdError] = []
+
+            def put() -> None:
+                try:
+                    client.put("/t/f", b"")
+                except EtcdError as error:
+                    errors.append(error)
+
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                thread = started(put)
+                path.wait(lambda: len(way.requests) == 2, "the second put", seconds=30)
+                first, second = way.requests
+                assert (first.state, second.state) == (State.ANSWERED, State.SENT)
+                way.cut()
+                thread.join(5)
+                assert second.state is State.UNANSWERED
+                assert 0 < first.sent < second.sent
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+            assert errors
 
     def test_an_etcd_that_dies_cuts_everybody(self, through: Callable[..., EtcdClient]) -> None:
         with running_etcd() as dying, EtcdPath(dying.url) as path:

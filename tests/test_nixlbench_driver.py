@@ -36,8 +36,8 @@ from pytest_nixl.worker.tools import own_variables
 pytestmark = pytest.mark.apart
 
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
-#: Seconds in which what has died is named: a hundred times less than nixlbench itself takes.
-AT_ONCE = 5.0
+#: Seconds in which what has died is named, also on a busy machine, which starts four Pythons: nixlbench takes 181.
+AT_ONCE = 60.0
 
 
 def standin(folder: Path) -> Path:
@@ -132,7 +132,7 @@ def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, rol
     assert f"the last lines of the {role} (" in raised.value.detail
     assert f"the last lines of the {other} (" in raised.value.detail
     assert "  | All processes are ready to proceed" in raised.value.detail
-    assert time.monotonic() - start < AT_ONCE + 5.0  # the start of four Pythons is in it
+    assert time.monotonic() - start < AT_ONCE
 
 
 def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play: Play) -> None:
@@ -140,7 +140,7 @@ def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play
     with pytest.raises(NixlbenchError, match=" was ended by SIGKILL when all rows were there; the ") as raised:
         play("late:1")
     assert raised.value.reason.startswith("the target (")
-    assert time.monotonic() - start < AT_ONCE + 5.0
+    assert time.monotonic() - start < AT_ONCE
 
 
 def test_wrong_bytes_end_the_run_and_name_who_found_them(play: Play) -> None:
@@ -217,7 +217,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
 
     def end() -> None:
         with server.client() as other:
-            wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 60, "two ranks")
+            wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 120, "two ranks")
             time.sleep(1.0)  # the watch has seen them too
         ended_at.append(time.monotonic())
         keeper().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
@@ -230,7 +230,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
                        warmup=10), {}, 60.0)  # fmt: skip
-            assert time.monotonic() - ended_at[0] < 30.0, "nixlbench is silent for 80 s before that is an error"
+            assert time.monotonic() - ended_at[0] < AT_ONCE, "nixlbench is silent for 80 s before that is an error"
         reason = raised.value.reason
         assert reason.startswith("the etcd in which nixlbench's processes meet is gone: ")
         assert server.endpoint in reason
