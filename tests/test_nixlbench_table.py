@@ -259,7 +259,7 @@ def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str
         ("Consistency check failed for iov 0:3", Trouble.INCONSISTENT),
         ("Consistency check failed", Trouble.INCONSISTENT),
         ("Unsupported NIXLBench backend: Libfabric", Trouble.UNSUPPORTED_BACKEND),
-        ("Failed to parse device list", Trouble.OTHER),
+        ("Failed to parse device list", Trouble.REFUSED),
     ],
 )
 def test_failures_that_were_reported_are_recognised(line: str, trouble: Trouble) -> None:

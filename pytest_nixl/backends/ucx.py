@@ -8,7 +8,8 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pytest_nixl.backends.libfabric import Finder, LibraryError, find_plugin, needed, open_library
@@ -25,7 +26,7 @@ _MEMORY = re.compile(r" (?:from|into) (?P<here>[a-z-]+)(?: memory|/\S+)? (?:to|f
 # What NIXL's plugin says (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
 _REFUSED = re.compile(r"(\S+ memory is detected as host by UCX)")
 
-_RANGE = re.compile(r"(\d+)([KMG]?)(?:\.\.(?:(\d+)([KMG]?)|inf))?")
+_RANGE = re.compile(r"([0-9]{1,18})([KMG]?)(?:\.\.(?:([0-9]{1,18})([KMG]?)|inf))?")
 _TRANSPORT = re.compile(r"\b[a-z][a-z0-9_]*/[\w.:-]+")
 _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -112,8 +113,9 @@ def taken_for_host(log: str) -> str:
     return str(found[-1]) if found else ""
 
 
-def _tables(log: str, operation: str) -> list[_Table]:
-    tables: list[_Table] = []
+@lru_cache(maxsize=4)
+def _tables(log: str, operation: str) -> tuple[_Table, ...]:
+    found: list[tuple[str, tuple[str, str] | None, list[tuple[float, float, tuple[str, ...]]]]] = []
     previous = ""
     wanted = False
     for line in log.splitlines():
@@ -128,13 +130,11 @@ def _tables(log: str, operation: str) -> list[_Table]:
             if wanted:
                 told = _MEMORY.search(cells[-1])
                 memory = (told["here"], told["there"]) if told else None
-                tables.append(_Table(_scope(cells[0] if len(cells) == 2 else previous), memory, ()))
+                found.append((_scope(cells[0] if len(cells) == 2 else previous), memory, []))
             previous = cells[-1]
         elif wanted and (size := _RANGE.fullmatch(cells[0])):
-            transports = tuple(_TRANSPORT.findall(cells[2]))
-            table = tables[-1]
-            tables[-1] = replace(table, ranges=(*table.ranges, (*_limits(size), transports)))
-    return tables
+            found[-1][2].append((*_limits(size), tuple(_TRANSPORT.findall(cells[2]))))
+    return tuple(_Table(scope, memory, tuple(ranges)) for scope, memory, ranges in found)
 
 
 def _scope(heading: str) -> str:

@@ -14,7 +14,7 @@ from pytest_nixl.gate.learned import RUNS_FORM, learned_profile
 from pytest_nixl.gate.machine import Machine
 from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profile
 from pytest_nixl.gate.verdicts import Outcome, outcome
-from pytest_nixl.nixlbench.table import read_output
+from pytest_nixl.nixlbench.table import read_files
 from pytest_nixl.nixlbench.verdict import judge_run
 from pytest_nixl.report.table import lines
 
@@ -37,7 +37,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     judged = actions.add_parser("judge", help="judge what nixlbench printed, without running anything")
     judged.add_argument("profile", metavar="PROFILE", help="a profile of pytest-nixl, or a TOML file")
     judged.add_argument(
-        "--nixlbench", metavar="FILE", type=Path, required=True, help="what rank 0 printed, stdout and stderr"
+        "--nixlbench",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        action="append",
+        help="what a rank printed, stdout and stderr: rank 0's, which has the table, and again for each other rank",
     )
     judged.add_argument(
         "--counters", metavar=("BEFORE", "AFTER"), type=Path, nargs=2,
@@ -62,7 +67,7 @@ def _learn(arguments: argparse.Namespace) -> int:
 
 def _judge(arguments: argparse.Namespace) -> int:
     profile = load_profile(arguments.profile)
-    output = read_output(arguments.nixlbench.read_bytes().decode(errors="replace"))
+    output = read_files(arguments.nixlbench)
     moved, faults = None, dict[str, None]()
     if arguments.counters is not None:
         before, after = (read_counters(path) for path in arguments.counters)
@@ -70,7 +75,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     try:
         judged = judge_run(output, profile, moved)
     except ValueError as error:
-        raise ValueError(f"{arguments.nixlbench} {error}") from None
+        raise ValueError(f"{' and '.join(map(str, arguments.nixlbench))} {error}") from None
     print(f"profile: {profile.name} ({profile.path_or_origin})")
     for note in (*judged.notes, *(f"counters: {fault}" for fault in faults)):
         print(note)

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl import units
+from pytest_nixl.backends import BACKENDS
 from pytest_nixl.evidence.counters import Comparison, Moved, compare, devices_that_moved
 from pytest_nixl.gate.judge import describe, judge, percentage, rate
 from pytest_nixl.gate.machine import EMULATED, Machine
 from pytest_nixl.gate.profiles import Expectation, Profile
-from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.gate.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixlbench.table import Configuration, Output, Row, Trouble
 from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.record.samples import RowKey, Samples
@@ -25,6 +26,18 @@ _STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "
 #: Transports that need no network card: a row that may use one is not bound by the cards' line rate.
 _WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
 
+_OUTPUTS_REMEDY = (
+    "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
+    "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
+)
+_CRASH_REMEDY = (
+    "Read the lines before it in every rank's output and `dmesg` of its host; run this row alone "
+    "(--start_block_size, --max_block_size) to see whether it crashes again."
+)
+_LOSS_REMEDY = (
+    "Read the other ranks' output: one of them died, or a process too many joined the group, which deletes the keys of "
+    "all when it is refused. Give each run a --benchmark_group of its own."
+)
 _RANKS_REMEDY = "Judge what rank 0 printed, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1)."
 _COUNTERS_REMEDY = (
     "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
@@ -64,10 +77,10 @@ def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | Non
     _check(output)
     configuration, machine = output.configuration, profile.machine
     planned = configuration.planned()
-    printed = [(row.block, row.batch) for row in output.rows]
+    printed = {(row.block, row.batch) for row in output.rows}
     missing = [each for each in planned or () if each not in printed]
     comparison = None
-    results: list[Result] = []
+    results: list[Result] = list(_crashed(output, planned, missing))
     if moved is not None and output.rows:
         judgement, comparison = _compared(output, moved, profile, complete=planned is not None and not missing)
         results.append(_result("counters", judgement))
@@ -77,11 +90,21 @@ def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | Non
     transports: tuple[str, ...] = ()
     if comparison is not None and (comparison.agrees or comparison.emulated):
         transports = _transports(configuration.backend, carriers, emulated=comparison.emulated)
+    unheard = _unheard(output)
+    by_size: dict[tuple[int, int], dict[Row, None]] = {}
     for row in output.rows:
-        results.append(_judged(row, configuration, profile, _limit(machine, carriers, comparison), transports, machine))
+        by_size.setdefault((row.block, row.batch), {})[row] = None
+    for alike in by_size.values():
+        judged = []
+        for row in alike:
+            ways = transports or _reported(output, row)
+            limit = _limit(machine, carriers, comparison)
+            judged.append(_unproven(_judged(row, configuration, profile, limit, ways, machine), unheard))
+        results.append(judged[0] if len(judged) == 1 else _doubted(judged))
     results.extend(_missing(output, missing))
     results.extend(_faults(output))
     notes = [*_described(output), *_counted(moved, carriers, comparison, configuration.op)]
+    notes += _exit(output, missing)
     limit = _limit(machine, carriers, comparison) if carriers else None
     if limit is not None and (peak := _peak(output.rows)) is not None:
         notes.append(
@@ -130,14 +153,24 @@ def _judged(
     if not 0 < row.bandwidth < math.inf:
         reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is none"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with more --num_iter."), key)
-    if limit is not None and not _bound(key, expectation, limit, machine):
+    times = (row.latency_avg, row.latency_p99, row.prep_avg, row.prep_p99, row.post_avg, row.post_p99,
+             row.transfer_avg, row.transfer_p99)  # fmt: skip
+    if any(value is not None and value < 0 for value in times):
+        reason = f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back meanwhile"
+        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
+    if limit is not None and not _bound(key, expectation, limit, machine, transports):
         limit = None
     transfers = (configuration.transfers(row.block) or (1, 0))[0]
     seconds = transfers * row.block * row.batch / row.bandwidth
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
     # Whole transfers have no percentiles in the table: those bounds are judged below.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = judge_latency(row, judge(samples, bare), describe(key), expectation)
+    judgement = judge(samples, bare)
+    if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
+        # A row below its floor fails, whatever carried it.
+        slow = judge(samples, replace(bare, transports=None))
+        judgement = slow if slow.verdict is Verdict.FAIL else judgement
+    judgement = judge_latency(row, judgement, describe(key), expectation)
     judgement = _implausible(row, describe(key), judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
     figures = Figures(
@@ -150,6 +183,85 @@ def _judged(
         transports=transports,
     )
     return _result("bandwidth", judgement, key, figures)
+
+
+def _reported(output: Output, row: Row) -> tuple[str, ...]:
+    """Return what UCX or libfabric report in the output of the transport of a row; empty: nothing."""
+    configuration = output.configuration
+    backend = BACKENDS.get(configuration.backend)
+    if backend is None or configuration.op not in ("WRITE", "READ") or configuration.backend in _STORAGE:
+        return ()
+    memory = MemoryPair(configuration.initiator_memory, configuration.target_memory)
+    try:
+        return backend.transports(output.report, configuration.op, row.block, memory)
+    except ValueError:
+        return ()  # an address that is none
+
+
+def _unheard(output: Output) -> str:
+    """Say that a process was to compare the bytes whose output is not here; empty: there is none."""
+    configuration = output.configuration
+    if configuration.values.get("check_consistency") != "1":
+        return ""
+    role = "target" if configuration.op == "WRITE" and configuration.backend not in _STORAGE else "initiator"
+    devices = configuration.count(f"num_{role}_dev") if configuration.values.get("mode") == "SG" else 1
+    expected = output.expected.get(role) or devices or 1
+    here = len({rank for rank, its in output.roles if its == role})
+    if here >= expected:
+        return ""
+    whose = f"the {role}" if expected == 1 else f"{expected} {role}s"
+    which = "whose output is not here" if expected == 1 else f"of which {here} {'is' if here == 1 else 'are'} here"
+    return f"the bytes of a {configuration.op} are compared by {whose} only, {which}"
+
+
+def _unproven(result: Result, unheard: str) -> Result:
+    """Take back a PASS of bytes that nobody here has compared, although they were to be."""
+    if not unheard or result.verdict is not Verdict.PASS:
+        return result
+    name = f"the row {result.row}" if result.row else "the row"
+    return replace(
+        result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: nothing tells whether they were right",
+        remedy=_OUTPUTS_REMEDY,
+    )  # fmt: skip
+
+
+def _doubted(judged: list[Result]) -> Result:
+    """Return the worst of a row that was printed several times with other figures; none of them passes."""
+    bad = [one for one in judged if outcome(one.verdict, gate=False) is Outcome.FAIL]
+    if bad:
+        return bad[0]
+    rates = ", ".join(rate(one.figures.bandwidth) for one in judged[:4] if one.figures is not None)
+    reason = f"the row {judged[0].row} was printed {len(judged)} times with other figures: {rates}"
+    remedy = "Give the output of one run, as nixlbench printed it: this one was edited, or holds parts of several runs."
+    return replace(judged[0], verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
+
+
+def _crashed(
+    output: Output, planned: tuple[tuple[int, int], ...] | None, missing: list[tuple[int, int]]
+) -> Iterator[Result]:
+    """Yield what ended the run in its midst: in which row, and by whose words."""
+    causes = output.crashes or output.losses
+    if not causes or (planned and not missing):
+        return
+    at = "before its first row"
+    if missing:
+        key = _key(output.configuration, *missing[0])
+        at = f"in the row {key}, after {len(planned or ()) - len(missing)} of {len(planned or ())} rows"
+    elif output.rows:
+        at = f"after the row {_key(output.configuration, output.rows[-1].block, output.rows[-1].batch)}"
+    if output.crashes:
+        words, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
+    else:
+        words, remedy = f"nixlbench lost one of its ranks, or that rank's key, {at}: {causes[0]}", _LOSS_REMEDY
+    yield _result("nixlbench", Judgement(Verdict.ERROR, words, remedy))
+
+
+def _exit(output: Output, missing: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield what was odd once all rows were there."""
+    causes = output.crashes or output.losses
+    if causes and output.rows and not missing and output.configuration.planned():
+        last = _key(output.configuration, output.rows[-1].block, output.rows[-1].batch)
+        yield f"nixlbench: after its last row, {last}, which changes no figure: {causes[0]}"
 
 
 def judge_latency(row: Row, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
@@ -175,8 +287,12 @@ def judge_latency(row: Row, judgement: Judgement, name: str, expectation: Expect
     )
 
 
-def _bound(key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None) -> bool:
+def _bound(
+    key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None, transports: tuple[str, ...]
+) -> bool:
     """Whether the network cards bound this row."""
+    if transports and all(name.partition("/")[0] in _WITHIN_A_HOST for name in transports):
+        return False
     if key.backend in _STORAGE:
         return False
     if limit.of_the_run:
@@ -298,9 +414,18 @@ def _missing(output: Output, missing: list[tuple[int, int]]) -> Iterator[Result]
 
 def _faults(output: Output) -> Iterator[Result]:
     known = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
+    stranger = any(fault.trouble is Trouble.STALE_GROUP for fault in known)
     for fault in dict.fromkeys(known or output.faults):
         verdict = Verdict.CORRUPT if fault.trouble is Trouble.INCONSISTENT else Verdict.ERROR
-        yield _result("nixlbench", Judgement(verdict, f"nixlbench says: {fault.text}", fault.remedy))
+        words = f"nixlbench says: {fault.text}"
+        if fault.trouble is Trouble.STALE_GROUP:
+            words += (
+                ": this process joined a group that was full, or that keys of an earlier run filled, and deleted the "
+                "keys of all its ranks"
+            )
+        elif stranger and fault.trouble is Trouble.DUPLICATE_RANK:
+            words += ": the second one joined when the keys had been deleted"
+        yield _result("nixlbench", Judgement(verdict, words, fault.remedy))
 
 
 def _described(output: Output) -> Iterator[str]:
@@ -312,6 +437,8 @@ def _described(output: Output) -> Iterator[str]:
         yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
     if configuration.values.get("check_consistency") == "0":
         yield "nixlbench: the bytes were not compared with what was sent (--check_consistency=0)"
+    elif unheard := _unheard(output):
+        yield f"nixlbench: {unheard}"
     for warning in output.warnings:
         yield f"nixlbench: {warning}"
 
