@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -18,8 +19,17 @@ from test_endpoints import LEAKY
 from pytest_nixl.cli import main
 from pytest_nixl.etcd.binary import etcd_binary
 from pytest_nixl.etcd.embedded import free_ports
-from pytest_nixl.etcd.endpoints import parse_endpoint
-from pytest_nixl.etcd.explain import Address, Outcome, Reading, explain, resolve_numeric, suppose
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.explain import (
+    Address,
+    Explanation,
+    Outcome,
+    Reading,
+    Resolver,
+    explain,
+    resolve_numeric,
+    suppose,
+)
 from pytest_nixl.gate.findings import FINDINGS
 from suites.uri_validation.corpus import Entry, load_corpus
 
@@ -98,7 +108,8 @@ def test_the_real_etcdctl_reads_the_corpus_as_the_model_says() -> None:
 # Pieces that meet each other in ways that nobody writes by hand.
 PIECES = st.sampled_from(
     ["http://", "https://", "://", ":", ",", ";", "@", "/", "[", "]", "::1", "127.0.0.1", "2379", "%", "#", " ", "\n",
-     '"', "'", "unix:", "dns:///", "ipv4:", "etcd", "user", "\x00", "\udc80", "é", "١", "0x7f", "-1", "9" * 40]
+     '"', "'", '["', '"]', "<", ">", "+", "++", "0" * 40, "h", "localhost",
+     "fe80::1%lo", "unix:", "dns:///", "ipv4:", "etcd", "user", "\x00", "\udc80", "é", "١", "0x7f", "-1", "9" * 40]
 )  # fmt: skip
 TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
 
@@ -112,9 +123,31 @@ def test_no_text_makes_it_raise_or_hang(text: str) -> None:
             assert reading.why
             assert reading.works == bool(reading.contacts)
         assert set(explanation.findings) <= set(FINDINGS)
+        assert explanation.text.isprintable()
         if explanation.rewrite:
-            assert all(parse_endpoint(part) for part in explanation.rewrite.split(","))
-            assert explain(explanation.rewrite, resolver).nixl.works
+            keeps(text, explanation, resolver)
+
+
+def plain(host: str) -> str:
+    """An IPv4 address that is written as one of IPv6, as what it is."""
+    return host.removeprefix("::ffff:") if host.count(".") == 3 else host
+
+
+def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
+    """See that a rewrite names what the text names, and no other host or port."""
+    again = explain(explanation.rewrite, resolver)
+    assert again.nixl.works
+    assert again.etcdctl.works
+    assert again.rewrite == explanation.rewrite
+    found = {(plain(address.host), address.port) for address in again.nixl.contacts}
+    assert {(plain(address.host), address.port) for address in explanation.nixl.contacts} <= found
+    ports = {run.lstrip("0") for run in re.findall("[0-9]+", text)}
+    for endpoint in parse_endpoints(explanation.rewrite):
+        by_default = endpoint.port == 2379 and "no port is named" in explanation.remedy
+        assert str(endpoint.port) in ports or by_default
+        numeric = {found for run in re.findall(r"[0-9A-Fa-fx.:]+", text)
+                   for found in resolve_numeric(run, "1", socket.AF_INET)}  # fmt: skip
+        assert endpoint.host in text or endpoint.host in numeric or f"::ffff:{endpoint.host}" in text.lower()
 
 
 @settings(max_examples=300, deadline=20_000)
@@ -150,6 +183,54 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         "port; it says only 'the target uri is not valid'"
     )
     assert second.splitlines()[-1] == "  write http://127.0.0.1:2379"
+
+
+@pytest.mark.parametrize(
+    ("text", "rewrite"),
+    [
+        ('["http://h:23790"]', "http://h:23790"),
+        ("{http://h:1,http://i:2}", "http://h:1,http://i:2"),
+        ("http://h:++2379", ""),
+        ("+ 2379", ""),
+        ("http://h: 2379", ""),
+        ("2379", ""),
+        ("http://h:99999", ""),
+        ("http://h:23790x", ""),
+        ("fe80::1%lo:2379", ""),
+        ("[fe80::1%25lo]:2379", ""),
+        ("[localhost]:23790", "http://localhost:23790"),
+        ("h:000000000000000000000000000000000023790", "http://h:23790"),
+    ],
+)
+def test_a_rewrite_names_the_same_host_and_port_or_is_none(text: str, rewrite: str) -> None:
+    explanation = explain(text, suppose)
+    assert explanation.rewrite == rewrite
+    assert rewrite or "http://HOST:PORT" in explanation.remedy
+
+
+def test_a_port_that_is_none_is_named_and_not_replaced() -> None:
+    remedy = explain("http://h:99999", suppose).remedy
+    assert "the port '99999' is none: it is a number from 1 to 65535" in remedy
+    assert "2379" not in remedy
+
+
+def test_a_hundred_members_are_told_in_a_line() -> None:
+    same, others = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
+    assert [reading.why for reading in explain(same).readings[::2]] == ["it contacts 127.0.0.1:2379"] * 2
+    for reading in explain(others).readings[::2]:
+        assert len(reading.contacts) == 100
+        assert reading.why.endswith("127.0.0.1:2386 and 92 more")
+    dropped = ",".join(["http://127.0.0.1:1", *(f"http://127.0.0.1:{number}/" for number in range(100))])
+    notes = explain(dropped).nixl.notes
+    assert len(notes) < 12
+    assert notes[-1].text == "and 92 more members are left out"
+
+
+def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "http://127.0.0.1:2379\x1b[31m\x07", "\x1b]0;title\x07http://127.0.0.1:1"]) == 1
+    output = capsys.readouterr().out
+    assert output.replace("\n", "").isprintable()
+    assert "\\x1b[31m\\x07" in output
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ DEFAULT_PORT = 2379
 INVALID = "the target uri is not valid"
 #: What etcd-cpp-apiv3 has room for when it prints an address that it resolved, the final zero byte included.
 _ADDRESS_ROOM = 16
-#: Characters of a text that an explanation shows.
-_SHOWN = 200
+#: Characters of a text that an explanation shows, and addresses or members of a list.
+_SHOWN, _LISTED = 200, 8
 
 #: Takes a host, a port or service and an address family; returns numeric addresses, none where it does not resolve.
 Resolver = Callable[[str, str, socket.AddressFamily], Sequence[str]]
@@ -153,7 +153,18 @@ def _look_up(host: str, service: str, family: socket.AddressFamily, flags: int) 
         found = socket.getaddrinfo(_raw(host), _raw(service), family, socket.SOCK_STREAM, socket.IPPROTO_TCP, flags)
     except (OSError, ValueError):  # it does not resolve, or has a zero byte, which no variable can have
         return ()
-    return tuple(str(address[0]) for *_, address in found)
+    return tuple(_with_zone(address) for *_, address in found)
+
+
+def _with_zone(address: tuple[object, ...]) -> str:
+    """Write an address as the C library does: with its zone where it has one, which Python leaves out."""
+    host, zone = str(address[0]), address[3] if len(address) > 3 else 0
+    if not isinstance(zone, int) or not zone or "%" in host:
+        return host
+    try:
+        return f"{host}%{socket.if_indextoname(zone)}"
+    except OSError:
+        return f"{host}%{zone}"
 
 
 def _raw(text: str) -> bytes:
@@ -182,6 +193,8 @@ def _shown(text: str) -> str:
     shown = redact(text)
     if "@" in text and _may_be_torn(text):
         shown = f"***@{text.rpartition('@')[2]}"
+    # Not as it is: a control character would steer the terminal.
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown[: _SHOWN + 1])
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(text)} characters)"
 
 
@@ -339,10 +352,10 @@ def _form_fault(names: _Names, part: str, target: str) -> str:
 
 def _grpc_port(text: str) -> int | None:
     """Read a port as gRPC's ``sscanf("%d")`` into 32 bits does; None where it refuses it."""
-    match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
-    if match is None or len(match[1]) > 30:
+    match = re.match(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", text)
+    if match is None:
         return None
-    value = max(-(2**63), min(int(match[1]), 2**63 - 1)) & 0xFFFFFFFF
+    value = max(-(2**63), min(int(match[1] + match[2][:30]), 2**63 - 1)) & 0xFFFFFFFF
     value = value - 2**32 if value >= 2**31 else value
     return value if 0 <= value <= 65535 else None
 
@@ -357,14 +370,28 @@ def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) 
     if "@" in text:
         yield Note("its user and password are never sent to an etcd", "NIXL-ETCD-CREDENTIALS-DROPPED")
     if used:
+        said: dict[str, None] = {}
         for item in members:
             if item not in used and item.fault != "is empty":
                 why = item.fault or "is an IPv6 address, which NIXL leaves out where another member has one of IPv4"
-                yield Note(f"{item.name} is left out without a word: it {why}", "NIXL-ETCD-MEMBER-DROPPED")
+                said[f"{item.name} is left out without a word: it {why}"] = None
+        for words in list(said)[:_LISTED]:
+            yield Note(words, "NIXL-ETCD-MEMBER-DROPPED")
+        if len(said) > _LISTED:
+            yield Note(f"and {len(said) - _LISTED} more members are left out", "NIXL-ETCD-MEMBER-DROPPED")
 
 
 def _joined(contacts: Iterable[Address]) -> str:
-    return " and ".join(str(item) for item in contacts)
+    each = list(dict.fromkeys(map(str, contacts)))
+    if len(each) > _LISTED:
+        each = [", ".join(each[:_LISTED]), f"{len(each) - _LISTED} more"]
+    return " and ".join(each)
+
+
+def _port(digits: str) -> int:
+    """Read a port of any number of digits; 0 where it is none."""
+    digits = digits.lstrip("0")
+    return int(digits) if 0 < len(digits) < 6 and int(digits) <= 65535 else 0
 
 
 # The KV benchmark
@@ -377,12 +404,12 @@ def _kvbench(text: str, resolver: Resolver) -> Reading:
         return Reading(reader, False, f"{_kvbench_fault(text)}; it reads one [http://]HOST[:PORT] and nothing else")
     if "@" in text:
         return Reading(reader, False, "it takes the user for a part of the host's name")
-    host, port = match[2], int(match[3]) if match[3] and len(match[3]) < 10 else 0 if match[3] else DEFAULT_PORT
+    host, port = match[2], _port(match[3]) if match[3] else DEFAULT_PORT
     if "," in host:
         return Reading(reader, False, "it takes a list for one host")
     if re.search(r"[/\s]", host):
         return Reading(reader, False, f"it takes {_quoted(host)} for the host's name")
-    if not 0 < port <= 65535:
+    if not port:
         return Reading(reader, False, f"{_quoted(match[3] or '')} is no port")
     if not _resolves_in_full(Address(host, port), resolver):
         return Reading(reader, False, f"the host {_quoted(host)} does not resolve")
@@ -426,7 +453,7 @@ def _etcdctl(text: str, resolver: Resolver) -> Reading:
     faults: list[str] = []
     for number, part in enumerate(parts, 1):
         secure, address, fault = _etcdctl_member(names, part)
-        if address is not None and not _resolves_in_full(address, resolver):
+        if address is not None and not _resolves_in_go(address, resolver):
             fault = "names a host that does not resolve"
         if address is None or fault:
             faults.append(f"{names.name(number, part)} {fault}" if part else "it is empty")
@@ -439,7 +466,11 @@ def _etcdctl(text: str, resolver: Resolver) -> Reading:
     if not contacts:
         return Reading(reader, False, faults[0] if faults else "it is empty")
     where = "addresses that are not shown, as they may hold credentials" if names.torn else _joined(contacts)
-    return Reading(reader, True, f"it contacts {where}", tuple(contacts), tuple(dict.fromkeys(notes)))
+    return Reading(reader, True, f"it contacts {where}", tuple(dict.fromkeys(contacts)), tuple(dict.fromkeys(notes)))
+
+
+#: A name, in brackets or not, or an address in brackets with or without its zone; and a port.
+_OF_GO = re.compile(r"(\[[^:\[\]/@\s%]*\]|\[[0-9A-Fa-f:.]*(?:%[^\[\]/@\s%]*)?\]|[^:\[\]/@\s]*):(\+?)([0-9]+)")
 
 
 def _etcdctl_member(names: _Names, part: str) -> tuple[bool, Address | None, str]:
@@ -454,13 +485,28 @@ def _etcdctl_member(names: _Names, part: str) -> tuple[bool, Address | None, str
             return False, None, "has a scheme that is neither http nor https"
     else:
         rest = part
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]*(?:%[^\]]*)?\]|[^:\[\]/@\s]*):([0-9]+)", rest)
-    if match is None:
+    match = _OF_GO.fullmatch(rest)
+    if match is None or (scheme and match[2]):  # a URL's port has no sign
         return False, None, "is not HOST:PORT"
-    port = int(match[2]) if len(match[2]) < 10 else 0
-    if not 0 < port <= 65535:
-        return False, None, f"has the port{names.part(match[2])}"
-    return scheme == "https", Address(match[1].strip("[]") or "localhost", port), ""
+    port = _port(match[3])
+    if not port:
+        return False, None, f"has the port{names.part(match[3])}"
+    host, percent, zone = match[1].strip("[]").partition("%")
+    if percent and scheme:
+        if not zone.startswith("25"):
+            return False, None, "has a zone behind a %, which is written %25 in a URL"
+        zone = zone[2:]
+    if percent and not _is_ipv6(host):
+        return False, None, "has a zone, which IPv6 addresses alone have"
+    if percent and zone and ipaddress.IPv6Address(host).is_link_local:
+        host = f"{host}%{zone}"  # of others Go leaves the zone out
+    return scheme == "https", Address(host or "localhost", port), ""
+
+
+def _resolves_in_go(address: Address, resolver: Resolver) -> bool:
+    """As names do for everybody; an address with a zone is read whether or not there is such an interface."""
+    host, percent, _ = address.host.partition("%")
+    return _is_ipv6(host) if percent else _resolves_in_full(address, resolver)
 
 
 def _resolves_in_full(address: Address, resolver: Resolver) -> bool:
@@ -485,19 +531,26 @@ def _is_address(text: str) -> bool:
 
 
 def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
-    """Return what all three read, empty where the text does not tell, and what is to be said of it."""
-    parts = re.split(r"[,;\s]+", text)
-    if "@" in text and _may_be_torn(text):
-        # What stands before the last @ may be a piece of a password.
-        parts = re.split(r"[,;\s]+", text.rpartition("@")[2])
+    """Return what all three read, empty where the text does not tell, and what is to be said of it.
+
+    It names the hosts and ports that the text names, and no others: of what cannot be told apart, nothing is advised.
+    """
+    # What stands before the last @ may be a piece of a password.
+    told = text.rpartition("@")[2] if "@" in text and _may_be_torn(text) else text
     urls: dict[str, None] = {}
     advice: dict[str, None] = {}
-    for part in parts:
-        for url, remark in _rewritten(part, resolver):
+    for member in re.split("[,;]", told):
+        parts = [part for part in member.split() if not re.fullmatch(r"(?:[A-Za-z]+://|['\"]+)", part)]
+        found = [_rewritten(part, resolver) for part in parts]
+        if any(not url for url, _ in found) and len(found) > 1:
+            continue  # where a space is in the midst of an address, its pieces are none
+        for url, remark in found:
             if url:
                 urls[url] = None
             if remark:
                 advice[remark] = None
+    if urls and not _keeps(text, ",".join(urls), resolver):
+        urls = {}
     if "@" in text:
         advice["no user or password can be given to NIXL"] = None
     if re.search("https://", text, re.IGNORECASE):
@@ -513,24 +566,60 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
     return ",".join(urls), tuple(advice)
 
 
-def _rewritten(part: str, resolver: Resolver) -> Iterator[tuple[str, str]]:
-    part = part.strip("'\"")
-    if not part or re.match("unixs?:", part):
-        return
-    rest = part.rpartition("://")[2].rpartition("@")[2].lstrip("/")
-    rest = re.sub(r"^(?:(?:https?|tcp|dns|ipv4|ipv6|etcd):/*(?=.*:)|https?/+)", "", rest)
-    rest = re.split("[/?#]", rest)[0].strip("'\"")
-    host, colon, port = rest.rpartition(":")
-    remark = ""
-    if not colon or (rest.startswith("[") and rest.endswith("]")):
-        host, port, remark = rest, str(DEFAULT_PORT), f"no port is named: {DEFAULT_PORT} is etcd's default"
-    elif not re.fullmatch("[0-9]{1,18}", port.lstrip("+ ")) or not 0 < int(port) <= 65535:
-        remark = f"the port {_quoted(port)} is none: {DEFAULT_PORT} is etcd's default"
-        port = str(DEFAULT_PORT)
-    host = host.strip("[]")
-    shown = _rewritten_host(host, port, resolver)
-    if shown:
-        yield f"http://{shown}:{int(port)}", remark
+#: A member as people write it, with what they put around it by mistake.
+_WRITTEN = re.compile(
+    r"""(?P<before>['"(<{\[]*)
+        (?:[A-Za-z][A-Za-z0-9+.-]*:/*(?=.*:)|[A-Za-z][A-Za-z0-9+.-]*://|https?/+|//)*   # schemes, whole or not
+        (?:[^@/]*@)?
+        (?P<host>\[[^\[\]]+\]|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?=:[0-9])|[^\[\]:/?\#'"()<>{}]+)
+        (?::(?:\+?(?P<port>[0-9]+))?)?
+        (?:[/?\#](?!/).*?)?
+        (?P<after>['")>}\]]*)""",
+    re.VERBOSE,
+)
+
+
+def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
+    """Return a member as all three read it, empty where it does not name one, and what is to be said of that."""
+    match = None if re.match("unixs?:", part) else _WRITTEN.fullmatch(part)
+    if match is None:
+        return "", _no_port(part)
+    host, digits = match["host"].removeprefix("[").removesuffix("]"), match["port"]
+    if digits is None:
+        if _is_short_number(host) and not _is_address(host):
+            return "", ""  # a port without a host, or a piece of something
+        port, remark = DEFAULT_PORT, f"no port is named: {DEFAULT_PORT} is etcd's default"
+    else:
+        port, remark = _port(digits), ""
+    if not port:
+        return "", _no_port(part)
+    shown = _rewritten_host(host, str(port), resolver)
+    return (f"http://{shown}:{port}", remark) if shown else ("", "")
+
+
+def _no_port(part: str) -> str:
+    """Say that a member has a port that is none; empty where that is not what is wrong with it."""
+    port = part.rpartition(":")[2]
+    if re.fullmatch("[0-9]+", port) and _port(port):
+        return ""
+    return f"the port {_quoted(port)} is none: it is a number from 1 to 65535" if port and ":" in part else ""
+
+
+def _keeps(text: str, rewrite: str, resolver: Resolver) -> bool:
+    """Whether NIXL and etcdctl read a rewrite, and NIXL finds all in it that it finds in the text itself."""
+    before, after = _nixl(text, resolver), _nixl(rewrite, resolver)
+    found = {_plain(address) for address in after.contacts}
+    return (
+        after.works
+        and _etcdctl(rewrite, resolver).works
+        and all(_plain(address) in found for address in before.contacts)
+    )
+
+
+def _plain(address: Address) -> Address:
+    """Return an IPv4 address that is written as one of IPv6 as what it is."""
+    mapped = ipaddress.IPv6Address(address.host).ipv4_mapped if _is_ipv6(address.host) else None
+    return Address(str(mapped), address.port) if mapped else address
 
 
 def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
