@@ -321,9 +321,9 @@ class TestRun:
             for number in [*range(40), 10**12 - 1]:
                 end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": ""}
                 for forged in (end, {**ask, "number": number}):
-                    stranger.put(f"{to_peer}{number:012d}", json.dumps(forged).encode())
+                    stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
                 for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
-                    stranger.put(f"{to_driver}{number:012d}", json.dumps(forged).encode())
+                    stranger.put(f"{to_driver}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
             worker = driver.peers[1].start("agent", {}, 20)
             assert worker.pid != 4242
             assert worker.versions["nixl"]
