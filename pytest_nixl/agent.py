@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_nixl.backends import between_agents
+from pytest_nixl.backends import between_agents, shake_hands
 from pytest_nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.errors import FindingError
 from pytest_nixl.settings import Settings
@@ -94,7 +94,7 @@ class NixlAgent:
         *,
         backends: Sequence[str],
         name: str | None = None,
-        progress_thread: bool = True,
+        progress_thread: bool | None = True,
         listen_thread: bool = False,
         listen_port: int = 0,
         telemetry: bool = False,
@@ -102,13 +102,15 @@ class NixlAgent:
         """Make an agent in a worker.
 
         :param name: what other agents know it by; made up where it is None.
-        :param progress_thread: whether NIXL makes progress in a thread of its own; without, it does when it is polled.
+        :param progress_thread: whether NIXL makes progress in a thread of its own, which spins; without, it does when
+            it is polled. None: only where its backends cannot do without, because others wait for it while they load
+            its metadata.
         :raises WorkerError: where it fails; the worker is then ended.
         """
         name = name or f"rank{worker.rank}-{worker.role}-{next(_numbers)}"
         options: dict[str, Any] = {
             "backends": list(backends),
-            "progress_thread": progress_thread,
+            "progress_thread": shake_hands(backends) if progress_thread is None else progress_thread,
             "listen_thread": listen_thread,
             "telemetry": telemetry,
         }

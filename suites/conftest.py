@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from pytest_nixl.alternate import alternate
+from pytest_nixl.backends import between_agents
 from pytest_nixl.fixtures import parametrize_values
 from pytest_nixl.gate.baseline import another_to_compare
 from pytest_nixl.gate.conclude import conclude
@@ -49,6 +50,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     if "link_kind" in metafunc.fixturenames:
         metafunc.parametrize("link_kind", link_kinds(run), ids=str)
+    backends = between_agents(run.settings.backend)
+    if "agent_backend" in metafunc.fixturenames and len(backends) > 1:
+        metafunc.parametrize("agent_backend", backends)
     parametrize_values(metafunc, "block", run.settings.blocks, format_size)
     parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
     parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")
@@ -102,6 +106,15 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
         )
 
     return wanted
+
+
+@pytest.fixture
+def agent_backend(nixl_settings: Settings) -> str:
+    """The backend of the agents of a test: each of those asked for in turn that moves bytes between agents.
+
+    Only storage backends may be asked for: then it is the first of those.
+    """
+    return (between_agents(nixl_settings.backend) or nixl_settings.backend)[0]
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,12 @@ Trees and libraries are made up here: a machine has one set of them. The real on
 
 from __future__ import annotations
 
+import configparser
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from runs import BANDWIDTH, ROOT, run
 
 from pytest_nixl.backends.libfabric import (
     BACKEND,
@@ -16,6 +19,7 @@ from pytest_nixl.backends.libfabric import (
     Finder,
     Library,
     LibraryError,
+    check_released,
     check_version,
     choose,
     find_plugin,
@@ -91,11 +95,35 @@ def test_the_symbol_version_that_no_libfabric_has_is_named_with_the_nixl_that_as
     plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.10")
     new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.9")
     with pytest.raises(LibraryError) as caught:
-        choose([new], plugin, "nixl-cu12 1.5.1")
+        check_released([new], plugin, "nixl-cu12 1.5.1")
     assert "LIBFABRIC of nixl-cu12 1.5.1 asks for symbol version FABRIC_1.10" in caught.value.reason
+    assert f"{new} has not" in caught.value.reason
     assert "which no release of libfabric has" in caught.value.reason
     assert "nixl-cu12==1.5.0" in caught.value.remedy
     assert "image's own build" in caught.value.remedy
+    assert "`tox -e validate-libfabric`" in caught.value.remedy
+    fits = library(tmp_path / "fits.so", "FABRIC_1.0", "FABRIC_1.10")
+    check_released([new, fits], plugin, "nixl-cu12 1.5.1")
+    assert choose([new, fits], plugin, "nixl-cu12 1.5.1") == fits
+    check_released([], library(tmp_path / "old.so", "FABRIC_1.7"), "nixl-cu12 1.5.0")
+
+
+def test_the_environment_that_the_message_names_has_a_nixl_that_fits() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    environment = tox["testenv:validate-libfabric"]
+    assert "nixl==1.5.0 nixl-cu12==1.5.0" in environment["commands_pre"]
+    assert environment["extras"] == "libfabric"
+    assert "{posargs:--nixl-backend=LIBFABRIC}" in environment["commands"]
+
+
+@pytest.mark.skipif(version("nixl-cu12") != "1.5.1", reason="of 1.5.1: in tox -e libfabric there is one that fits")
+def test_a_nixl_that_fits_no_libfabric_says_so_before_any_other_library_is_missed() -> None:
+    done = run(BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", "--nixl-op=WRITE")
+    assert done.code == 1
+    assert "asks for symbol version FABRIC_1.10 of libfabric.so.1, which no release of libfabric has" in done.output
+    assert "`tox -e validate-libfabric`" in done.output
+    assert "libcuda" not in done.output
 
 
 def test_versions_before_1_18_are_refused() -> None:

@@ -28,6 +28,8 @@ from pytest_nixl.values import HOST, MemoryPair
 PLUGIN = "libplugin_LIBFABRIC.so"
 #: The libfabric that NIXL asks for, at least.
 LEAST = (1, 18)
+#: The symbol version that NIXL 1.5.1 asks for, and no release of libfabric has.
+UNRELEASED = (1, 10)
 #: Where the driver of Amazon's adapters puts its libfabric: not every image tells the loader.
 _EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
@@ -150,13 +152,19 @@ class Finder:
                     f"correct {library.variable}, or unset it and have {soname} looked for",
                 )
             return [os.path.abspath(named)]
-        found = list(dict.fromkeys(path for path in self._everywhere(library, soname) if os.path.isfile(path)))
+        found = self.found(library, soname)
         if not found:
             raise LibraryError(
                 f"{self.backend} needs {soname} ({library.what}), which was not found: {self.where(library)}",
                 remedies(library),
             )
         return found
+
+    def found(self, library: Library, soname: str) -> list[str]:
+        """Return the files that are there, the best first; the one that a variable names alone."""
+        named = self.environ.get(library.variable)
+        paths = [os.path.abspath(named)] if named else self._everywhere(library, soname)
+        return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
     def where(self, library: Library) -> str:
         """Say where a library was looked for."""
@@ -211,6 +219,28 @@ def needed(plugin: str | None) -> list[tuple[Library, str]]:
     return [(library, match[1].decode()) for library, match in found if match]
 
 
+def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> None:
+    """See that a plugin asks for no symbol version that only an unreleased libfabric has, or that one such is here.
+
+    Without it nothing else helps: so this is asked before any library is looked for.
+
+    :raises LibraryError: where it does.
+    """
+    if plugin is None or UNRELEASED not in symbol_versions(plugin):
+        return
+    if any(UNRELEASED in symbol_versions(path) for path in candidates):
+        return
+    version = "FABRIC_{}.{}".format(*UNRELEASED)
+    here = f"{' and '.join(candidates)} has not" if candidates else "there is none here"
+    raise LibraryError(
+        f"LIBFABRIC of {nixl} asks for symbol version {version} of libfabric.so.1, which no release of libfabric has: "
+        f"{here}",
+        "in a clone run `tox -e validate-libfabric`, whose NIXL fits; else `pip install --no-deps nixl==1.5.0 "
+        "nixl-cu12==1.5.0`, whose plugin asks for FABRIC_1.7; or use the image's own build of NIXL; or set "
+        "PYTEST_NIXL_LIBFABRIC=/path/to/libfabric.so.1 of the build that it was linked to",
+    )
+
+
 def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
     """Return the first libfabric that has every symbol version that NIXL's plugin asks for.
 
@@ -226,13 +256,6 @@ def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
         seen.append((path, ", ".join("FABRIC_{}.{}".format(*version) for version in sorted(missing))))
     path, versions = seen[0]
     others = "".join(f"; neither has {other}" for other, _ in seen[1:])
-    if all("FABRIC_1.10" in each for _, each in seen):
-        raise LibraryError(
-            f"LIBFABRIC of {nixl} asks for symbol version FABRIC_1.10 of libfabric.so.1, which no release of libfabric "
-            f"has: {path} lacks {versions}{others}",
-            "pip install --no-deps nixl==1.5.0 nixl-cu12==1.5.0, whose plugin asks for FABRIC_1.7; or use the image's "
-            "own build of NIXL; or set PYTEST_NIXL_LIBFABRIC=/path/to/libfabric.so.1 of the build it was linked to",
-        )
     raise LibraryError(
         f"{path} is too old for LIBFABRIC of {nixl}: it lacks the symbol version {versions}{others}",
         remedies(LIBRARIES[-1]),
@@ -298,13 +321,15 @@ class LibfabricBackend:
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load what NIXL's plugin needs, in a worker and before NIXL's agent is made; return versions and paths."""
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]])
-        finder = Finder(os.environ)
-        chosen = {}
-        for library, soname in needed(plugin):
-            candidates = finder.candidates(library, soname)
-            chosen[library] = candidates[0]
+        finder, name = Finder(os.environ), f"{nixl['nixl_package']} {nixl['nixl']}"
+        wanted = needed(plugin)
+        for library, soname in wanted:
             if library is LIBRARIES[-1]:
-                chosen[library] = choose(candidates, plugin, f"{nixl['nixl_package']} {nixl['nixl']}")
+                check_released(finder.found(library, soname), plugin, name)
+        chosen = {}
+        for library, soname in wanted:
+            candidates = finder.candidates(library, soname)
+            chosen[library] = choose(candidates, plugin, name) if library is LIBRARIES[-1] else candidates[0]
         loaded = {library: open_library(library, path, "LIBFABRIC of NIXL") for library, path in chosen.items()}
         fabric = LIBRARIES[-1]
         if fabric not in loaded:

@@ -116,6 +116,12 @@ _ALL = (
         "an agent deregisters memory that others have fetched, and goes on",
     ),
     Finding(
+        "LIBFABRIC-NO-RECONNECT",
+        "with LIBFABRIC an agent that was forgotten once cannot be reached again, though its metadata is loaded again: "
+        "a transfer to it waits a minute for a handshake that the other does not send, and fails (ai-dynamo/nixl#1736)",
+        "make the agent anew where it was withdrawn, invalidated or removed, and do not publish the old one again",
+    ),
+    Finding(
         "NIXLBENCH-RANK-TWICE",
         "nixlbench gives a rank twice after one answer of etcd was lost while its processes registered",
         "do not take a result of a run in which etcd was restarted, changed its leader or could not be reached",

@@ -20,7 +20,7 @@ from pytest_nixl.nixlbench.table import REMEDIES, Trouble, read_output
 from pytest_nixl.race.nursery import Claimant, Nursery
 
 #: What nixlbench registers with: one byte to move, once; two ranks.
-_NIXLBENCH = ("--runtime_type=ETCD", "--backend=UCX", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
+_NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
               "--total_buffer_size=4096", "--start_block_size=4096", "--max_block_size=4096", "--num_iter=16",
               "--warmup_iter=16")  # fmt: skip
 _RANK = r"Registered as rank (?P<rank>[0-9]+) item"
@@ -178,10 +178,12 @@ class CommandSubject:
 
 
 class NixlbenchSubject(CommandSubject):
-    """The real nixlbench, with its ETCD runtime and two ranks."""
+    """The real nixlbench, with its ETCD runtime and two ranks; ``backend`` is what it moves bytes with afterwards."""
 
-    def __init__(self, program: str) -> None:
-        super().__init__([program, *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/")
+    def __init__(self, program: str, backend: str = "UCX") -> None:
+        super().__init__(
+            [program, f"--backend={backend}", *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/"
+        )
 
     def complete(self, way: PathClient) -> bool:
         # The end of its lock is two requests at once.

@@ -32,7 +32,7 @@ class Couple:
 
     def another_target(self) -> tuple[NixlAgent, Buffer]:
         """Start a new process where the target was, with an agent of the same name, and have the initiator know it."""
-        agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=False)
+        agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=None)
         memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
         self.initiator.remove_remote_agent(self.target.name)
@@ -41,18 +41,18 @@ class Couple:
 
 
 @pytest.fixture
-def couple(nixl_settings: Settings, nixl_cluster: Cluster) -> Iterator[Couple]:
-    """Two agents of UCX that know each other.
+def couple(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Iterator[Couple]:
+    """Two agents of one of the backends asked for, which know each other.
 
     :raises NotApplicableError: where only storage backends are asked for.
     """
     if not between_agents(nixl_settings.backend):
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no other agent can be lost")
-    settings = replace(nixl_settings, backend=("UCX",))
+    settings = replace(nixl_settings, backend=(agent_backend,))
     with Agents(nixl_cluster.places[0], settings) as agents:
         initiator, target = agents.start_each(
-            ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=False
+            ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=None
         )
         memory = target.allocate_asked(64 << 10)
         target.register(memory)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.agent import Agents
-from pytest_nixl.backends import between_agents
+from pytest_nixl.backends import between_agents, shake_hands
 from pytest_nixl.cluster.cluster import Cluster
 from pytest_nixl.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.etcd.endpoints import redact
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.path import EtcdPath, PathClient
 
 
+#: How long LIBFABRIC waits for the handshake of an agent that it loads the metadata of, while it does nothing else.
+HANDSHAKE_SECONDS = 60.0
+
+
 @pytest.fixture(autouse=True)
 def agents_meet(nixl_settings: Settings) -> None:
     """:raises NotApplicableError: where only storage backends are asked for."""
@@ -34,13 +38,12 @@ def agents_meet(nixl_settings: Settings) -> None:
 
 
 @pytest.fixture
-def agents(nixl_settings: Settings, nixl_etcd_path: Callable[[str], EtcdPath]) -> Iterator[Agents]:
-    """Agents in workers of their own, which all end with the test: before the ways to etcd that they may have.
-
-    They have UCX, whatever backend is asked for: the exchange is the same for all, and LIBFABRIC's agents wait inside
-    the loading of metadata until the other one is polled.
+def agents(nixl_settings: Settings, agent_backend: str, nixl_etcd_path: Callable[[str], EtcdPath]) -> Iterator[Agents]:
+    """Agents of one of the backends asked for, in workers of their own, which all end with the test: before the ways to
+    etcd that they may have.
     """
-    with Agents(Here(keeper()), replace(nixl_settings, backend=("UCX",))) as started:
+    seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
+    with Agents(Here(keeper()), replace(nixl_settings, backend=(agent_backend,), timeout=seconds)) as started:
         yield started
 
 
@@ -60,7 +63,7 @@ def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, n
     name = nixl_etcd.prefix.rstrip("/")
     # Where the ranks' own etcd cannot be used by agents, that of this run is one of rank 0's own host.
     places = nixl_cluster.places[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
-    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, nixl_settings.timeout, places)
+    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, places)
 
 
 @pytest.fixture

@@ -53,10 +53,13 @@ class Namespace:
         self._places = places
 
     def start(self, *names: str) -> list[NixlAgent]:
-        """Start agents in a worker each. None has a progress thread, which spins: they progress when they are asked."""
+        """Start agents in a worker each.
+
+        They have a progress thread, which spins, only where their backend needs one; else they progress when asked.
+        """
         environment = {"NIXL_ETCD_ENDPOINTS": self.endpoint, "NIXL_ETCD_NAMESPACE": self.name}
         return self._agents.start_each(
-            names, environment=environment, places=self._places, listen_thread=True, progress_thread=False
+            names, environment=environment, places=self._places, listen_thread=True, progress_thread=None
         )
 
     def reached_by(self, endpoint: str) -> Namespace:

@@ -29,7 +29,7 @@ def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
 @pytest.mark.nixl_check("metadata-by-side-channel")
 def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings: Settings) -> None:
     """Metadata that is carried by hand serves as well: no etcd is needed."""
-    writer, owner = agents.start_each(["writer", "owner"], progress_thread=False)
+    writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     target = registered(owner)
     assert writer.add_remote_agent(owner.get_agent_metadata()) == owner.name
     write_and_compare(writer, owner, target, nixl_settings.timeout)
@@ -40,8 +40,8 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
     """An agent sends its metadata to another one's port, asks there for the other's, and withdraws: with no etcd."""
     seconds = nixl_settings.timeout
     port, ours = free_ports(2)
-    listener = agents.start("listener", listen_thread=True, listen_port=port, progress_thread=False)
-    caller = agents.start("caller", listen_thread=True, listen_port=ours, progress_thread=False)
+    listener = agents.start("listener", listen_thread=True, listen_port=port, progress_thread=None)
+    caller = agents.start("caller", listen_thread=True, listen_port=ours, progress_thread=None)
     target, source = registered(listener), registered(caller)
 
     def remedy() -> str:
@@ -77,7 +77,7 @@ def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace:
 @pytest.mark.nixl_check("metadata-in-parts-by-side-channel")
 def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Settings) -> None:
     """Parts that are carried by hand add up: connections with the first memory, then the second memory alone."""
-    writer, owner = agents.start_each(["writer", "owner"], progress_thread=False)
+    writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     first, second = registered(owner), registered(owner)
     writer.add_remote_agent(owner.get_partial_agent_metadata(registration(owner, first), True))
     assert knows(writer, owner, first), "the memory of the part that was loaded is not known"

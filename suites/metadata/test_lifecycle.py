@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.agent import Buffer, NixlAgent
-from pytest_nixl.worker.process import NixlError
+from pytest_nixl.backends import shake_hands
+from pytest_nixl.worker.process import NixlError, WorkerHungError
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, comes_true, complaint, knows
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 HELD_UP = 2.0
 #: How long, in seconds, what takes some hundredths of a second is given where not to happen is an answer too.
 NOTICED = 5.0
+#: How long, in seconds, a first WRITE to an agent may take that was forgotten and found again.
+RECONNECTED = 20.0
 
 
 @pytest.mark.nixl_check("metadata-invalidation")
-def test_what_an_agent_withdraws_the_others_forget(namespace: Namespace, way: PathClient) -> None:
+def test_what_an_agent_withdraws_the_others_forget(
+    namespace: Namespace, way: PathClient, agent_backend: str, finding: FindingFixture
+) -> None:
     """The keys go from etcd, who had fetched them forgets the agent, and finds it when it publishes again."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     target = registered(publisher)
@@ -37,7 +42,16 @@ def test_what_an_agent_withdraws_the_others_forget(namespace: Namespace, way: Pa
     namespace.await_forgotten(finder, publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
-    write_and_compare(finder, publisher, target, namespace.seconds)
+    if not shake_hands([agent_backend]):
+        write_and_compare(finder, publisher, target, namespace.seconds)
+        return
+    refused = _why_not_reached_again(namespace, finder, publisher, target)
+    finding(
+        "LIBFABRIC-NO-RECONNECT",
+        bool(refused),
+        f"{publisher.name} withdrew and published again, {finder.name} fetched it again, and a WRITE to it "
+        + (f"came to nothing: {refused}" if refused else "arrived"),
+    )
 
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
@@ -176,6 +190,21 @@ def _seconds_to_find(namespace: Namespace, finder: NixlAgent, owner: NixlAgent) 
     started = time.monotonic()
     namespace.find(finder, owner)
     return time.monotonic() - started
+
+
+def _why_not_reached_again(namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer) -> str:
+    """Return why bytes do not reach an agent that was forgotten once; empty: they do.
+
+    Who does not answer for :data:`RECONNECTED` waits for a handshake, and is ended.
+    """
+    writer.worker.timeout = RECONNECTED
+    try:
+        write_and_compare(writer, owner, target, namespace.seconds)
+    except WorkerHungError:
+        return f"the call did not return within {RECONNECTED:g} s"
+    except NixlError as error:
+        return error.reason
+    return ""
 
 
 def _reaches(namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer) -> bool:

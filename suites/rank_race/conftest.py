@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_nixl.backends import between_agents
 from pytest_nixl.errors import NotApplicableError
 from pytest_nixl.etcd.fixtures import PrivateEtcd
 from pytest_nixl.etcd.path import EtcdPath
@@ -44,4 +45,10 @@ def nixlbench(nixl_settings: Settings) -> NixlbenchSubject:
     program = nixl_settings.nixlbench or shutil.which("nixlbench")
     if not program:
         raise NotApplicableError("there is no nixlbench on PATH, and --nixl-nixlbench PATH names none")
-    return NixlbenchSubject(program)
+    backends = between_agents(nixl_settings.backend)
+    if not backends:
+        names = ",".join(nixl_settings.backend)
+        raise NotApplicableError(
+            f"--nixl-backend={names} moves bytes to storage: nixlbench gives out no two ranks for it"
+        )
+    return NixlbenchSubject(program, backends[0])

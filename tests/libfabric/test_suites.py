@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All suites with LIBFABRIC: each uses the backend that is asked for, and no other.
+
+Counted in the logs of all workers: NIXL names each backend that an agent makes, and UCX tells its start at ``info``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver import build
+from hosts import Host, one_host, require_tools
+from runs import Finished, profile
+from test_real_libfabric import ACCEPTS_TCP, run_in
+
+#: Of each suite that makes agents, what makes them in another way; all of them are run in tox -e soak.
+SAMPLE = (
+    "suites/bandwidth/test_bandwidth.py",
+    "suites/faults/test_workers.py::test_a_target_that_dies_is_named_and_the_initiator_lives",
+    "suites/infrastructure/test_nixl.py",
+    "suites/infrastructure/test_libraries.py",
+    "suites/metadata/test_exchange.py::test_an_agent_finds_another_through_etcd",
+    "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",
+    "suites/metadata/test_namespaces.py::test_agents_of_one_name_in_two_namespaces_do_not_meet",
+    "suites/uri_validation/test_deployment.py",
+)
+_MADE = re.compile(r"Backend (\w+) was instantiated")
+UCX_STARTS = "UCX  INFO  Version"
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    require_tools()
+    with one_host() as made:
+        yield made
+
+
+def made(written: list[str]) -> Counter[str]:
+    """How many agents had each backend made."""
+    return Counter(name for text in written for name in _MADE.findall(text))
+
+
+def run_logged(host: Host, tmp_path: Path, *arguments: str) -> tuple[Finished, list[str]]:
+    """Run suites, and return how that ended and what each worker wrote."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    done = run_in(
+        host, *arguments, "--nixl-blocks=64KiB", f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}",
+        "-p", "worker_logs", PYTHONPATH=str(Path(__file__).parent), PYTEST_NIXL_TEST_LOGS=str(folder),
+        UCX_LOG_LEVEL="info", UCX_TLS="tcp",
+    )  # fmt: skip
+    return done, [log.read_text(errors="replace") for log in folder.glob("*.log")]
+
+
+@pytest.fixture(autouse=True)
+def use_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_tools()
+    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "suites", [pytest.param(SAMPLE, id="sample"), pytest.param(("suites",), id="all", marks=pytest.mark.whole)]
+)
+def test_no_suite_makes_an_agent_of_ucx_where_libfabric_is_asked_for(
+    host: Host, tmp_path: Path, suites: tuple[str, ...]
+) -> None:
+    done, written = run_logged(host, tmp_path, *suites, "--nixl-backend=LIBFABRIC")
+    assert done.code == 0, done.output
+    assert "ERROR " not in done.output, done.output
+    agents = made(written)
+    assert list(agents) == ["LIBFABRIC"], agents
+    assert agents["LIBFABRIC"] >= 10
+    assert [text for text in written if UCX_STARTS in text] == []
+
+
+def test_each_of_several_backends_is_used_by_metadata_and_faults(host: Host, tmp_path: Path) -> None:
+    done, written = run_logged(
+        host, tmp_path, "suites/faults/test_workers.py::test_a_target_that_comes_back_under_its_name_is_written_to",
+        "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",
+        "--nixl-backend=UCX,LIBFABRIC",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert "4 passed" in done.output, done.output
+    # Two agents to exchange metadata, and three where one comes back.
+    assert made(written) == {"UCX": 5, "LIBFABRIC": 5}
+    assert sum(UCX_STARTS in text for text in written) == 5
