@@ -26,8 +26,9 @@ APART = {
     f"test_{name}.py"
     for name in (
         "cli", "doctor_faults", "doctor_real_faults", "etcd_client", "etcd_listen", "etcd_path", "etcd_servers",
-        "explain", "facts", "findings", "functional_suites", "header", "metadata_suite", "nixlbench_driver",
-        "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite", "settings", "uri_suite", "vram",
+        "explain", "facts", "findings", "functional_suites", "header", "interrupted", "metadata_suite",
+        "nixlbench_driver", "nixlbench_suite", "options", "output", "pack", "rank_race", "rank_race_suite",
+        "run_reports", "settings", "uri_suite", "vram",
     )
 }  # fmt: skip
 
