@@ -21,6 +21,8 @@ from pytest_nixl.gate.verdicts import Outcome, Verdict
 from pytest_nixl.record.results import Result
 from pytest_nixl.record.store import Store
 
+pytestmark = pytest.mark.apart
+
 GATE = "--nixl-gate"
 
 #: A plugin that ends the run when the third test starts.

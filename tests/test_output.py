@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from runs import BANDWIDTH, ROOT, command, environment
+from runs import BANDWIDTH, ROOT, command, environment, profile
 
 from pytest_nixl.record.store import Store
 from pytest_nixl.worker.shared_memory import shared_memory_fault
+
+pytestmark = pytest.mark.apart
 
 CHECK = """
 import pathlib, shutil
@@ -71,7 +73,8 @@ def test_a_run_whose_output_cannot_be_written_leaves_its_report_and_does_not_end
 
 
 def test_the_record_of_a_run_on_a_full_output_is_stored(tmp_path: Path) -> None:
-    code, said = _start(command(*ROW, f"--nixl-store={tmp_path}/store"), "full")
+    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
+    code, said = _start(command(*ROW, f"--nixl-store={tmp_path}/store", f"--nixl-profile={any_speed}"), "full")
     assert code == 3, said
     (stored,), skipped = Store(tmp_path / "store").runs()
     assert (len(stored.rows), stored.interrupted, skipped) == (1, "", [])

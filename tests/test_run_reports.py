@@ -23,6 +23,8 @@ from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.keeper import keeper
 from pytest_nixl.record.results import Result
 
+pytestmark = pytest.mark.apart
+
 CHECKS = """
 import os, pathlib, signal, time
 import pytest
