@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy
 
     Floats: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
+    Marks: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
 #: Runs on each side of a change, at least; the change of a median that counts.
 FEWEST_RUNS, LEAST_CHANGE = 3, 0.05
@@ -38,6 +39,9 @@ _PERMUTATIONS, _SIGNIFICANCE = 199, 0.01
 #: Runs that PELT looks at together, and values of the grid that distributions are compared on: as many as there are
 #: runs, up to this number.
 _WINDOW, _GRID = 512, 64
+
+#: Places at which the permutation test splits a course.
+_PLACES = 1000
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,15 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
         if end - start < 2 * FEWEST_RUNS:
             continue
         below, widths = _below(values[start:end])
-        place, energy = _best_split(below, widths)
+        place, _ = _best_split(below, widths)
+        # The test looks at a thousand places at most, of the course as of each other order.
+        stride = -(-(end - start) // _PLACES)
+        _, energy = _best_split(below, widths, stride)
         # How many orders of the same values split as well: the one that was seen is among them. Once they are too
         # many, the others cannot change it.
         better = 1
         for _ in range(_PERMUTATIONS):
-            better += _best_split(random.permutation(below), widths)[1] >= energy
+            better += _best_split(random.permutation(below), widths, stride)[1] >= energy
             if better > most:
                 break
         else:
@@ -136,28 +143,31 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
     return sorted(found)
 
 
-def _below(values: Floats) -> tuple[Floats, Floats]:
+def _below(values: Floats) -> tuple[Marks, Floats]:
     """Return for each run whether its value is at most each value of a grid, and the distances between the grid's."""
     import numpy
 
     grid = numpy.unique(values)
     if len(grid) > _GRID:
         grid = numpy.unique(numpy.quantile(values, numpy.linspace(0, 1, _GRID), method="nearest"))
-    return (values[:, None] <= grid[None, :-1]).astype(float), numpy.diff(grid)
+    return values[:, None] <= grid[None, :-1], numpy.diff(grid)
 
 
-def _best_split(below: Floats, widths: Floats) -> tuple[int, float]:
+def _best_split(below: Marks, widths: Floats, stride: int = 1) -> tuple[int, float]:
     """Return where two parts of a course are furthest apart by their energy distance, and how far that is.
 
-    The mean distance of two values is the integral of F (1 - G) + G (1 - F) over their distribution functions.
+    Only places that are multiples of ``stride`` are tried. The mean distance of two values is
+    the integral of F (1 - G) + G (1 - F) over their distribution functions.
     """
     import numpy
 
     count = len(below)
-    sums = numpy.cumsum(below, axis=0)
+    starts = numpy.arange(0, count, stride)
+    sums = numpy.cumsum(numpy.add.reduceat(below, starts, axis=0, dtype=float), axis=0)
     total = sums[-1]
-    sums = sums[FEWEST_RUNS - 1 : count - FEWEST_RUNS]
-    n = numpy.arange(FEWEST_RUNS, count - FEWEST_RUNS + 1, dtype=float)
+    places = starts + stride
+    within = (places >= FEWEST_RUNS) & (places <= count - FEWEST_RUNS)
+    sums, n = sums[within], places[within].astype(float)
     m = count - n
     # The integrals of F, G, F^2, G^2 and FG.
     own, cross = (sums @ numpy.stack((widths, widths * total), axis=1)).T
@@ -168,7 +178,7 @@ def _best_split(below: Floats, widths: Floats) -> tuple[int, float]:
     first, second = 2 * (f - ff) * n / (n - 1), 2 * (g - gg) * m / (m - 1)
     energies = n * m / count * (2 * across - first - second)
     best = int(numpy.argmax(energies))
-    return FEWEST_RUNS + best, float(energies[best])
+    return int(n[best]), float(energies[best])
 
 
 def _large(values: Sequence[float], places: Sequence[int]) -> list[Step]:
