@@ -120,6 +120,8 @@ _ALL = (
         "with LIBFABRIC an agent that was forgotten once cannot be reached again, though its metadata is loaded again: "
         "a transfer to it waits a minute for a handshake that the other does not send, and fails (ai-dynamo/nixl#1736)",
         "make the agent anew where it was withdrawn, invalidated or removed, and do not publish the old one again",
+        "a LIBFABRIC agent is forgotten by another one, and that one loads its metadata again",
+        "NIXL 1.5.0: earlier releases were not tried",
     ),
     Finding(
         "NIXLBENCH-RANK-TWICE",
