@@ -24,10 +24,10 @@ collect_ignore = [] if find_spec("torch") else ["with_torch"]
 APART = {
     f"test_{name}.py"
     for name in (
-        "cli", "doctor_faults", "doctor_real_faults", "etcd_client", "etcd_hostile", "etcd_listen", "etcd_path",
-        "etcd_servers", "explain", "facts", "findings", "functional_suites", "header", "metadata_suite",
-        "nixlbench_driver", "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite", "settings",
-        "uri_suite", "vram",
+        "cli", "doctor_faults", "doctor_real_faults", "etcd_client", "etcd_hostile", "etcd_listen", "etcd_members",
+        "etcd_path", "etcd_servers", "explain", "facts", "findings", "functional_suites", "header",
+        "metadata_suite", "nixlbench_driver", "nixlbench_suite", "options", "pack", "rank_race", "rank_race_suite",
+        "settings", "uri_suite", "vram",
     )
 }  # fmt: skip
 
