@@ -21,6 +21,8 @@ from pytest_nixl.etcd.transaction import Done, absent, delete, get, put, txn
 from pytest_nixl.etcd.trio import Trio
 from pytest_nixl.keeper import keeper
 
+pytestmark = pytest.mark.apart
+
 #: A test that moves bytes between the ranks until it is told that it is enough.
 MOVING = Path(__file__).with_name("cluster") / "moving.py"
 
@@ -111,6 +113,7 @@ def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: Trio, client
     assert seen == [f"/w/{number}" for number in range(1, 11)]
 
 
+@pytest.mark.soak
 def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: Trio) -> None:
     """It holds its leases and passes its barriers, and a rank that leaves is seen."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
