@@ -159,7 +159,9 @@ def test_ctrl_c_does_not_reach_the_keeper_or_its_children(own: Keeper) -> None:
 
 def test_children_die_with_a_killed_keeper(own: Keeper) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
+    shared_memory = Path(own.shared_memory)
     os.kill(own.pid, signal.SIGKILL)
+    shared_memory.rmdir()  # nobody else is left to do it
     wait_until(lambda: not running(pid), 5, "the child has died with its keeper")
     with pytest.raises(KeeperError, match="has gone"):
         own.alive(pid)

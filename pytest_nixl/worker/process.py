@@ -352,8 +352,8 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
             try:
                 answers[item] = item.result()
             except WorkerHungError as error:
-                # One that was hurried, and is late, is a consequence: on a busy machine most are.
-                errors += [] if item in hurried else [error]
+                # One that was hurried, and is merely late, is a consequence; one that somebody stopped is the cause.
+                errors += [] if item in hurried and error.late else [error]
             except WorkerError as error:
                 errors.append(error)
             for other in waiting if errors else ():
