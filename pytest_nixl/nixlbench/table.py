@@ -340,7 +340,6 @@ LONGEST_LINE = 4096
 _MOST_LABELS, _MOST_ROWS, _MOST_LINES, _MOST_REPORTED = 4096, 5000, 200, 20_000
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028-\u202e\u2066-\u2069]")
 _LABEL = re.compile(r" *(?:([0-9]{1,7}): |\[[0-9]{1,9},([0-9]{1,7})\]<std(?:out|err|diag)>: ?)")
 
 
@@ -358,7 +357,7 @@ def _plain(line: str) -> str:
     """Take away what a terminal would act on."""
     if line.isprintable():
         return line
-    return _CONTROL.sub("", _COLOUR.sub("", line.rstrip("\r")).replace("\t", " "))
+    return "".join(filter(str.isprintable, _COLOUR.sub("", line).replace("\t", " ")))
 
 
 def _unlabelled(line: str) -> tuple[str, str]:
