@@ -19,6 +19,8 @@ from pytest_nixl.gate.verdicts import Verdict
 from pytest_nixl.nixlbench.table import LONGEST_LINE, Trouble, read_files, read_output
 from pytest_nixl.nixlbench.verdict import JudgedRun, judge_run
 
+pytestmark = pytest.mark.apart
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 RECORDINGS = FIXTURES / "nixlbench"
 COMPARED = (RECORDINGS / "02_check_consistency_write.rank_a.out").read_text()
