@@ -227,7 +227,7 @@ LAST = Ask("command", 2, {})
 class TestMessages:
     def test_old_ones_are_not_read_again_and_none_is_read_elsewhere(self, etcd: Etcd, stranger: EtcdClient) -> None:
         """Whatever was in an earlier run of the same group and token, or in this one, is written under each key."""
-        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": ""}
+        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
         seen: dict[str, bytes] = {}
         for turn in range(2):
             with ExitStack() as stack:
@@ -319,7 +319,7 @@ class TestRun:
             to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
             ask = {"ask": "start", "number": 5, "worker": 5, "role": "agent", "environment": {}}
             for number in [*range(40), 10**12 - 1]:
-                end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": ""}
+                end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
                 for forged in (end, {**ask, "number": number}):
                     stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
                 for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
@@ -448,7 +448,7 @@ class Stranger:
     def _mail(self, number: int) -> None:
         windows = {"windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9], "counted": [], "others": 0.0}
         line = json.dumps({"number": number, "result": windows})
-        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": ""}
+        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
         for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):
             self._put(f"mail/000000/000001/{1000 * kind + number:012d}", json.dumps(message).encode())
         self._put(f"mail/000001/000000/{1000 + number:012d}", json.dumps(end).encode())

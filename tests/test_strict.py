@@ -173,7 +173,7 @@ def test_what_ranks_write_is_read() -> None:
         ({"transfers": [1, 0]}, r"transfers\[1\] is 0: expected a whole number from 1"),
         ({"transfers": [1, 1e300]}, r"transfers\[1\] is 1e\+300"),
         ({"latencies": [float("inf")]}, r"latencies\[0\] is inf"),
-        ({"counted": [["eth0", "net", -1]]}, r"counted\[0\]\[2\] is -1"),
+        ({"counted": [["eth0", "net", -1, None]]}, r"counted\[0\]\[2\] is -1"),
         ({"others": None}, "others is None: expected a number"),
         ({"more": 1}, "it has a field 'more', which is not known"),
     ],

@@ -15,6 +15,23 @@ _NAME = Text(64, "[a-z][a-z0-9_]*")
 _LINE = Text(1 << 20)
 _CODE = OneOf((None, Number(-128, 255, whole=True)))
 
+#: The part of ``verdict.json`` that is the same for every rank; nothing of a run that did not start.
+_TOLD = OneOf(
+    (
+        {},
+        {
+            "verdict": Text(16),
+            "gate": bool,
+            "warnings": _NUMBER,
+            "interrupted": Text(),
+            "checks": Every(_NUMBER, keys=True),
+            "rows": _NUMBER,
+            "failing": Every({name: Text() for name in ("check", "row", "verdict", "reason", "remedy")}, most=1024),
+            "known_limits": Every(Text(256), most=1024),
+            "failing_left_out": _NUMBER,
+        },
+    )
+)
 #: What rank 0 may ask a peer for, and with which arguments; of services that only a test brings nothing is known.
 ASKS: Mapping[str, Form] = {
     "start": {"worker": _NUMBER, "role": _NAME, "environment": Every(OneOf((None, Text(1 << 15))), keys=True)},
@@ -22,7 +39,7 @@ ASKS: Mapping[str, Form] = {
     "state": {"worker": _NUMBER},
     "output": {"worker": _NUMBER},
     "signal": {"worker": _NUMBER, "signal": Number(1, 64, whole=True)},
-    "end": {"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text()},
+    "end": {"code": Number(0, 255, whole=True), "verdict": Text(), "refusal": Text(), "told": _TOLD},
     "command": {},
     "address": {},
     "facts": {"peers": Every(Text(255))},

@@ -187,8 +187,8 @@ class Serving:
     def _do_signal(self, worker: int, signal: int) -> None:
         self._processes[worker].signal(signal)
 
-    def _do_end(self, code: int, verdict: str, refusal: str) -> None:
-        self.ending = Ending(code, printable(verdict), printable(refusal))
+    def _do_end(self, code: int, verdict: str, refusal: str, told: dict[str, Any]) -> None:
+        self.ending = Ending(code, printable(verdict), printable(refusal), told)
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
         """Carry what a worker writes to rank 0, and that it has ended."""

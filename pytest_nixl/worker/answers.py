@@ -29,7 +29,7 @@ REPLY: Form = OneOf(
 #: By command. What is not here, such as what NIXL's own methods return, may be any JSON value.
 ANSWERS: Mapping[str, Form] = {
     "hello": {"pid": _COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, _COUNT, bool, _WORDS))},
-    "create_agent": {"agent": Ref, "versions": Every(Text(256), keys=True)},
+    "create_agent": {"agent": Ref, "versions": Every(Text(1024), keys=True)},
     "activate": None,
     "allocate": {"buffer": Ref, "address": _COUNT, "device": _COUNT},
     "compare": OneOf(
@@ -58,7 +58,7 @@ ANSWERS: Mapping[str, Form] = {
         "windows": Every(_TAKEN),
         "transfers": Every(Number(1, 1 << 53, whole=True)),
         "latencies": Every(_SECONDS),
-        "counted": Every((Text(256), Text(64), Number(0, 1 << 64))),
+        "counted": Every((Text(256), Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64))))),
         "others": Number(0, 1e6),
     },
     "move": None,
