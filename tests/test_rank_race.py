@@ -492,7 +492,7 @@ class TestNursery:
         assert all(running(pid) for pid in pids)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        wait_until(lambda: not any(running(pid) for pid in pids), 10, "all have ended")
+        wait_until(lambda: not any(running(pid) for pid in pids), 60, "all have ended")
 
     def test_no_thread_stays(self, nursery: Nursery) -> None:
         before = threading.active_count()

@@ -54,7 +54,7 @@ def missed(profile: Profile, run: Run) -> list[Result]:
     if run.ended:
         remedy = "mend what failed first, or give --nixl-keep-going to run the rest all the same"
         return [Result("whole-run", "", Verdict.MISSING, run.ended, remedy)]
-    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and BANDWIDTH not in run.suites:
+    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and not _measures_rows(run):
         reason = "no check came to an answer: there is nothing to accept"
         return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or none, which is all of them")]
     return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
@@ -76,8 +76,13 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 
+def _measures_rows(run: Run) -> bool:
+    """Whether the run chose the bandwidth suite, or a test of the user's own that measures rows."""
+    return BANDWIDTH in run.suites or any(result.row for result in run.results)
+
+
 def _missed_rows(run: Run) -> Iterator[Result]:
-    if BANDWIDTH not in run.suites:
+    if not _measures_rows(run):
         return
     if not any(result.figures for result in run.results):
         reason = "no row was measured: there is nothing to accept"
@@ -93,7 +98,7 @@ def _missed_rows(run: Run) -> Iterator[Result]:
 
 def _missed_memory(run: Run) -> Iterator[Result]:
     """GPU memory is never asked for by accident: that this machine has none is no reason to pass."""
-    if BANDWIDTH not in run.suites:
+    if not _measures_rows(run):
         return
     found = {result.row: result for result in run.results if result.row}
     memories = dict.fromkeys(link.memory for link in asked_links(run.settings, run.asked))

@@ -41,6 +41,17 @@ def lead_nowhere() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _empty(file: TextIO) -> None:
+    """Drop what a stream has in its buffer: pytest flushes it once more at its very end, and would fail on it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(null, file.fileno())
+            file.flush()
+    finally:
+        os.close(null)
+
+
 class Output:
     """A plugin that keeps the run alive if its terminal cannot be written, and tells so on stderr."""
 
@@ -94,6 +105,7 @@ class Guarded:
                 self._file.flush()
             except OSError as error:
                 self._output.failed(error)
+                _empty(self._file)
         return len(text)
 
     def flush(self) -> None:
@@ -103,6 +115,7 @@ class Guarded:
                 self._file.flush()
             except OSError as error:
                 self._output.failed(error)
+                _empty(self._file)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
