@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -111,13 +112,27 @@ def test_each_bad_file_is_named_and_left_out(tmp_path: Path) -> None:
             assert len(sentence) < 800
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "good.json", full())
-    write(tmp_path / "secret.json", full()).chmod(0)
-    runs, skipped = Store(tmp_path).summaries()
+@pytest.fixture
+def as_nobody() -> Iterator[None]:
+    """Give root's right to read every file up for the test."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(own)
+
+
+def test_a_file_that_may_not_be_read_is_named(request: pytest.FixtureRequest) -> None:
+    with TemporaryDirectory() as name:  # not below pytest's own directory, which only its owner may enter
+        store = Path(name)
+        store.chmod(0o755)
+        write(store / "good.json", full()).chmod(0o644)
+        write(store / "secret.json", full()).chmod(0)
+        request.getfixturevalue("as_nobody")
+        runs, skipped = Store(store).summaries()
+        os.seteuid(os.getuid())
     assert len(runs) == 1
-    assert skipped == [f"skipped: {tmp_path / 'secret.json'} cannot be read (Permission denied)"]
+    assert skipped == [f"skipped: {store / 'secret.json'} cannot be read (Permission denied)"]
 
 
 def test_history_and_report_leave_bad_files_out_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
