@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ from pytest_nixl.keeper import keeper
 from pytest_nixl.link import Pairs
 from pytest_nixl.settings import Settings, read_settings
 from pytest_nixl.worker.places import Here
+
+# Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: What needs torch, which is too large for CI: ``tox -e torch`` has it; and other plugins: ``tox -e plugins`` has them.
 collect_ignore = [*([] if find_spec("torch") else ["with_torch"]),
