@@ -9,7 +9,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-COMMAND = ["-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "-m", "apart"]
+COMMAND = [
+    "-m",
+    "pytest",
+    "-W",
+    "error",
+    "-p",
+    "no:cacheprovider",
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+    "-m",
+    "apart and not whole",
+]
 TESTS = ["tests", *(f"--ignore=tests/{name}" for name in ("libfabric", "cluster", "mixed"))]
 
 if __name__ == "__main__":

@@ -489,7 +489,8 @@ def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
     verdict = json.loads((tmp_path / "logs" / "rank-1" / "verdict.json").read_text())
     assert verdict["exit_code"] == code
     if code:
-        assert "WRONG-TRANSPORT" in verdict["verdict"]
+        assert verdict["verdict"] == "FAIL"
+        assert [each["verdict"] for each in verdict["failing"]] == ["WRONG-TRANSPORT"]
     stranger.delete_prefix("/pytest-nixl/")
 
 

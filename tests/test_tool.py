@@ -13,6 +13,7 @@ import pytest
 from etcd_helpers import running, wait_until
 from test_cluster_session import two
 
+from pytest_nixl.cluster.remote import PeerError
 from pytest_nixl.etcd.fixtures import PrivateEtcd
 from pytest_nixl.keeper import keeper
 from pytest_nixl.tool import Started, Tool, ToolError
@@ -186,9 +187,8 @@ def test_a_peer_runs_the_program_that_it_has_itself(
             assert "Usage: ucx_perftest" in program.output()
         # Neither by the variable nor by PATH does rank 0 say which program that is.
         environment = {variable("nixlbench"): str(evil), "PATH": str(tmp_path)}
-        worker = ranks.peer.start("tool", environment, 20)
-        assert worker.call("tool_find", tool="nixlbench") is None
-        worker.close()
+        with pytest.raises(PeerError, match=r"a peer does not set (PATH|PYTEST_NIXL_TOOL_NIXLBENCH)"):
+            ranks.peer.start("tool", environment, 20)
         tool = Tool(ranks.peer, "ucx_perftest", 20)
         program = tool.start(["-p", str(30000 + os.getpid() % 10000)])
         assert program.wait_for("Waiting", 10)

@@ -123,6 +123,7 @@ class Peer:
             process.pid = self.ask("start", within=within, worker=number, role=role, environment=dict(environment))
         except BaseException:
             process.ended(None)
+            process.channel.close()
             raise
         return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
 

@@ -297,14 +297,25 @@ class EtcdClient:
                 raise self._explain(member, error, seconds) from error
         raise EtcdError(f"etcd at {member}: it ended a watch", cause="closed", endpoint=str(member))
 
+    @staticmethod
+    def _ended(member: Endpoint, error: Any) -> EtcdError:
+        """Say why a watch ended with an error: an etcd that stops says so to whoever watches."""
+        if known := explain_answer(member, json.dumps(error)):
+            return known
+        words = error.get("message") if isinstance(error, dict) else None
+        if not isinstance(words, str) or not isinstance(error.get("grpc_code", error.get("code")), int):
+            return not_etcd(member, "its answer is no watch")
+        return EtcdError(
+            f"etcd at {member}: it ended a watch: {printable(words)}", cause="closed", endpoint=str(member)
+        )
+
     def _events(self, member: Endpoint, line: bytes) -> list[tuple[int, Event]]:
         """Read one message of a watch."""
         try:
             message = json.loads(line)
             result = message.get("result")
             if result is None:
-                answer = json.dumps(message["error"])
-                raise explain_answer(member, answer) or not_etcd(member, "its answer is no watch")
+                raise self._ended(member, message["error"])
             if "compact_revision" in result:
                 raise EtcdError(
                     f"etcd at {member}: it was compacted, and has forgotten what is asked for", cause="compacted"
