@@ -21,12 +21,12 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.etcd.path import EtcdPath, Request
-from pytest_nixl.keeper import keeper
-from pytest_nixl.race.nursery import Claimant, Nursery
+from pytest_nixl.checks.rank_race.forkserver import Claimant, Nursery
+from pytest_nixl.etcd.proxy import EtcdPath, Request
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import keeper
 
-FUNCTION = "pytest_nixl.race.functions:membership_from_a_start"
+FUNCTION = "pytest_nixl.checks.rank_race.functions:membership_from_a_start"
 #: Seconds for any claimant; and of a lease, so long that none has to be refreshed.
 SECONDS, TTL = 120.0, 120
 REQUESTS = 300

@@ -16,8 +16,8 @@ from statistics import median, quantiles
 
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.session import Driver
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.keeper import close_keeper, keeper
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import close_keeper, keeper
 
 GROUP, TOKEN, SECONDS = "bench", "of the bench", 60.0
 
@@ -27,7 +27,7 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.session import serve
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.keeper import keeper
+from pytest_nixl.processes.supervisor import keeper
 
 def client():
     return connect(parse_endpoints(sys.argv[1]))

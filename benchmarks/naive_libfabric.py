@@ -17,12 +17,12 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_nixl.keeper import close_keeper, keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import results
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import close_keeper, keeper
+from pytest_nixl.processes.worker_process import results
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.session.settings import Settings, read_settings
 
 BLOCKS = (65536, 1 << 20)
 COUNT = 200

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.agent import Agents
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.settings import Settings, read_settings
 
 # Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

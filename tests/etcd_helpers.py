@@ -23,12 +23,12 @@ import pytest
 import requests
 import trustme
 
-from pytest_nixl.etcd.binary import etcd_binary
-from pytest_nixl.etcd.container import LABEL, container_engine
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.keeper import Keeper, close_keeper, keeper
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.container import LABEL, container_engine
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.processes.supervisor import Keeper, close_keeper, keeper
 
 REPOSITORY = Path(__file__).parents[1]
 IMAGE = "localhost/etcd:v3.5.1"
@@ -36,8 +36,8 @@ IMAGE = "localhost/etcd:v3.5.1"
 #: A conftest for runs inside a run, which know the etcd fixtures and the settings and nothing else of the plugin.
 CONFTEST = """
 import pytest
-from pytest_nixl.options import add_options
-from pytest_nixl.settings import read_settings
+from pytest_nixl.session.options import add_options
+from pytest_nixl.session.settings import read_settings
 
 def pytest_addoption(parser):
     add_options(parser)
@@ -46,7 +46,7 @@ def pytest_addoption(parser):
 def nixl_settings(pytestconfig):
     return read_settings(pytestconfig)
 """
-ARGUMENTS = ("-p", "no:nixl", "-p", "pytest_nixl.etcd.fixtures", "-p", "no:cacheprovider")
+ARGUMENTS = ("-p", "no:nixl", "-p", "pytest_nixl.fixtures.etcd", "-p", "no:cacheprovider")
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
@@ -159,7 +159,7 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
 def separate_keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     """Have ``keeper()`` return one of the block's own, also under xdist; others' servers hang on the process's own."""
     with monkeypatch.context() as patch:
-        patch.setattr("pytest_nixl.keeper._current", None)
+        patch.setattr("pytest_nixl.processes.supervisor._current", None)
         patch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
         try:
             yield keeper()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from driver import real_driver
 
-from pytest_nixl.worker.devices import make_ptx
+from pytest_nixl.nixl.worker.devices import make_ptx
 
 
 def build(folder: Path) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.gate.conclude import check_of
-from pytest_nixl.gate.suites import suite_of
+from pytest_nixl.session.outcome import check_of
+from pytest_nixl.session.suites import suite_of
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.race.functions import read_modify_write
+from pytest_nixl.checks.rank_race.functions import read_modify_write
 
 
 def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:

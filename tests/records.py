@@ -9,9 +9,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.record.provenance import Image, Provenance, host
-from pytest_nixl.record.recorded import FORM, OURS
-from pytest_nixl.record.results import Result
+from pytest_nixl.model.results import Result
+from pytest_nixl.store.provenance import Image, Provenance, host
+from pytest_nixl.store.record_reader import FORM, OURS
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 START = datetime(2026, 3, 2, 3, 0, tzinfo=timezone.utc)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from vram_functions import OfCuda
 
-from pytest_nixl.worker.arrays import descriptor_of
+from pytest_nixl.nixl.worker.arrays import descriptor_of
 
 BLOCK = np.arange(24, dtype=np.float64).reshape(2, 3, 4)
 ADDRESS = BLOCK.ctypes.data

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from records import KEY, key, record, write
 
 from pytest_nixl import cli
-from pytest_nixl.gate.compared import compare_runs
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.raw.measured import Ratio, Raw
-from pytest_nixl.record.recorded import LARGEST, Recorded, parse_recorded
-from pytest_nixl.record.results import Figures, Result
-from pytest_nixl.record.store import Store, find_baseline
+from pytest_nixl.judge.run_comparison import compare_runs
+from pytest_nixl.model.raw_comparison import Ratio, Raw
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import Report
 from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.store.record_reader import LARGEST, Recorded, parse_recorded
+from pytest_nixl.store.store import Store, find_baseline
 
 pytestmark = pytest.mark.apart
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.gate.blame import Failed, Tried, blame, by_direction, failed_pairs, trials
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.record.results import Result
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.judge.culprit import Failed, Tried, blame, by_direction, failed_pairs, trials
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.parsers import MemoryPair
 
 NAMES = [f"rank {rank} on node-{rank}" for rank in range(4)]
 WRITE = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20)

@@ -16,14 +16,14 @@ import pytest
 from runs import NOT_BUSY, ROOT, Finished, repeats, run
 from test_others import spinning
 
-from pytest_nixl.evidence.busy import HostLoad
-from pytest_nixl.race.subject import Outcome
+from pytest_nixl.checks.rank_race.system_under_test import Outcome
+from pytest_nixl.core.host_load import HostLoad
 from suites.rank_race.race import is_late
 
 #: Four checks that end in the four ways that concern load.
 CHECKS = """
 import pytest
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.core.polling import wait_until
 
 def late():
     wait_until(lambda: False, "what never comes", seconds=2)

@@ -18,7 +18,7 @@ from inner import run_pytest
 from records import KEY, record, write
 from runs import BANDWIDTH, ROOT, Finished, environment
 
-from pytest_nixl.options import OPTIONS
+from pytest_nixl.session.options import OPTIONS
 
 FOLDER = ROOT / "deploy" / "ci"
 

@@ -11,13 +11,13 @@ import pytest
 from etcd_helpers import Etcd, running_etcd
 
 from pytest_nixl import cli
-from pytest_nixl.cluster.clean import Alive, Dead, clean
+from pytest_nixl.cluster.garbage_collection import Alive, Dead, clean
 from pytest_nixl.cluster.group import RefusedError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.path import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd_servers.embedded import free_ports
 
 PREFIX = "/pytest-nixl/groups"
 TTL = 30

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl import cli
-from pytest_nixl.gate.machine import Machine
-from pytest_nixl.gate.profiles import Profile, bundled_profiles, load_profile
+from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
+from pytest_nixl.model.machine import Machine
 
 pytestmark = pytest.mark.apart
 

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.remote import PeerError
-from pytest_nixl.cluster.serving import Ending
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.session import Driver, serve
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import WorkerDiedError, WorkerError
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
+from pytest_nixl.session.parsers import MemoryPair
 
 TOKEN = "of this group"
 

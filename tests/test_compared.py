@@ -11,12 +11,12 @@ import pytest
 from records import KEY, key, record, write
 
 from pytest_nixl.cli import main
-from pytest_nixl.gate.compared import Compared, compare_runs, refuse_other_machine
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.provenance import Image, Provenance, changes, gather, image_of, steering
-from pytest_nixl.record.recorded import Recorded, parse_recorded
-from pytest_nixl.record.results import Result
+from pytest_nixl.judge.run_comparison import Compared, compare_runs, refuse_other_machine
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.comparison import lines
+from pytest_nixl.store.provenance import Image, Provenance, changes, gather, image_of, steering
+from pytest_nixl.store.record_reader import Recorded, parse_recorded
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
 LOST = [0.85 * value for value in QUIET]

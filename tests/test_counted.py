@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.evidence.counted import Carrier, Counted, Counting, counted
-from pytest_nixl.gate.judge import judge
-from pytest_nixl.gate.machine import Machine, row_ceiling
-from pytest_nixl.gate.profiles import Expectation, load_profile
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.judge.profiles import Expectation, load_profile
+from pytest_nixl.judge.row import judge
+from pytest_nixl.model.carrier_bytes import Carrier, Counted, Counting, counted
+from pytest_nixl.model.machine import Machine, row_ceiling
+from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.parsers import MemoryPair
 
 PAYLOAD = 1_000_000
 EFA = [Carrier(f"rdmap{number}s0", "efa", PAYLOAD // 4) for number in range(79, 83)]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.evidence.counters import (
+from pytest_nixl.core.units import MIB
+from pytest_nixl.model.device_counters import (
     COUNTERS_FORM,
     Moved,
     compare,
@@ -20,7 +21,6 @@ from pytest_nixl.evidence.counters import (
     read_counters,
     read_sysfs,
 )
-from pytest_nixl.units import MIB
 
 RECORDED = Path(__file__).resolve().parents[1] / "fixtures" / "efa-p5"
 PAYLOAD = 11_592_663_040

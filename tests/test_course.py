@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from records import KEY, record
 
 from pytest_nixl.cli import main
-from pytest_nixl.gate.course import steps
-from pytest_nixl.record.recorded import Recorded, parse_recorded
+from pytest_nixl.judge.change_points import steps
 from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.store.record_reader import Recorded, parse_recorded
 
 Values = NDArray[numpy.float64]
 

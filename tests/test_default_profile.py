@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from runs import BANDWIDTH, run
 
-from pytest_nixl.gate.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile
-from pytest_nixl.gate.profiles import bundled_profiles, load_profile
-from pytest_nixl.gate.silent_profile import silence
+from pytest_nixl.judge.profiles import bundled_profiles, load_profile
+from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile
+from pytest_nixl.session.silent_profile import silence
 
 pytestmark = pytest.mark.apart
 

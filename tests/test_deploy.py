@@ -23,9 +23,9 @@ from etcd_helpers import IMAGE, engine_image
 from kubernetes_rules import LEADER_WORKER_SET, RULES, Manifest, Pod, complaints, pods_of, read
 from runs import ROOT
 
-from pytest_nixl.options import OPTIONS
-from pytest_nixl.values import DEFAULT_ETCD_IMAGE
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kubernetes").glob("*.yaml")))}

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from trees import Tree, p5
 
-from pytest_nixl.doctor.check import Wanted, checks
-from pytest_nixl.facts.facts import Facts, gather
-from pytest_nixl.facts.root import Root
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.checks.doctor.check import Wanted, checks
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 pytestmark = pytest.mark.apart
 

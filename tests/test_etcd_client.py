@@ -19,8 +19,8 @@ import pytest
 from etcd_helpers import Certificates, Etcd, running_etcd, turn_authentication_on, wait_until
 
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, connect
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
+from pytest_nixl.etcd_servers.embedded import free_ports
 
 pytestmark = pytest.mark.apart
 

@@ -141,7 +141,7 @@ def test_a_private_one_may_be_broken(run: Run) -> None:
                 assert client.get("/x") == b"1"
             nixl_private_etcd.stop()
         def test_no_leftover(nixl_private_etcd):
-            from pytest_nixl.keeper import keeper
+            from pytest_nixl.processes.supervisor import keeper
             assert nixl_private_etcd.client.count_prefix("") == 0
             assert len(list(keeper().directory.glob("etcd-*.data"))) == 2
         """,
@@ -165,7 +165,7 @@ def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> 
         def test_it(nixl_etcd, number):
             nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
             time.sleep(0.1)
-            from pytest_nixl.keeper import keeper
+            from pytest_nixl.processes.supervisor import keeper
             worker = os.environ["PYTEST_XDIST_WORKER"]
             told = [worker, nixl_etcd.server.describe(), str(keeper().directory)]
             pathlib.Path(f"told-{number}").write_text(json.dumps(told))
@@ -187,7 +187,7 @@ INNER = """
 import json, os, pathlib, time
 import pytest
 def test_it(nixl_etcd, nixl_private_etcd, tmp_path):
-    from pytest_nixl.keeper import keeper
+    from pytest_nixl.processes.supervisor import keeper
     nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
     told = dict(pytest=os.getpid(), directory=str(keeper().directory), prefix=nixl_etcd.prefix, keeper=keeper().pid,
                 etcd=nixl_private_etcd.server.pid, name=getattr(nixl_etcd.server, "name", ""))

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_nixl.etcd import bounded
+from pytest_nixl.etcd import bounded_http
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.transaction import Done, get_prefix, txn
-from pytest_nixl.facts.etcd import read_etcd
-from pytest_nixl.facts.root import Root
+from pytest_nixl.host.etcd import read_etcd
+from pytest_nixl.host.recorded_tree import Root
 
 pytestmark = pytest.mark.apart
 
@@ -172,7 +172,7 @@ def test_an_answer_in_drops_says_how_much_came() -> None:
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(bounded_http, "LARGEST_ANSWER", 1 << 20)
     with serving(ENDLESS["an endless body"]) as endpoint, connect([endpoint]) as client:
         with pytest.raises(EtcdError, match="its answer is larger than 1 MiB") as caught:
             client.status()
@@ -217,7 +217,7 @@ def test_a_watch_that_never_says_anything_whole_ends(kind: str) -> None:
 
 
 def test_one_message_of_a_watch_has_a_limit_and_all_of_them_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(bounded_http, "LARGEST_ANSWER", 1 << 20)
     event = {"kv": {"key": "L2E=", "mod_revision": "1", "value": "A" * 4 * (100 << 10)}}
     message = json.dumps({"result": {"header": HEADER, "watch_id": "1", "events": [event]}}).encode() + b"\n"
     whole = STATUS + b"\r\n" + message * 10

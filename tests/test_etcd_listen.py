@@ -17,16 +17,16 @@ import pytest
 import requests
 from etcd_helpers import environment, separate_keeper
 
+from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.launchers import Placement
-from pytest_nixl.cluster.where import find_etcd
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd import listen as module
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.embedded import EmbeddedServer, free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.listen import USER, Listen, credentials, own_address, password, serve_etcd, wait_for_etcd
-from pytest_nixl.keeper import Keeper
+from pytest_nixl.etcd_servers import rank0 as module
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer, free_ports
+from pytest_nixl.etcd_servers.rank0 import USER, Listen, credentials, own_address, password, serve_etcd, wait_for_etcd
+from pytest_nixl.processes.supervisor import Keeper
 
 pytestmark = pytest.mark.apart
 
@@ -284,8 +284,8 @@ class TestWait:
 
 SERVER = """
 import sys
-from pytest_nixl.etcd.listen import Listen, serve_etcd
-from pytest_nixl.keeper import close_keeper, keeper
+from pytest_nixl.etcd_servers.rank0 import Listen, serve_etcd
+from pytest_nixl.processes.supervisor import close_keeper, keeper
 
 server = serve_etcd(keeper(), Listen.parse(sys.argv[1]), sys.argv[2])
 print(server.endpoint, flush=True)
@@ -298,7 +298,7 @@ import sys
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.listen import credentials, wait_for_etcd
+from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
 
 url, token = sys.argv[1:]
 try:
@@ -372,7 +372,7 @@ def test_the_default_routes_address_comes_first() -> None:
         cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
         more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
         route = "ip route add default via 10.97.0.2"
-        script = "from pytest_nixl.etcd.listen import own_address; print(own_address())"
+        script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
         for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
             subprocess.run([*one, "sh", "-c", setup], check=True)
             asking = [*one, sys.executable, "-c", script]

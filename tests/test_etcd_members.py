@@ -18,8 +18,8 @@ from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
 from pytest_nixl.etcd.transaction import Done, absent, delete, get, put, txn
-from pytest_nixl.etcd.trio import Trio
-from pytest_nixl.keeper import keeper
+from pytest_nixl.etcd_servers.three_node import Trio
+from pytest_nixl.processes.supervisor import keeper
 
 pytestmark = pytest.mark.apart
 

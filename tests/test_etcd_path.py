@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from etcd_helpers import Etcd, running_etcd
 
-from pytest_nixl.agent import Agents
-from pytest_nixl.etcd.binary import etcd_binary
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, PathError, Request, State
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.etcd.proxy import Access, EtcdPath, PathClient, PathError, Request, State
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.nixl.agent import Agents
 
 pytestmark = pytest.mark.apart
 
@@ -430,7 +430,7 @@ class TestPath:
         def fail(method: str, body: bytes) -> tuple[Access, ...]:
             raise RuntimeError("made by a test")
 
-        monkeypatch.setattr("pytest_nixl.etcd.path.http1.gateway_accesses", fail)
+        monkeypatch.setattr("pytest_nixl.etcd.proxy.http1.gateway_accesses", fail)
         path = EtcdPath(etcd.url)
         with pytest.raises(PathError, match=r"the path to etcd at 127.0.0.1:\d+ failed: RuntimeError\('made by a test"):
             with path, pytest.raises(EtcdError):

@@ -25,14 +25,14 @@ from etcd_helpers import (
     wait_until,
 )
 
-from pytest_nixl.etcd.binary import ExecutableMissingError, etcd_binary, find_binary
-from pytest_nixl.etcd.container import ContainerServer, ensure_image, image_present
-from pytest_nixl.etcd.embedded import EmbeddedServer
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.servers import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
-from pytest_nixl.keeper import Keeper, close_keeper, keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import DEFAULT_ETCD_IMAGE
+from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
+from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
+from pytest_nixl.processes.supervisor import Keeper, close_keeper, keeper
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+from pytest_nixl.session.settings import Settings
 
 pytestmark = pytest.mark.apart
 
@@ -60,7 +60,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     # The package may be installed: hide it.
-    monkeypatch.setattr("pytest_nixl.etcd.binary._PACKAGE", "no_such_package")
+    monkeypatch.setattr("pytest_nixl.etcd_servers.binary._PACKAGE", "no_such_package")
 
 
 class TestEmbedded:
@@ -113,7 +113,7 @@ class TestEmbedded:
         close_keeper()
 
     def test_a_port_that_was_taken_meanwhile(self, own: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-        from pytest_nixl.etcd import embedded
+        from pytest_nixl.etcd_servers import embedded
 
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -260,7 +260,7 @@ class TestContainer:
         assert not image_present("it")
 
     def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pytest_nixl.etcd.container.testcontainers_installed", lambda: False)
+        monkeypatch.setattr("pytest_nixl.etcd_servers.container.testcontainers_installed", lambda: False)
         with pytest.raises(EtcdError, match="testcontainers, which is not installed"):
             ensure_image("it")
 
@@ -300,7 +300,7 @@ class TestChoice:
 
     def test_auto_is_embedded_where_testcontainers_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         image = engine_image()
-        monkeypatch.setattr("pytest_nixl.etcd.servers.testcontainers_installed", lambda: False)
+        monkeypatch.setattr("pytest_nixl.etcd_servers.sources.testcontainers_installed", lambda: False)
         assert choose_kind(settings(etcd_image=image)) == "embedded"
 
     def test_auto_loads_nothing_of_docker_without_a_sign_of_an_engine(self) -> None:
@@ -354,8 +354,8 @@ class TestSession:
         assert second.why_dead() is not None
 
     def test_it_recovers_from_a_keeper_that_was_killed(self) -> None:
-        from pytest_nixl import _keeper_main
-        from pytest_nixl.keeper import KeeperError
+        from pytest_nixl.processes import supervisor_main
+        from pytest_nixl.processes.supervisor import KeeperError
 
         session = SessionEtcd(settings(etcd_server="embedded"), keeper)
         session.server()
@@ -366,4 +366,4 @@ class TestSession:
         assert session.server().why_dead() is None
         session.close()
         wait_until(lambda: not mentioning(str(own.directory)), 5, "the first etcd has died with its keeper")
-        _keeper_main.remove_tree(str(own.directory))
+        supervisor_main.remove_tree(str(own.directory))

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from test_endpoints import LEAKY
 
 from pytest_nixl.cli import main
-from pytest_nixl.etcd.binary import etcd_binary
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import (
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.nixl.endpoint_readers import (
     Address,
     Explanation,
     Outcome,
@@ -30,7 +31,6 @@ from pytest_nixl.etcd.explain import (
     resolve_numeric,
     suppose,
 )
-from pytest_nixl.gate.findings import FINDINGS
 from suites.uri_validation.corpus import Entry, load_corpus
 
 pytestmark = pytest.mark.apart

@@ -18,16 +18,16 @@ import pytest
 from runs import ROOT, environment
 from trees import Tree, build, p5
 
-from pytest_nixl.doctor.check import Wanted, checks
-from pytest_nixl.doctor.ranks import compare_hosts, ranks_agree
-from pytest_nixl.facts.fact import Fact, from_plain
-from pytest_nixl.facts.facts import Facts, gather, read_facts
-from pytest_nixl.facts.root import ASKED, Root
-from pytest_nixl.facts.secrets import clean, hider, is_secret
-from pytest_nixl.facts.software import library, unused_variables
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import close_keeper
+from pytest_nixl.checks.doctor.check import Wanted, checks
+from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
+from pytest_nixl.core.redaction import clean, hider, is_secret
+from pytest_nixl.host.fact import Fact, from_plain
+from pytest_nixl.host.facts import Facts, gather, read_facts
+from pytest_nixl.host.recorded_tree import ASKED, Root
+from pytest_nixl.host.software import library, unused_variables
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.supervisor import close_keeper
 
 pytestmark = pytest.mark.apart
 

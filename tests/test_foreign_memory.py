@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import BANDWIDTH, ROOT, Finished, command, environment
 
-from pytest_nixl.worker.foreign_memory import obstacle
+from pytest_nixl.nixl.worker.foreign_memory import obstacle
 
 WITHOUT = [sys.executable, str(Path(__file__).with_name("without_ptrace.py"))]
 ROW = (BANDWIDTH, "--nixl-blocks=64KiB", "--nixl-op=WRITE")
@@ -57,7 +57,7 @@ def test_ucx_tls_that_leaves_cma_out_is_the_cause_and_not_the_filter() -> None:
 
 
 def told(*prefix: str, **variables: str) -> str:
-    code = "from pytest_nixl.worker.foreign_memory import obstacle; print(obstacle(), end='')"
+    code = "from pytest_nixl.nixl.worker.foreign_memory import obstacle; print(obstacle(), end='')"
     done = subprocess.run([*prefix, sys.executable, "-c", code], cwd=ROOT, env=environment(**variables),
                           capture_output=True, text=True, check=True)  # fmt: skip
     return done.stdout

@@ -18,10 +18,10 @@ from pytest_nixl.cluster.forensics import forensics
 from pytest_nixl.cluster.group import Member
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.etcd_servers.embedded import free_ports
 
 TTL = 30
 

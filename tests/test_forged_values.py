@@ -20,24 +20,24 @@ from etcd_helpers import Etcd, running_etcd
 from runs import BANDWIDTH, command, environment, profile, run
 from runs import ROOT as CLONE
 
-from pytest_nixl.cluster.asked import Asked
 from pytest_nixl.cluster.etcd import require_closed, require_secret
 from pytest_nixl.cluster.group import PREFIX, Frozen, MembershipError, MissingRanksError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Ask, Message
-from pytest_nixl.cluster.remote import PeerError
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.placement import Asked
 from pytest_nixl.cluster.seals import SealError, Seals
-from pytest_nixl.cluster.serving import Ending
 from pytest_nixl.cluster.session import Driver, serve
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.servers import ExternalServer
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.process import WorkerError
+from pytest_nixl.etcd_servers.sources import ExternalServer
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.settings import Settings
 
 TOKEN, TTL = "of this group", 5
 ROOT = group_root(PREFIX, "forged", TOKEN)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import BANDWIDTH, ROOT, bandwidth, profile, run
 
-from pytest_nixl.gate.suites import checks_of_suites
+from pytest_nixl.session.suites import checks_of_suites
 
 GATE = "--nixl-gate"
 

@@ -21,20 +21,20 @@ from inner import run_pytest
 from runs import ROOT
 from trees import TOPOLOGY
 
-from pytest_nixl.facts.hwloc import hwloc_facts
-from pytest_nixl.facts.nearness import SWITCH, Near
-from pytest_nixl.facts.rdma import RdmaDevice
-from pytest_nixl.gate.gpus import Lane, Seat, judge_gpus, measure_gpus, pairs_of, seats
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.together import Spread, measure_at_once, spread, starving
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.gpus import Gpu
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import read_settings
-from pytest_nixl.values import DevicePair, MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import WorkerError
+from pytest_nixl.host.gpu_nic_affinity import SWITCH, Near
+from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.host.rdma import RdmaDevice
+from pytest_nixl.judge.concurrent import Spread, measure_at_once, spread, starving
+from pytest_nixl.judge.gpus import Lane, Seat, judge_gpus, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.gpus import Gpu
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.parsers import DevicePair, MemoryPair
+from pytest_nixl.session.settings import read_settings
 
 HERE = str(Path(__file__).parent)
 SUITE = "suites/bandwidth/test_gpus.py"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.facts.root import Root
-from pytest_nixl.host_memory import Available, available_memory, in_bytes
-from pytest_nixl.units import GIB, MIB
+from pytest_nixl.core.units import GIB, MIB
+from pytest_nixl.host.memory import Available, available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import Root
 
 pytestmark = pytest.mark.apart
 

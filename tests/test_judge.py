@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.gate.judge import another_launch, judge, percentage
-from pytest_nixl.gate.profiles import Expectation, load_profile
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.record.samples import Corruption, RowKey, Samples
-from pytest_nixl.values import DevicePair, MemoryPair
+from pytest_nixl.judge.profiles import Expectation, load_profile
+from pytest_nixl.judge.row import another_launch, judge, percentage
+from pytest_nixl.model.samples import Corruption, RowKey, Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FULL = Expectation(

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from etcd_helpers import environment, mentioning, running, separate_keeper, wait_until
 
-from pytest_nixl import _keeper_main
-from pytest_nixl.keeper import Keeper, KeeperError, close_keeper, keeper
+from pytest_nixl.processes import supervisor_main
+from pytest_nixl.processes.supervisor import Keeper, KeeperError, close_keeper, keeper
 
 #: A client in a process of its own: says what it has, then waits to be ended, or ends by itself.
 CLIENT = """
@@ -25,7 +25,7 @@ import json, os, signal, subprocess, sys, time
 how, run = sys.argv[1], sys.argv[2]
 if run:
     os.environ["PYTEST_XDIST_TESTRUNUID"] = run
-from pytest_nixl.keeper import keeper
+from pytest_nixl.processes.supervisor import keeper
 own = keeper()
 mine = own.spawn(["sleep", "300"], log="mine.log")
 shared = own.spawn(["sleep", "300"], log="shared.log", shared=True)
@@ -166,7 +166,7 @@ def test_children_die_with_a_killed_keeper(own: Keeper) -> None:
     with pytest.raises(KeeperError, match="has gone"):
         own.alive(pid)
     # Nobody else can remove it now.
-    _keeper_main.remove_tree(str(own.directory))
+    supervisor_main.remove_tree(str(own.directory))
 
 
 def test_sigterm_makes_the_keeper_clean() -> None:
@@ -257,11 +257,11 @@ def test_a_reused_pid_is_not_killed() -> None:
     import socket
 
     bystander = subprocess.Popen(["sleep", "300"])
-    started = _keeper_main.start_time(bystander.pid)
+    started = supervisor_main.start_time(bystander.pid)
     assert started is not None
-    own = _keeper_main.Keeper.__new__(_keeper_main.Keeper)
+    own = supervisor_main.Keeper.__new__(supervisor_main.Keeper)
     with socket.socket(socket.AF_UNIX) as connection:
-        gone = _keeper_main.Client(connection)
+        gone = supervisor_main.Client(connection)
         gone.watched[bystander.pid] = str(int(started) - 1)
         own._clean(gone)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -269,7 +269,7 @@ def test_a_reused_pid_is_not_killed() -> None:
         gone.watched[bystander.pid] = started
         own._clean(gone)
     assert bystander.wait(5) == -signal.SIGKILL
-    assert _keeper_main.start_time(bystander.pid) is None
+    assert supervisor_main.start_time(bystander.pid) is None
 
 
 def test_a_process_that_has_ended_is_not_watched(own: Keeper) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_nixl.cluster.logs import last_words
-from pytest_nixl.keeper import keeper
+from pytest_nixl.processes.supervisor import keeper
 
 TABLE = "[17.95] [node-1:1149 :0]   |  1..65528 | zero-copy  | tcp/veth0  |\n"
 

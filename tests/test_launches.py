@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from pytest_nixl.gate.launches import _T995, FloorDecision, Learned, decide_floor, learn
-from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.judge.floor_test import _T995, FloorDecision, Learned, decide_floor, learn
+from pytest_nixl.model.verdicts import Verdict
 
 G = 1e9
 

@@ -10,9 +10,9 @@ import pytest
 from runs import bandwidth
 
 from pytest_nixl import cli
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.values import DevicePair, MemoryPair
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.samples import RowKey
+from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from runs import ROOT, command, environment, eventually, repeats, run
 
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.keeper import keeper
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import keeper
 
 MARK = "PYTEST_NIXL_TEST_MARK"
 

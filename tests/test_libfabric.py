@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from runs import BANDWIDTH, ROOT, run
 
-from pytest_nixl.backends.libfabric import (
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.backends.libfabric import (
     BACKEND,
     LIBRARIES,
     Finder,
@@ -25,10 +27,8 @@ from pytest_nixl.backends.libfabric import (
     find_plugin,
     needed,
 )
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.results import Figures, Result
 from pytest_nixl.report.table import lines
-from pytest_nixl.values import parse_backends
+from pytest_nixl.session.parsers import parse_backends
 
 FABRIC = LIBRARIES[-1]
 

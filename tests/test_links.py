@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.backends import BACKENDS
-from pytest_nixl.backends.ucx import UcxBackend
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.samples import Samples
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.ucx import UcxBackend
+from pytest_nixl.session.parsers import MemoryPair
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., Pairs]

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.gate.judge import judge
-from pytest_nixl.gate.machine import Ceiling, Machine, devices, is_network, row_ceiling
-from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profile, parse_profile
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.results import Figures
-from pytest_nixl.record.samples import RowKey, Samples
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.judge.profiles import Expectation, Profile, Recorded, load_profile, parse_profile
+from pytest_nixl.judge.row import judge
+from pytest_nixl.model.machine import Ceiling, Machine, devices, is_network, row_ceiling
+from pytest_nixl.model.results import Figures
+from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.parsers import MemoryPair
 
 DRAM, VRAM = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")
 KEY = RowKey("LIBFABRIC", "WRITE", VRAM, 64 << 20)

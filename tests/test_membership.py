@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from etcd_helpers import Etcd, running_etcd
 
-from pytest_nixl.cluster import claim
-from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, who_is_missing
+from pytest_nixl.cluster import registration
 from pytest_nixl.cluster.group import (
     PREFIX,
     FencedError,
@@ -29,12 +28,13 @@ from pytest_nixl.cluster.group import (
     group_root,
 )
 from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.members import Claimant, may_settle, quarrel, who_is_missing
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, Lease, Watched, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.etcd.proxy import EtcdPath
 
 #: Seconds: a lease that no busy machine lets end by chance, and a wait that is in vain.
 TTL, SOON = 5, 0.5
@@ -85,9 +85,9 @@ def claiming(
         try:
             yield joining
         finally:
-            for claim in joining:
-                if claim.exception(30) is None:
-                    claim.result().leave()
+            for registration in joining:
+                if registration.exception(30) is None:
+                    registration.result().leave()
 
 
 def all_done(work: list[Future[None]]) -> None:
@@ -277,7 +277,7 @@ class TestWanted:
 
     def test_they_are_kept(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with claiming(etcd, pool, "kept", [2, 0, 3, 1]) as claims:
-            members = [claim.result(20) for claim in claims]
+            members = [registration.result(20) for registration in claims]
             assert [member.rank for member in members] == [2, 0, 3, 1]
             [known] = {member.members for member in members}
             assert [(member.rank, member.host) for member in known] == [
@@ -289,7 +289,7 @@ class TestWanted:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "mixed", [None, 2, None, 0, None]) as claims:
-            members = [claim.result(20) for claim in claims]
+            members = [registration.result(20) for registration in claims]
             assert (members[1].rank, members[3].rank) == (2, 0)
             created = [item.key.rsplit("/", 1)[1] for item in client.by_creation(f"{members[0].root}members/")]
             others = {member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])}
@@ -299,7 +299,7 @@ class TestWanted:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "twice", [0, 0, 1]) as claims:
-            errors = [claim.exception(20) for claim in claims]
+            errors = [registration.exception(20) for registration in claims]
         assert [type(error) for error in errors] == [RefusedError] * 3
         [sentence] = {error.reason for error in errors if isinstance(error, RefusedError)}
         one, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
@@ -308,12 +308,12 @@ class TestWanted:
         assert "look at --nixl-rank" in str(errors[0])
         assert client.get_prefix("/pytest-nixl/") == {}
         with claiming(etcd, pool, "twice", [0, 2, 1]) as claims:
-            assert [claim.result(20).rank for claim in claims] == [0, 2, 1]
+            assert [registration.result(20).rank for registration in claims] == [0, 2, 1]
 
     def test_one_that_there_is_not(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with claiming(etcd, pool, "large", [0, 5]) as claims:
-            for claim in claims:
-                error = claim.exception(20)
+            for registration in claims:
+                error = registration.exception(20)
                 assert isinstance(error, RefusedError)
                 assert error.reason == (
                     f"group 'large' cannot start: rank 5, which host-1 (pid {os.getpid()}) was given, is none of 0 to 1"
@@ -327,8 +327,8 @@ class TestWanted:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "host", [0, 0], ttl=2, host="same") as claims:
-            for claim in claims:
-                assert "rank 0 is claimed twice, by same (pid " in str(claim.exception(20))
+            for registration in claims:
+                assert "rank 0 is claimed twice, by same (pid " in str(registration.exception(20))
 
     def test_who_was_killed_and_started_again_before_the_others_came(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
@@ -346,7 +346,7 @@ class TestWanted:
             wait_until(partial(_has, client, members, 3), "one more", seconds=10)
             Lease(client, first.lease, 0).revoke()
             [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
-            assert [claim.result(20).rank for claim in (other, again, last)] == [0, 1, 2]
+            assert [registration.result(20).rank for registration in (other, again, last)] == [0, 1, 2]
             assert isinstance(killed.exception(20), FencedError)
 
     @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -369,7 +369,7 @@ class TestWanted:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "place", [0, 1], ttl=2) as claims, connect([etcd.endpoint]) as other:
-            members = [claim.result(20) for claim in claims]
+            members = [registration.result(20) for registration in claims]
             members[1].lease.revoke()
             with pytest.raises(
                 RefusedError, match="takes nobody in: rank 0, which this claimant was given, is another"
@@ -404,10 +404,10 @@ class TestWanted:
         with EtcdPath(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as late:
-                claim = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
+                registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
                 path.wait(lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=10)
                 client.delete(f"{root}members/slow")
-                with claim.result(20) as member:
+                with registration.result(20) as member:
                     assert member.rank == 0
 
 
@@ -419,7 +419,7 @@ class TestToken:
             groups = [
                 stack.enter_context(claiming(etcd, pool, "same", [None, None], token=token)) for token in ("", "a", "b")
             ]
-            members = [[claim.result(20) for claim in claims] for claims in groups]
+            members = [[registration.result(20) for registration in claims] for claims in groups]
             roots = [{member.root for member in each} for each in members]
             assert [len(each) for each in roots] == [1, 1, 1]
             assert len(set.union(*roots)) == 3
@@ -472,7 +472,7 @@ class TestWaiting:
 
     @pytest.fixture
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(claim, "SAID_EVERY", 0.1)
+        monkeypatch.setattr(registration, "SAID_EVERY", 0.1)
 
     @pytest.mark.usefixtures("often")
     def test_ranks_that_are_missing(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
@@ -483,7 +483,7 @@ class TestWaiting:
             claims += stack.enter_context(claiming(etcd, pool, "say", [1], size=3))
             _wait_for(said, "waiting for rank 2 of group 'say' (2 of 3 are here)")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [claim.result(20).rank for claim in claims] == [0, 1, 2]
+            assert [registration.result(20).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
     def test_who_is_there_where_ranks_are_not_known(
@@ -497,7 +497,7 @@ class TestWaiting:
             pid = os.getpid()
             _wait_for(said, f"waiting for 1 of 3 ranks of group 'say'; here: a (pid {pid}), b (pid {pid})")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [claim.result(20).rank for claim in claims] == [1, 0, 2]
+            assert [registration.result(20).rank for registration in claims] == [1, 0, 2]
 
     @pytest.mark.usefixtures("often")
     def test_at_a_barrier(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
@@ -516,14 +516,14 @@ class TestWaiting:
         with EtcdPath(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as through:
-                claim = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
+                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
                 wait_until(lambda: said, "a sentence", seconds=10)
                 way.cut()
                 before = len(said)
-                assert wait([claim], timeout=0.5).not_done, "it bears what some sentences could not be asked for"
+                assert wait([registration], timeout=0.5).not_done, "it bears what some sentences could not be asked for"
                 way.restore()
                 wait_until(lambda: len(said) > before + 1, "another one", seconds=10)
-                with claiming(etcd, pool, "say", [None], size=2) as [other], claim.result(20) as member:
+                with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(20) as member:
                     assert {member.rank, other.result(20).rank} == {0, 1}
 
     def test_nothing_at_first_and_no_request(self, client: EtcdClient, etcd: Etcd) -> None:

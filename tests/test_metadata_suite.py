@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from runs import NOT_BUSY, Finished, run
 
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.gate.findings import FINDINGS
-from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.verdicts import Verdict
 from suites.metadata.test_namespaces import judge_namespace
 
 pytestmark = pytest.mark.apart
@@ -67,7 +67,7 @@ def test_an_etcd_that_nixl_cannot_use_is_told_at_once(nixl_private_etcd: Private
 
 #: Overwrites some of what arrived before it is compared.
 CORRUPT = """
-from pytest_nixl.agent import Buffer
+from pytest_nixl.nixl.agent import Buffer
 
 compare = Buffer.compare
 def spoiled(self, *arguments, **named):
@@ -90,7 +90,7 @@ def test_wrong_bytes_after_an_exchange_fail_every_way_of_it(tmp_path: Path) -> N
 LOST_PUT = """
 from dataclasses import replace
 import pytest
-from pytest_nixl.etcd.path import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdPath
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef):
@@ -135,9 +135,9 @@ def test_agents_that_look_in_another_namespace_are_told_to_compare(tmp_path: Pat
 
 #: Every part holds all memory, and what is sent to a port goes to another one.
 PARTS = """
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 from suites.metadata import namespace, test_exchange
-from pytest_nixl.etcd.embedded import free_ports
+from pytest_nixl.etcd_servers.embedded import free_ports
 
 everything = []
 def of_everything(agent, *memory):
@@ -188,7 +188,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_named(tmp_path: Path) -> None:
 
 #: An agent that asks etcd for each transfer; and one whose way to etcd is not the one that counts.
 ASKS = """
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 
 transfer = NixlAgent.transfer
 def and_publish(self, handle, notif_msg=b""):
@@ -234,7 +234,7 @@ Namespace.await_watch = and_cut
 """
 #: Withdraws nothing.
 STAYS = """
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 
 NixlAgent.invalidate_local_metadata = lambda self, ip_addr="", port=None: None
 """
@@ -280,7 +280,7 @@ def test_namespaces_that_are_one_and_endpoints_that_are_all_dead_fail(tmp_path: 
 
 #: Few agents, one of which never publishes.
 SIX = """
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.nixl.agent import NixlAgent
 from suites.metadata import test_many
 
 test_many.WORKERS, test_many.EACH = 2, 3
@@ -299,9 +299,9 @@ def test_the_one_of_many_that_does_not_publish_is_missed(tmp_path: Path) -> None
 #: A NIXL that has none of the defects, made of the real one: no released one is so.
 MENDED = """
 import sys
-from pytest_nixl.agent import NixlAgent
-from pytest_nixl.etcd.path import PathClient
-from pytest_nixl.worker.process import NixlError
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.etcd.proxy import PathClient
+from pytest_nixl.processes.worker_process import NixlError
 from suites.metadata.namespace import DOCUMENTED, Namespace
 
 cut, cut_off = PathClient.cut, []

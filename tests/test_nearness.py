@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from trees import TOPOLOGY, Tree, build, p5
 
+from pytest_nixl.checks.doctor.check import Wanted, checks
 from pytest_nixl.cli import main
-from pytest_nixl.doctor.check import Wanted, checks
-from pytest_nixl.evidence.counters import devices_that_moved, difference, read_counters
-from pytest_nixl.facts.facts import Facts, gather
-from pytest_nixl.facts.hwloc import hwloc_facts, read_hwloc
-from pytest_nixl.facts.nearness import FAR, NODE, ROOT, SWITCH, Near, Placed, Topology, distance, share
-from pytest_nixl.facts.root import Root
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.verdicts import Judgement, Verdict
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Near, Placed, Topology, distance, share
+from pytest_nixl.host.hwloc import hwloc_facts, read_hwloc
+from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.device_counters import devices_that_moved, difference, read_counters
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 RECORDED = TOPOLOGY.parent / "efa-p5"
 PROFILES = {"p5.48xl": "p5.48xlarge", "p4d.24xl": "p4d.24xlarge", "p6-b200.48xl": "p6-b200.48xlarge",

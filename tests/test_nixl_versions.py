@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch_once
 
-from pytest_nixl import nixl_versions
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.worker.nixl_api import port_for
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.model import nixl_releases
+from pytest_nixl.nixl.worker.nixl_api import port_for
 
 
 def test_a_build_whose_version_cannot_be_read_is_taken_for_the_newest() -> None:
-    assert nixl_versions.numbers("1.5.1") == (1, 5, 1)
-    assert nixl_versions.numbers("0.10.0+image7") == (0, 10, 0)
-    assert nixl_versions.numbers("of no package") > nixl_versions.numbers("1.5.1")
+    assert nixl_releases.numbers("1.5.1") == (1, 5, 1)
+    assert nixl_releases.numbers("0.10.0+image7") == (0, 10, 0)
+    assert nixl_releases.numbers("of no package") > nixl_releases.numbers("1.5.1")
 
 
 def test_a_listener_gets_a_free_port_also_where_nixl_has_none_to_give() -> None:
     assert port_for("1.2.0", 0) == 0
-    assert port_for("1.1.0", 0) not in (0, nixl_versions.USUAL_PORT)
+    assert port_for("1.1.0", 0) not in (0, nixl_releases.USUAL_PORT)
 
 
 def test_a_taken_port_is_told_where_nixl_would_be_silent() -> None:

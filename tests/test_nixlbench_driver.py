@@ -16,22 +16,22 @@ import pytest
 from etcd_helpers import mentioning, wait_until
 from runs import ROOT
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.checks.nixlbench import driver, etcd_watch
+from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
+from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
+from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
+from pytest_nixl.checks.nixlbench.group import Group
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.keeper import keeper
-from pytest_nixl.nixlbench import driver, etcd_watch
-from pytest_nixl.nixlbench.command import Meeting, command, known_flags
-from pytest_nixl.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
-from pytest_nixl.nixlbench.etcd_watch import EtcdWatch, Removal
-from pytest_nixl.nixlbench.group import Group
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.tool import Tool
-from pytest_nixl.units import KIB
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.tools import own_variables
+from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.samples import RowKey
+from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.processes.external_program import Tool
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.parsers import MemoryPair
 
 pytestmark = pytest.mark.apart
 
@@ -320,8 +320,8 @@ def test_the_etcd_of_a_group_is_cleaned_also_after_its_process_was_killed(etcd: 
 import os, signal, sys
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.keeper import keeper
-from pytest_nixl.nixlbench.group import Group
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.checks.nixlbench.group import Group
 with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1], keeper()) as group:
     client.put(f"{group.prefix}/size", b"1")
     assert client.count_prefix("xferbench/pytest-nixl-") == 1

@@ -10,14 +10,14 @@ import pytest
 from runs import Finished, run
 from test_nixlbench_driver import standin
 
-from pytest_nixl.gate.compared import compare_runs
-from pytest_nixl.gate.learned import read_run
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.programs import backend_of, measured_by, program_of
-from pytest_nixl.record.recorded import parse_recorded
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.units import KIB
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.core.units import KIB
+from pytest_nixl.judge.profile_learning import read_run
+from pytest_nixl.judge.run_comparison import compare_runs
+from pytest_nixl.model.row_source import backend_of, measured_by, program_of
+from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.store.record_reader import parse_recorded
 
 pytestmark = pytest.mark.apart
 

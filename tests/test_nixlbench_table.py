@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.nixlbench.table import Fault, Output, Registration, Row, Trouble, read_output
-from pytest_nixl.units import KIB, MIB
+from pytest_nixl.checks.nixlbench.table import Fault, Output, Registration, Row, Trouble, read_output
+from pytest_nixl.core.units import KIB, MIB
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 

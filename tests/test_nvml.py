@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
 )
 
-ASK = "import json; from pytest_nixl.facts.gpu import _ask_nvml; print(json.dumps(_ask_nvml()))"
+ASK = "import json; from pytest_nixl.host.gpu import _ask_nvml; print(json.dumps(_ask_nvml()))"
 
 
 def ask(**changes: str) -> dict[str, Any]:

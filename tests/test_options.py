@@ -11,11 +11,11 @@ import pytest
 from etcd_helpers import engine_image
 from inner import run_pytest
 
-from pytest_nixl.cluster.pairing import PAIRING_FORM
+from pytest_nixl.core.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
-from pytest_nixl.gate.profiles import bundled_profiles
-from pytest_nixl.options import OPTIONS, TAKES_FLAGS, join_flags
-from pytest_nixl.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
+from pytest_nixl.judge.profiles import bundled_profiles
+from pytest_nixl.model.rank_pairs import PAIRING_FORM
+from pytest_nixl.session.options import OPTIONS, TAKES_FLAGS, join_flags
 
 pytestmark = pytest.mark.apart
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from runs import BANDWIDTH, ROOT, command, environment, profile
 
-from pytest_nixl.record.store import Store
-from pytest_nixl.worker.shared_memory import shared_memory_fault
+from pytest_nixl.nixl.worker.shared_memory import shared_memory_fault
+from pytest_nixl.store.store import Store
 
 pytestmark = pytest.mark.apart
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nixl.worker.memory import DramBuffer
-from pytest_nixl.worker.pattern import TILE, Bytes, byte_at, chunks, key, tile
+from pytest_nixl.nixl.worker.memory import DramBuffer
+from pytest_nixl.nixl.worker.pattern import TILE, Bytes, byte_at, chunks, key, tile
 
 SEEDS = st.integers(0, (1 << 63) - 1)
 #: More than two tiles, so that all of the arithmetic is in it.

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from runs import BANDWIDTH, profile, run
 
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.files import file_system
-from pytest_nixl.worker.process import WorkerError
-from pytest_nixl.worker.transfer import Initiator, stamps_for
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.nixl.worker.files import file_system
+from pytest_nixl.nixl.worker.transfer import Initiator, stamps_for
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.parsers import MemoryPair
 
 FILE = MemoryPair("DRAM", "FILE")
 MakePairs = Callable[..., Pairs]

@@ -18,16 +18,12 @@ import pytest
 from etcd_helpers import Etcd, running, running_etcd, wait_until
 from runs import repeats
 
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.path import Access, EtcdPath, PathClient, Request
-from pytest_nixl.etcd.path.proxy import Link
-from pytest_nixl.race.amplify import Amplified, amplify
-from pytest_nixl.race.chance import Chance
-from pytest_nixl.race.explore import DivergenceError, Event, Explorer, Run, _Tree, linear_extensions
-from pytest_nixl.race.nursery import Nursery
-from pytest_nixl.race.oracle import faults
-from pytest_nixl.race.subject import (
+from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
+from pytest_nixl.checks.rank_race.explore import DivergenceError, Event, Explorer, Run, _Tree, linear_extensions
+from pytest_nixl.checks.rank_race.forkserver import Nursery
+from pytest_nixl.checks.rank_race.invariants import faults
+from pytest_nixl.checks.rank_race.random_scheduler import Chance
+from pytest_nixl.checks.rank_race.system_under_test import (
     CommandSubject,
     FunctionSubject,
     MembershipSubject,
@@ -37,12 +33,16 @@ from pytest_nixl.race.subject import (
     read_nixlbench,
     remedy_for,
 )
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.proxy import Access, EtcdPath, PathClient, Request
+from pytest_nixl.etcd.proxy.proxy import Link
 
 pytestmark = pytest.mark.apart
 
 #: Of three clients of our membership: how many orders there are, and how many of them differ in what matters.
 ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 216)}
-FUNCTIONS = "pytest_nixl.race.functions"
+FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "nixlbench"
 STANDIN = Path(__file__).with_name("nixlbench_standin.py")
 
@@ -479,7 +479,7 @@ class TestNursery:
     def test_all_end_with_a_parent_that_is_killed(self) -> None:
         code = (
             "import os, sys, time\n"
-            "from pytest_nixl.race.nursery import Nursery\n"
+            "from pytest_nixl.checks.rank_race.forkserver import Nursery\n"
             "n = Nursery()\n"
             f"c = n.start('{FUNCTIONS}:membership', dict(endpoint='http://127.0.0.1:9', group='/g/', size=2))\n"
             "print(n._process.pid, c.pid, flush=True)\n"

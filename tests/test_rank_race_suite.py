@@ -18,7 +18,7 @@ SUITE = "suites/rank_race"
 
 #: A plugin that has our membership claim as the second seed did, and waits less for what will not come.
 SEEDS_OWN = """
-from pytest_nixl.race.nursery import Nursery
+from pytest_nixl.checks.rank_race.forkserver import Nursery
 
 def pytest_configure():
     start = Nursery.start
@@ -34,7 +34,7 @@ def pytest_collection_finish():
 
 #: A plugin that has the known race replaced by what is sound.
 SOUND = """
-from pytest_nixl.race.nursery import Nursery
+from pytest_nixl.checks.rank_race.forkserver import Nursery
 
 def pytest_configure():
     start = Nursery.start
@@ -57,8 +57,8 @@ AROUND = """
 import shutil
 
 def pytest_collection_finish():
-    from pytest_nixl.etcd.fixtures import PrivateEtcd
-    from pytest_nixl.etcd.trio import Trio
+    from pytest_nixl.fixtures.etcd import PrivateEtcd
+    from pytest_nixl.etcd_servers.three_node import Trio
     from suites.rank_race import test_membership
     test_membership.SECONDS, test_membership.SHORT, test_membership.LONG = 8.0, 600, 5
     PrivateEtcd.restart = lambda self: (shutil.rmtree(self.server._data), self.server.restart())

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.alike import Command, differences
-from pytest_nixl.cluster.asked import Asked, ask
-from pytest_nixl.cluster.pairing import Pairing
-from pytest_nixl.doctor.ranks import everywhere
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.settings import Settings
+from pytest_nixl.checks.doctor.ranks import everywhere
+from pytest_nixl.cluster.command_check import Command, differences
+from pytest_nixl.cluster.placement import Asked, ask
+from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.settings import Settings
 
 MakeSettings = Callable[..., Settings]
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}

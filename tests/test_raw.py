@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from runs import BANDWIDTH_OF_RANKS, Finished, profile, run
 
-from pytest_nixl.gate.launches import DISTURBED_CORES
-from pytest_nixl.gate.profiles import Expectation
-from pytest_nixl.gate.raw import Beside, judge_ratio, judge_raw, same_way
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.raw.check import few
-from pytest_nixl.raw.fabtests import TOOL as FI_RMA_BW
-from pytest_nixl.raw.measured import Ratio, Raw
-from pytest_nixl.raw.pair import RawPair
-from pytest_nixl.raw.ucx_perftest import TOOL as UCX_PERFTEST
-from pytest_nixl.record.recorded import parse_recorded
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.tool import ToolError
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.tools import own_variables
+from pytest_nixl.checks.raw_tools.check import few
+from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
+from pytest_nixl.checks.raw_tools.pair import RawPair
+from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
+from pytest_nixl.judge.floor_test import DISTURBED_CORES
+from pytest_nixl.judge.profiles import Expectation
+from pytest_nixl.judge.raw import Beside, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.raw_comparison import Ratio, Raw
+from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.processes.external_program import ToolError
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.store.record_reader import parse_recorded
 
 HOST = MemoryPair("DRAM", "DRAM")
 WRITE = RowKey("UCX", "WRITE", HOST, 65536)
@@ -40,7 +40,7 @@ RATIO = re.compile(
 #: A double: what others take of this machine's cores is taken for nothing, as it puts every figure in doubt.
 STILL = """
 from pytest_nixl import link
-from pytest_nixl.raw import pair
+from pytest_nixl.checks.raw_tools import pair
 
 pair.others_beside = lambda *_: 0.0
 samples = link.Samples
@@ -50,8 +50,8 @@ link.Samples = lambda **found: samples(**{**found, "others": ()})
 #: time while a row is timed.
 SLOWED = """
 import os, signal, threading
-from pytest_nixl.link import Link
-from pytest_nixl.worker import local
+from pytest_nixl.measure.link import Link
+from pytest_nixl.nixl.worker import local
 start = local.LocalProcess.__init__
 
 def slowed(self, keeper, name, environment, prefix=()):

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl import cli
-from pytest_nixl.gate.profiles import Profile, load_profile
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.nixlbench.table import LONGEST_LINE, Trouble, read_files, read_output
-from pytest_nixl.nixlbench.verdict import JudgedRun, judge_run
+from pytest_nixl.checks.nixlbench.table import LONGEST_LINE, Trouble, read_files, read_output
+from pytest_nixl.checks.nixlbench.verdict import JudgedRun, judge_run
+from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.model.verdicts import Verdict
 
 pytestmark = pytest.mark.apart
 

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from pytest_nixl.gate.regression import Comparison, compare_launches, compare_rows, launches_for, least_p
-from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.judge.regression import Comparison, compare_launches, compare_rows, launches_for, least_p
+from pytest_nixl.model.verdicts import Verdict
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
 

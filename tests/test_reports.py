@@ -17,13 +17,13 @@ from records import key, record
 from runs import bandwidth, profile
 
 from pytest_nixl.cli import main
-from pytest_nixl.gate.compared import compare_runs
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.recorded import Recorded, parse_recorded
-from pytest_nixl.record.results import Result
+from pytest_nixl.core.units import format_size
+from pytest_nixl.judge.run_comparison import compare_runs
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import Report, write
 from pytest_nixl.report.github import summary, workflow_commands
-from pytest_nixl.units import format_size
+from pytest_nixl.store.record_reader import Recorded, parse_recorded
 
 HOSTILE = "<script>alert('x')</script>&\"'|`*"
 SLOW = (2, 3)

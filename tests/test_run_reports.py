@@ -16,12 +16,12 @@ from runs import ROOT, command, environment, eventually, junit_suite, run
 
 from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.logs import as_told
-from pytest_nixl.cluster.serving import Ending
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.gate.conclusion import failed_beside, interrupted_before, told
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.record.results import Result
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.conclusion import failed_beside, interrupted_before, told
 
 pytestmark = pytest.mark.apart
 

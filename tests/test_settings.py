@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from inner import PLUGIN
 
-from pytest_nixl.cluster.pairing import Pairing
-from pytest_nixl.options import OPTIONS, given_options
-from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import DEFAULT_ETCD_IMAGE, Against, DevicePair, MemoryPair
+from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.session.options import OPTIONS, given_options
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE, Against, DevicePair, MemoryPair
+from pytest_nixl.session.settings import Settings, read_settings
 
 pytestmark = pytest.mark.apart
 

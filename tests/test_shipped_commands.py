@@ -11,10 +11,10 @@ import pytest
 from inner import PLUGIN
 from shipped_commands import Command, shipped
 
-from pytest_nixl.cluster.asked import ALONE
-from pytest_nixl.gate.profiles import Profile, bundled_profiles, load_profile
-from pytest_nixl.run import asked_links
-from pytest_nixl.settings import Settings, read_settings
+from pytest_nixl.cluster.placement import ALONE
+from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
+from pytest_nixl.session.run import asked_links
+from pytest_nixl.session.settings import Settings, read_settings
 
 pytestmark = pytest.mark.apart
 

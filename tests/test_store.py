@@ -14,18 +14,18 @@ import pytest
 from records import KEY, key, record, write
 from runs import ROOT
 
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.record import store as store_module
-from pytest_nixl.record.index import INDEX
-from pytest_nixl.record.recorded import Recorded, read_recorded
-from pytest_nixl.record.store import Store, find_baseline, newest
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.store import store as store_module
+from pytest_nixl.store.index import INDEX
+from pytest_nixl.store.record_reader import Recorded, read_recorded
+from pytest_nixl.store.store import Store, find_baseline, newest
 
 WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from records import KEY, record
-from pytest_nixl.record.store import Store
+from pytest_nixl.store.store import Store
 sys.stdin.readline()
 for number in range(10):
     data = record(f"image:{sys.argv[2]}", {KEY: [float(number + 1)] * 5}, week=number)
@@ -147,7 +147,7 @@ def test_a_store_below_a_file_is_told_and_leaves_nothing(tmp_path: Path) -> None
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from pytest_nixl.record.store import Store
+from pytest_nixl.store.store import Store
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 Store(Path(sys.argv[1])).write({"padding": "x" * 10_000}, "x")

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_nixl.cluster.alike import Command
-from pytest_nixl.cluster.claimants import Claimant
+from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.group import Frozen, Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.members import Claimant
 from pytest_nixl.cluster.messages import ANSWERS, ASKS, Answer, Ask, check_answer, check_ask, read_message
+from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
+from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
-from pytest_nixl.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
-from pytest_nixl.worker import answers
-from pytest_nixl.worker.wire import decode
+from pytest_nixl.processes import answers
 
 pytestmark = pytest.mark.apart
 

@@ -13,13 +13,13 @@ import pytest
 from etcd_helpers import running, wait_until
 from test_cluster_session import two
 
-from pytest_nixl.cluster.remote import PeerError
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.keeper import keeper
-from pytest_nixl.tool import Started, Tool, ToolError
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import WorkerDiedError, WorkerError
-from pytest_nixl.worker.tools import Kept, own_variables, variable
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.nixl.worker.tools import Kept, own_variables, variable
+from pytest_nixl.processes.external_program import Started, Tool, ToolError
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
 
 Make = Callable[..., Tool]
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from pytest_nixl import units
-from pytest_nixl.units import GIB, KIB, MIB
+from pytest_nixl.core import units
+from pytest_nixl.core.units import GIB, KIB, MIB
 
 
 @pytest.mark.parametrize(

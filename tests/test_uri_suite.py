@@ -14,17 +14,17 @@ import pytest
 from etcd_helpers import Certificates, Etcd, running_etcd, turn_authentication_on
 from runs import ROOT, Finished, run
 
-from pytest_nixl.agent import Agents, NixlAgent
-from pytest_nixl.etcd.binary import etcd_binary
+from pytest_nixl.checks.endpoints.trial import try_texts
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.embedded import free_ports
 from pytest_nixl.etcd.endpoints import parse_endpoint
-from pytest_nixl.etcd.explain import Outcome, explain
-from pytest_nixl.etcd.trial import try_texts
-from pytest_nixl.evidence.etcd_library import PATCH, EtcdLibrary, loaded_library
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, loaded_library
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.endpoint_readers import Outcome, explain
+from pytest_nixl.processes.supervisor import keeper
 from suites.uri_validation.corpus import load_corpus
 from suites.uri_validation.deployment import Deployment, judge_form, judge_resolution, notes_about
 
@@ -221,7 +221,7 @@ def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
 def test_a_difference_between_model_and_agent_fails_the_suite_in_words(tmp_path: Path) -> None:
     """The model is bent, as no NIXL that reads otherwise is at hand."""
     (tmp_path / "bent.py").write_text(
-        "import pytest_nixl.etcd.explain as explain\n"
+        "import pytest_nixl.nixl.endpoint_readers as explain\n"
         "right = explain._grpc_port\n"
         "explain._grpc_port = lambda text: 0 if text == '99999' else right(text)\n"
     )
@@ -329,7 +329,7 @@ def test_an_effect_of_the_variable_is_told(etcd: Etcd, library: EtcdLibrary, tmp
     """The outcome is made up: no library with the true patch is at hand."""
     (tmp_path / "effect.py").write_text(
         "import suites.uri_validation.test_library as suite\n"
-        "from pytest_nixl.etcd.explain import Outcome\n"
+        "from pytest_nixl.nixl.endpoint_readers import Outcome\n"
         "suite._outcome = lambda text, setting, *rest: Outcome.PUBLISHES if setting else Outcome.INVALID\n"
     )
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA", "--junit-xml=/dev/stdout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 
 PASS, WARN, FAIL, SKIP = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.SKIP
 

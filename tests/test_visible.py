@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from trees import TOPOLOGY
 
-from pytest_nixl.facts.gpu import Gpu, read_gpus
-from pytest_nixl.facts.hwloc import hwloc_facts
-from pytest_nixl.facts.root import Root
-from pytest_nixl.facts.visible import visible
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.gpu import Gpu, read_gpus
+from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.host.recorded_tree import Root
 
 #: Two begin alike.
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66", "GPU-0177", "GPU-0288"]

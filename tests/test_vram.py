@@ -21,19 +21,19 @@ import pytest
 from inner import run_pytest
 from runs import profile, run
 
-from pytest_nixl.agent import Agents, NixlAgent
-from pytest_nixl.backends.ucx import VRAM_AS_HOST
-from pytest_nixl.errors import FindingError, NotApplicableError
-from pytest_nixl.gpus import choose, require_gpu
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.settings import read_settings
-from pytest_nixl.values import DevicePair, MemoryPair
-from pytest_nixl.worker.devices import make_ptx
-from pytest_nixl.worker.devices.nvidia import why_not
-from pytest_nixl.worker.pattern import TILE
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import WorkerError
+from pytest_nixl.core.errors import FindingError, NotApplicableError
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
+from pytest_nixl.nixl.gpus import choose, require_gpu
+from pytest_nixl.nixl.worker.devices import make_ptx
+from pytest_nixl.nixl.worker.devices.nvidia import why_not
+from pytest_nixl.nixl.worker.pattern import TILE
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.parsers import DevicePair, MemoryPair
+from pytest_nixl.session.settings import read_settings
 
 pytestmark = pytest.mark.apart
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.agent import Agents, NixlAgent
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import NixlError, WorkerDiedError, WorkerError, WorkerHungError, results
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import NixlError, WorkerDiedError, WorkerError, WorkerHungError, results
+from pytest_nixl.session.settings import Settings
 
 HERE = str(Path(__file__).parent)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.facts.hwloc import read_hwloc
-from pytest_nixl.facts.root import ASKED
+from pytest_nixl.host.hwloc import read_hwloc
+from pytest_nixl.host.recorded_tree import ASKED
 
 TOPOLOGY = Path(__file__).resolve().parents[1] / "fixtures" / "topology"
 GPU_MEMORY = 80 << 30

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nixl.worker.arrays import descriptor_of
+from pytest_nixl.nixl.worker.arrays import descriptor_of
 
 
 class OfCuda:

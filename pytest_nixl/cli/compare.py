@@ -29,12 +29,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     needs("scipy", "compare")
     from pathlib import Path
 
-    from pytest_nixl.gate.compared import compare_runs, refuse_other_machine
-    from pytest_nixl.gate.verdicts import GOOD, Outcome, outcome
-    from pytest_nixl.record.store import find_baseline
+    from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
+    from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
     from pytest_nixl.report.comparison import lines
     from pytest_nixl.report.files import Report, write
-    from pytest_nixl.values import parse_reports, parse_share
+    from pytest_nixl.session.parsers import parse_reports, parse_share
+    from pytest_nixl.store.store import find_baseline
 
     try:
         margin = parse_share(arguments.max_regression)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nixl.values import parse_backends
+from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
-    from pytest_nixl.facts.facts import Facts
-    from pytest_nixl.facts.root import Root
+    from pytest_nixl.host.facts import Facts
+    from pytest_nixl.host.recorded_tree import Root
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,11 +48,11 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.doctor.check import Wanted
-    from pytest_nixl.doctor.examine import PLACED, examine, failed, lines, plain
-    from pytest_nixl.facts.root import Root
-    from pytest_nixl.facts.secrets import hide_all, hider
-    from pytest_nixl.gate.profiles import load_profile
+    from pytest_nixl.checks.doctor.check import Wanted
+    from pytest_nixl.checks.doctor.examine import PLACED, examine, failed, lines, plain
+    from pytest_nixl.core.redaction import hide_all, hider
+    from pytest_nixl.host.recorded_tree import Root
+    from pytest_nixl.judge.profiles import load_profile
 
     profile = load_profile(arguments.profile)
     root = Root(arguments.root)
@@ -72,13 +72,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def gathered(arguments: argparse.Namespace, root: Root, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
     """Gather the facts that the options ask for; return them with the backends that are judged."""
-    from pytest_nixl.facts.facts import gather
-    from pytest_nixl.keeper import close_keeper
+    from pytest_nixl.host.facts import gather
+    from pytest_nixl.processes.supervisor import close_keeper
 
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
     if arguments.hwloc is not None:
-        from pytest_nixl.facts.hwloc import hwloc_facts
+        from pytest_nixl.host.hwloc import hwloc_facts
 
         return hwloc_facts(arguments.hwloc), backends
     try:

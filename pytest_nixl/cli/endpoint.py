@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from pytest_nixl.etcd.explain import Explanation, Reading, explain
+from pytest_nixl.nixl.endpoint_readers import Explanation, Reading, explain
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

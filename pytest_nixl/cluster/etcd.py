@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.group import PREFIX
-from pytest_nixl.cluster.where import find_etcd
+from pytest_nixl.cluster.placement import Asked
 from pytest_nixl.etcd.client import EtcdError, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-from pytest_nixl.etcd.listen import Listen, credentials, serve_etcd, wait_for_etcd
-from pytest_nixl.etcd.servers import EtcdServer, ExternalServer
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.etcd_servers.rank0 import Listen, credentials, serve_etcd, wait_for_etcd
+from pytest_nixl.etcd_servers.sources import EtcdServer, ExternalServer
+from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.session.settings import Settings
 
 
 def require_etcd(settings: Settings, asked: Asked) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.claimants import shorten
 from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.cluster.members import shorten
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import Done, KeyValue, get, get_prefix, txn
 

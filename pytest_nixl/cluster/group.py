@@ -30,9 +30,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, loads
 from pytest_nixl.etcd.transaction import KeyValue
-from pytest_nixl.strict import Every, Number, StrictError, Text, check, loads
 
 PREFIX = "/pytest-nixl/groups"
 #: Seconds that a member lives in etcd without a sign of life.

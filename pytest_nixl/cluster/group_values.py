@@ -13,9 +13,10 @@ import json
 import logging
 from collections.abc import Sequence
 
-from pytest_nixl.cluster.claimants import Claimant, not_of_a_rank
 from pytest_nixl.cluster.group import Frozen, Member
+from pytest_nixl.cluster.members import Claimant, not_of_a_rank
 from pytest_nixl.cluster.seals import SealError, Seals
+from pytest_nixl.core.strict import Number, StrictError, check, loads
 from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.transaction import (
     Done,
@@ -30,7 +31,6 @@ from pytest_nixl.etcd.transaction import (
     txn,
     unchanged,
 )
-from pytest_nixl.strict import Number, StrictError, check, loads
 
 #: Keys that are remembered as ignored, at most: a stranger may write any number of them.
 _REMEMBERED = 100

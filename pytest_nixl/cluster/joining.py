@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from pytest_nixl.cluster.claim import LATE, Claim, Waiting
-from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.group import (
     NAME,
     PREFIX,
@@ -23,7 +21,9 @@ from pytest_nixl.cluster.group import (
     group_name,
     group_root,
 )
+from pytest_nixl.cluster.members import Claimant, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.registration import LATE, Claim, Waiting
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
 from pytest_nixl.etcd.transaction import (
     Done,

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nixl.cluster.serving import Ending
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.facts.secrets import hider
-from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import RUN_VERDICTS, without_results
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.process import telling
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.redaction import hider
+from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.worker_process import telling
+from pytest_nixl.session.completeness import INTERRUPTED
+from pytest_nixl.session.conclusion import RUN_VERDICTS, without_results
+from pytest_nixl.session.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.party import Party
+    from pytest_nixl.cluster.rank_session import Party
 
 #: Bytes of each log that are kept: the last ones.
 LARGEST = 1 << 20

@@ -18,10 +18,10 @@ from typing import Any
 
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, read_message
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import StrictError, loads
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import Done, delete, get_prefix, txn
-from pytest_nixl.strict import StrictError, loads
 
 #: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
 LARGEST = 1 << 20

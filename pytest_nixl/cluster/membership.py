@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from pytest_nixl.cluster.claim import Claim, Waiting
 from pytest_nixl.cluster.group import FencedError, Frozen, Member, MemberLostError, MembershipError, MissingRanksError
 from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.registration import Claim, Waiting
 from pytest_nixl.etcd.client import EtcdError, Lease, Watched
 from pytest_nixl.etcd.transaction import (
     Done,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_nixl.cluster.group import PID, SIZE
-from pytest_nixl.strict import Every, Form, Number, OneOf, StrictError, Text, check
+from pytest_nixl.core.strict import Every, Form, Number, OneOf, StrictError, Text, check
 
 _NUMBER = Number(0, 1 << 53, whole=True)
 _NAME = Text(64, "[a-z][a-z0-9_]*")

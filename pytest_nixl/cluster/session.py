@@ -13,13 +13,13 @@ from pytest_nixl.cluster.group import Member, MemberLostError
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message
-from pytest_nixl.cluster.remote import Peer
-from pytest_nixl.cluster.serving import Ending, Service, Serving
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.cluster.peer_client import Peer
+from pytest_nixl.cluster.peer_server import Ending, Service, Serving
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import Done, get_prefix, txn
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.worker.tools import own_variables
+from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.processes.supervisor import Keeper
 
 Connect = Callable[[], EtcdClient]
 #: Seconds for which one watch of the members waits.

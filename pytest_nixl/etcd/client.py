@@ -254,7 +254,7 @@ class EtcdClient:
         """Watch over one connection, for ``seconds``; where there are several members, for a while."""
         from requests.exceptions import ConnectionError, RequestException
 
-        from pytest_nixl.etcd.bounded import bounds_of
+        from pytest_nixl.etcd.bounded_http import bounds_of
 
         first = seconds
         if len(self._members) > 1:
@@ -605,7 +605,7 @@ def connect(
     :param user: empty for the user and password of the first endpoint that has one.
     :param timeout: seconds for the connection, and as much again for the whole answer, of each request to a member.
     """
-    from pytest_nixl.etcd.bounded import BoundedSession
+    from pytest_nixl.etcd.bounded_http import BoundedSession
 
     session = BoundedSession()
     if cacert:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.record.recorded import Recorded, Row
+from pytest_nixl.core import units
 from pytest_nixl.report.names import short
 from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
+from pytest_nixl.store.record_reader import Recorded, Row
 
 #: Charts of history are at most so many: rows that changed come first.
 _MOST_HISTORIES = 12

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_nixl import units
-from pytest_nixl.gate.compared import Compared, shown_change
-from pytest_nixl.gate.verdicts import outcome
+from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import Compared, shown_change
+from pytest_nixl.model.verdicts import outcome
 from pytest_nixl.report.names import short
 from pytest_nixl.report.table import Line
 

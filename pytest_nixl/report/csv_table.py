@@ -6,8 +6,8 @@ from __future__ import annotations
 import csv
 import io
 
+from pytest_nixl.core.units import parse_size
 from pytest_nixl.report.files import Report
-from pytest_nixl.units import parse_size
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
 _COLUMNS = (

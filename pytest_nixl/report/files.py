@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.gate.compared import Compared
-from pytest_nixl.record.recorded import Recorded
-from pytest_nixl.record.store import write_whole
+from pytest_nixl.judge.run_comparison import Compared
+from pytest_nixl.store.record_reader import Recorded
+from pytest_nixl.store.store import write_whole
 
 
 @dataclass(frozen=True)

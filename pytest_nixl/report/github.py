@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from pytest_nixl import units
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.gate.compared import shown_change
-from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits_line
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.core import units
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.files import Report
 from pytest_nixl.report.names import short
+from pytest_nixl.session.completeness import INTERRUPTED
+from pytest_nixl.session.conclusion import Conclusion, counted, known_limits_line
 
 #: Annotations of a step that GitHub shows of each kind.
 _MOST_ANNOTATIONS = 10

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl import units
-from pytest_nixl.gate.course import FEWEST_RUNS, Step, steps
-from pytest_nixl.gate.regression import change
-from pytest_nixl.gate.verdicts import Outcome
-from pytest_nixl.record.provenance import Change, changes, other_machine
-from pytest_nixl.record.recorded import Recorded
+from pytest_nixl.core import units
+from pytest_nixl.judge.change_points import FEWEST_RUNS, Step, steps
+from pytest_nixl.judge.regression import change
+from pytest_nixl.model.verdicts import Outcome
 from pytest_nixl.report.table import Line
+from pytest_nixl.store.provenance import Change, changes, other_machine
+from pytest_nixl.store.record_reader import Recorded
 
 
 @dataclass(frozen=True)

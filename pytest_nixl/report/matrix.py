@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.record.recorded import Recorded
+from pytest_nixl.core import units
+from pytest_nixl.store.record_reader import Recorded
 
 
 def matrices(run: Recorded) -> list[str]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.gate.compared import shown_change
-from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.record.provenance import changes
-from pytest_nixl.record.results import Result
+from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, latency
 from pytest_nixl.report.files import Report
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.names import short
 from pytest_nixl.report.style import STYLE
 from pytest_nixl.report.svg import change_bar
+from pytest_nixl.session.conclusion import Conclusion, counted, known_limits
+from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_nixl.gate.conclusion import Conclusion
-from pytest_nixl.gate.verdicts import Verdict
+from pytest_nixl.core.units import parse_size
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import Report
-from pytest_nixl.units import parse_size
+from pytest_nixl.session.conclusion import Conclusion
 
 
 def metrics(report: Report) -> str:

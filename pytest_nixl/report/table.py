@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl import units
-from pytest_nixl.gate.conclusion import Conclusion, summary_line
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.record.programs import backend_of, program_of
-from pytest_nixl.record.results import Result
+from pytest_nixl.core import units
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_source import backend_of, program_of
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.session.conclusion import Conclusion, summary_line
 
 _KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")

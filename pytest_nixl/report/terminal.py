@@ -9,19 +9,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_nixl import units
-from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.gate.conclusion import known_limits_line, summary_line
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.silent_profile import silence
-from pytest_nixl.gate.suites import not_chosen
-from pytest_nixl.gate.verdicts import Outcome
-from pytest_nixl.options import given_options
-from pytest_nixl.record.results import Result
+from pytest_nixl.cluster.placement import Asked
+from pytest_nixl.core import units
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Outcome
 from pytest_nixl.report.comparison import lines as comparison_lines
 from pytest_nixl.report.table import Line, lines
-from pytest_nixl.run import Run
-from pytest_nixl.settings import Settings
+from pytest_nixl.session.conclusion import known_limits_line, summary_line
+from pytest_nixl.session.options import given_options
+from pytest_nixl.session.run import Run
+from pytest_nixl.session.settings import Settings
+from pytest_nixl.session.silent_profile import silence
+from pytest_nixl.session.suites import not_chosen
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
@@ -89,7 +89,7 @@ def nixl_version(run: Run) -> str:
     """Return the version of NIXL: what workers told, else that of the installed package; empty: it is not known."""
     if told := run.versions.get("nixl"):
         return told
-    from pytest_nixl.nixl_versions import PACKAGES
+    from pytest_nixl.model.nixl_releases import PACKAGES
 
     for package in PACKAGES:
         try:

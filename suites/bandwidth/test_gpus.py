@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.facts.facts import Facts
-from pytest_nixl.facts.gpu import read_gpus
-from pytest_nixl.facts.rdma import read_rdma
-from pytest_nixl.facts.root import Root
-from pytest_nixl.facts.visible import visible
-from pytest_nixl.gate.gpus import UCX_CARDS, Seat, measure_gpus, pairs_of, seats
-from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.together import Together
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.gpus import gpus
-from pytest_nixl.link import Pairs
-from pytest_nixl.run import Run, asked_links
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.process import Worker
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.rdma import read_rdma
+from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.judge.concurrent import Together
+from pytest_nixl.judge.gpus import UCX_CARDS, Seat, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.processes.worker_process import Worker
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.session.run import Run, asked_links
+from pytest_nixl.session.settings import Settings
 
 NO_MEMORY = "no GPU memory is asked for: --nixl-memory has no VRAM"
 

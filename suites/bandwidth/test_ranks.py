@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.gate.blame import ACTION, MOST_PAIRS, Tried, blame, by_direction, failed_pairs, trials
-from pytest_nixl.gate.together import Together, at_once, disjoint
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.samples import Samples
-from pytest_nixl.run import Run, asked_links
-from pytest_nixl.settings import Settings
+from pytest_nixl.judge.concurrent import Together, at_once, disjoint
+from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, Tried, blame, by_direction, failed_pairs, trials
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run, asked_links
+from pytest_nixl.session.settings import Settings
 
 ALONE = "this run has one rank"
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.doctor.check import Wanted, judge
-from pytest_nixl.doctor.ranks import everywhere
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd.fixtures import EtcdFixture
-from pytest_nixl.etcd.servers import ExternalServer
-from pytest_nixl.facts.etcd import read_etcd
-from pytest_nixl.facts.facts import Facts, gather
-from pytest_nixl.facts.root import Root
-from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.settings import Settings
+from pytest_nixl.checks.doctor.check import Wanted, judge
+from pytest_nixl.checks.doctor.ranks import everywhere
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd_servers.sources import ExternalServer
+from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.host.etcd import read_etcd
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.settings import Settings
 
 #: A question is asked by the id of its check.
 Ask = Callable[[str], Judgement]

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.agent import Agents
-from pytest_nixl.backends import between_agents, shake_hands
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.etcd.endpoints import redact
-from pytest_nixl.etcd.fixtures import EtcdFixture
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.backends import between_agents, shake_hands
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.settings import Settings
 
 from .namespace import Namespace
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import EtcdPath, PathClient
+    from pytest_nixl.etcd.proxy import EtcdPath, PathClient
 
 
 #: How long LIBFABRIC waits for the handshake of an agent that it loads the metadata of, while it does nothing else.

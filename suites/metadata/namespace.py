@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_nixl.agent import Agents, Buffer, NixlAgent
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.places import Place
-from pytest_nixl.worker.wire import Ref
+from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
+from pytest_nixl.processes.hosts import Place
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import PathClient
+    from pytest_nixl.etcd.proxy import PathClient
 
 #: What NIXL itself takes where NIXL_ETCD_NAMESPACE is not set, and what its documentation says that it takes.
 DEFAULT, DOCUMENTED = "/nixl/agents/", "/nixl/agents"

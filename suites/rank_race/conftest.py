@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_nixl.backends import between_agents
-from pytest_nixl.errors import NotApplicableError
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.race.nursery import Nursery
-from pytest_nixl.race.subject import NixlbenchSubject
-from pytest_nixl.settings import Settings
+from pytest_nixl.checks.rank_race.forkserver import Nursery
+from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.nixl.backends import between_agents
+from pytest_nixl.session.settings import Settings
 
 from .race import Race
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_nixl.checks.rank_race.forkserver import Claimant, Nursery
+from pytest_nixl.checks.rank_race.invariants import faults
+from pytest_nixl.checks.rank_race.system_under_test import FunctionSubject, MembershipSubject, Outcome
+from pytest_nixl.core.host_load import HostLoad
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.evidence.busy import HostLoad
-from pytest_nixl.race.nursery import Claimant, Nursery
-from pytest_nixl.race.oracle import faults
-from pytest_nixl.race.subject import FunctionSubject, MembershipSubject, Outcome
+from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.fixtures.etcd import PrivateEtcd
 
-FUNCTIONS = "pytest_nixl.race.functions"
+FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
 #: How failures of a claimant begin that a machine without time for it causes too: it, or its lease, was too late.
 _LATE = ("MissingRanksError", "MemberLostError", "FencedError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pytest_nixl.etcd.embedded import free_ports
+from pytest_nixl.checks.endpoints.trial import Trial, try_texts
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Address, Outcome, explain
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import Trial, try_texts
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.endpoint_readers import Address, Outcome, explain
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.settings import Settings
 
 from .corpus import Entry
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.settings import Settings
 
 from ..conftest import FindingFixture
 from .deployment import (

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Outcome
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import try_texts
-from pytest_nixl.evidence.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.endpoint_readers import Outcome
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.settings import Settings
 
 
 @pytest.fixture

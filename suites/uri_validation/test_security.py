@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.checks.endpoints.trial import Trial, complaint, try_texts
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Outcome
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import Trial, complaint, try_texts
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.process import NixlError
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.endpoint_readers import Outcome
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import NixlError
+from pytest_nixl.session.settings import Settings
 
 from ..conftest import FindingFixture
 

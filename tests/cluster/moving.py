@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.link import Pairs
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.parsers import MemoryPair
 
 #: Seconds after which they stop by themselves.
 LONGEST = 60.0

@@ -13,7 +13,7 @@ import pytest
 from hosts import ENDS_WITH_ALL, Host, Network
 from runs import environment, eventually
 
-from pytest_nixl.etcd.binary import etcd_binary
+from pytest_nixl.etcd_servers.binary import etcd_binary
 
 ETCD_PORT = 2379
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.link import Pairs
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.session.settings import Settings
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,16 +17,16 @@ from driver import build
 from hosts import Host, one_host, require_tools, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
-from pytest_nixl.evidence.counters import HEADERS_SHARE
-from pytest_nixl.gate.default_profile import default_profile
-from pytest_nixl.gate.judge import judge
-from pytest_nixl.gate.profiles import Expectation
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
+from pytest_nixl.judge.profiles import Expectation
+from pytest_nixl.judge.row import judge
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.model.device_counters import HEADERS_SHARE
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.session.default_profile import default_profile
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.session.settings import Settings
 
 DRAM = MemoryPair("DRAM", "DRAM")
 ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"

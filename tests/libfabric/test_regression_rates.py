@@ -21,14 +21,14 @@ from driver import build
 from hosts import require_tools, two_hosts
 from test_real_libfabric import link
 
-from pytest_nixl.gate.compared import wants_launch
-from pytest_nixl.gate.regression import compare_launches
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.recorded import Row
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair
-from pytest_nixl.worker.places import Here
+from pytest_nixl.judge.regression import compare_launches
+from pytest_nixl.judge.run_comparison import wants_launch
+from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.session.parsers import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair
+from pytest_nixl.session.settings import Settings
+from pytest_nixl.store.record_reader import Row
 
 MIB = 1 << 20
 MARGIN = 0.05
@@ -167,7 +167,7 @@ def test_loopback_may_say_inconclusive_and_not_regressed(
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS")
-    from pytest_nixl.keeper import keeper
+    from pytest_nixl.processes.supervisor import keeper
 
     pairs = Pairs((Here(keeper(), 0), Here(keeper(), 1)), settings(make_settings))
     try:

@@ -19,7 +19,7 @@ from runs import BANDWIDTH, profile
 from test_real_libfabric import run_in
 from torch_once import DOUBLE
 
-from pytest_nixl.nixl_versions import imports_torch
+from pytest_nixl.model.nixl_releases import imports_torch
 
 #: Each with the provider that it takes here: libfabric's older one for TCP before 1.0.
 RELEASES = [

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.nixl_versions import numbers
-from pytest_nixl.record.benchmark import versions_of
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import START_SECONDS, NixlError, Worker, WorkerError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.measure.link import Pairs
+from pytest_nixl.model.nixl_releases import numbers
+from pytest_nixl.processes.hosts import Here
+from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.worker_process import START_SECONDS, NixlError, Worker, WorkerError
+from pytest_nixl.session.benchmark import versions_of
+from pytest_nixl.session.parsers import MemoryPair
+from pytest_nixl.session.settings import Settings
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
 THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options, ini values and environment variables, read once into one frozen dataclass.
+
+An option wins over an ini value, and that over the environment. Every bad value is a :class:`pytest.UsageError` of one
+sentence that names the value, where it came from and the accepted form.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import pytest
+
+from pytest_nixl.etcd.endpoints import redact
+from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.session.default_profile import default_profile
+from pytest_nixl.session.options import OPTIONS, Option
+from pytest_nixl.session.parsers import (
+    COMPARED_LAUNCHES,
+    MEMORIES,
+    RAW_TOOLS,
+    Against,
+    DevicePair,
+    MemoryPair,
+    parse_target_memory,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this run was asked to do. Sizes are bytes, times are seconds."""
+
+    backend: tuple[str, ...]
+    #: May hold a password, as :func:`repr` of it would show.
+    etcd: str = field(repr=False)
+    etcd_server: str
+    etcd_image: str
+    etcd_cacert: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str = field(repr=False)
+    #: Where rank 0 serves an etcd; empty: it does not.
+    etcd_listen: str
+    #: Ranks that are asked for; None: as many as the launcher says.
+    ranks: int | None
+    rank: int | None
+    group: str
+    group_token: str = field(repr=False)
+    pairs: Pairing
+    join_timeout: float
+    logs: str
+    op: tuple[str, ...]
+    memory: tuple[MemoryPair, ...]
+    #: The GPUs of initiator and target; None: chosen by each link.
+    devices: DevicePair | None
+    directory: str
+    blocks: tuple[int, ...]
+    batch: tuple[int, ...]
+    depth: tuple[int, ...]
+    iterations: int | None
+    warmup: int
+    duration: float
+    timeout: float
+    #: For a worker to start: to import NIXL and to make its agent.
+    start_timeout: float
+    profile: str
+    #: Path of a nixlbench program; empty for the one on PATH, if there is one.
+    nixlbench: str
+    #: ``auto``, ``ETCD`` or ``ASIO``.
+    nixlbench_runtime: str
+    #: Each as ``--name=value``.
+    nixlbench_args: tuple[str, ...]
+    #: Directory of the raw tools; empty: those on PATH.
+    raw_tools: str
+    gate: bool
+    #: Whether the run goes on after a required check of the infrastructure has failed.
+    keep_going: bool
+    image: str
+    baseline: str
+    against: Against | None
+    #: Share of its bandwidth that a row may lose and be called unchanged: 0.05 is 5 %.
+    max_regression: float
+    #: Whole launches of each row, at least; None: one, or as many as a comparison needs.
+    launches: int | None
+    store: str
+    report: tuple[str, ...]
+    #: Field name to where its value came from: ``option``, ``ini``, ``environment NAME`` or ``default``.
+    sources: Mapping[str, str] = field(default_factory=dict)
+    #: One sentence for every variable that is set and has no effect.
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def etcd_is_deployments(self) -> bool:
+        """Whether the etcd address is the deployment's own (from the environment), and so a suite's to judge."""
+        return self.sources.get("etcd", "").startswith("environment")
+
+    @property
+    def programs(self) -> dict[str, str]:
+        """Paths of other projects' programs that an option names, by their names."""
+        found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
+        if self.raw_tools:
+            paths = {name: os.path.abspath(os.path.join(self.raw_tools, name)) for name in RAW_TOOLS}
+            found |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
+        return found
+
+    @property
+    def compares(self) -> bool:
+        """Whether this run is judged by another one."""
+        return bool(self.baseline) or self.against is not None
+
+    @property
+    def judges(self) -> str:
+        """The option by which the run as a whole is judged, beside its tests; empty: there is none."""
+        if self.gate:
+            return "--nixl-gate"
+        if self.baseline:
+            return "--nixl-baseline"
+        return "--nixl-against" if self.against is not None else ""
+
+    @property
+    def fewest_launches(self) -> int:
+        """Whole launches that each row is measured in, at least."""
+        return self.launches or (COMPARED_LAUNCHES if self.compares else 1)
+
+    def lines(self) -> Iterator[str]:
+        """Yield one line for each setting with its value and where that came from."""
+        for item in OPTIONS:
+            value = item.show(getattr(self, item.field))
+            yield f"{item.flag}={value} ({self.sources[item.field]})"
+        yield from self.ignored
+
+
+#: How the text of a variable is read where that differs from the option's own.
+_ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
+    # What the deployment says is a suite's to judge, so it is taken as it is.
+    "NIXL_ETCD_ENDPOINTS": str,
+    "ETCD_ENDPOINTS": str,
+}
+
+
+def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every setting. :raises pytest.UsageError: at the first bad value."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for item in OPTIONS:
+        values[item.field], sources[item.field] = _read(item, config, environ)
+    if sources["profile"] == "default":
+        values["profile"], why = default_profile(values["backend"])
+        sources["profile"] = f"default: {why}" if why else "default"
+    ignored = [*_target_segment(values, sources, environ), *_ignored(sources, environ)]
+    settings = Settings(**values, sources=sources, ignored=tuple(ignored))
+    _check_together(settings)
+    return settings
+
+
+def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tuple[Any, str]:
+    option, ini = config.getoption(item.dest, None), config.getini(item.ini)
+    if option is not None:
+        return _parse(item, item.parse, option, item.flag), "option"
+    if ini:
+        return _parse(item, item.parse, str(ini), f"ini value {item.ini}"), "ini"
+    for name in item.environment:
+        if environ.get(name):
+            parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
+            text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
+            return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
+    # Nothing is the default of some; whoever types nothing meant something.
+    return item.parse(item.default) if item.default else item.empty, "default"
+
+
+def _with_password(environ: Mapping[str, str]) -> str:
+    """ETCDCTL_USER, with the password of ETCDCTL_PASSWORD where it has none, as etcdctl takes them."""
+    user, password = environ["ETCDCTL_USER"], environ.get("ETCDCTL_PASSWORD")
+    return f"{user}:{password}" if password and ":" not in user else user
+
+
+def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        message = str(error)
+        if ": expected " not in message:
+            message = f"{message}: expected {item.form}"
+        raise pytest.UsageError(f"{source}: {message}") from None
+
+
+def _target_segment(values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    """The seeds' NIXL_TARGET_SEG_TYPE: the target's memory, where ``--nixl-memory`` says nothing."""
+    name = "NIXL_TARGET_SEG_TYPE"
+    text = environ.get(name)
+    if not text:
+        return
+    if sources["memory"] != "default":
+        yield f"{name}={text} is set and ignored: --nixl-memory is given ({sources['memory']})"
+    elif text.upper() not in MEMORIES:
+        yield f"{name}={text} is set and ignored: it is neither DRAM nor VRAM"
+    else:
+        values["memory"], sources["memory"] = parse_target_memory(text), f"environment {name}"
+
+
+def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    for item in OPTIONS:
+        used = sources[item.field].removeprefix("environment ")
+        for name in item.environment:
+            if environ.get(name) and name != used:
+                value = "***" if item.secret else redact(environ[name])
+                why = f"{item.flag} comes from {sources[item.field]}"
+                yield f"{name}={value} is set and ignored: {why}"
+    namespace = environ.get("NIXL_ETCD_NAMESPACE")
+    if namespace:
+        yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: our keys are under a prefix of each test's own"
+    worker = environ.get("NIXL_WORKER_TYPE")
+    if worker and worker.lower() != "nixl":
+        yield f"NIXL_WORKER_TYPE={worker} is set and ignored: transfers are always made by NIXL"
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.etcd_server == "external" and not settings.etcd:
+        raise pytest.UsageError(
+            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS"
+        )
+    if settings.etcd_server in ("container", "embedded") and settings.sources["etcd"] == "option":
+        raise pytest.UsageError(
+            f"--nixl-etcd names an etcd that is there already, and --nixl-etcd-server={settings.etcd_server} "
+            "asks for one of our own: give one of the two"
+        )
+    from pytest_nixl.nixl.backends import BACKENDS
+
+    for name in settings.backend:
+        if not BACKENDS[name].STORAGE and all(pair.target == "FILE" for pair in settings.memory):
+            raise pytest.UsageError(
+                f"--nixl-backend={name} moves bytes from agent to agent, and --nixl-memory="
+                f"{','.join(map(str, settings.memory))} names only files as targets: expected DRAM or VRAM, or POSIX"
+            )
+    _check_ranks(settings)
+    _check_memory(settings)
+    _check_comparison(settings)
+    if bool(settings.etcd_cert) != bool(settings.etcd_key):
+        given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
+        source = settings.sources[f"etcd_{given}"]
+        raise pytest.UsageError(
+            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) is of no use alone: "
+            f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} beside it"
+        )
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.rank is not None and settings.ranks is None:
+        raise pytest.UsageError(
+            f"--nixl-rank={settings.rank} says nothing of how many ranks there are: expected --nixl-ranks N beside it"
+        )
+    if settings.rank is not None and settings.ranks is not None and settings.rank >= settings.ranks:
+        raise pytest.UsageError(
+            f"--nixl-rank={settings.rank} is not below --nixl-ranks={settings.ranks}: "
+            f"expected a rank from 0 to {settings.ranks - 1}"
+        )
+
+
+#: Bytes of both ends' descriptors, and of the message that makes them, for each block in flight.
+_DESCRIPTOR = 1024
+
+
+def _check_memory(settings: Settings) -> None:
+    """Refuse rows whose buffers do not fit this host: a worker would be killed for them, if not something else is."""
+    given = [name for name in ("blocks", "batch", "depth") if settings.sources.get(name) != "default"]
+    if not given:
+        return
+    from pytest_nixl.host.memory import available_memory, in_bytes
+    from pytest_nixl.host.recorded_tree import Root
+
+    block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
+    ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
+    # Of several ranks, which may be on several hosts, one end is here at least.
+    ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
+    wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
+    available = available_memory(Root())
+    if available is not None and wanted > available.size:
+        flags = ", ".join(f"--nixl-{name}" for name in given)
+        raise pytest.UsageError(
+            f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
+            f"memory here, and {available} are available: expected less, by {flags}"
+        )
+
+
+def _check_comparison(settings: Settings) -> None:
+    if settings.baseline and settings.against is not None:
+        raise pytest.UsageError(
+            "--nixl-baseline judges by a run of another time and --nixl-against by one made now: give one of the two"
+        )
+    if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
+        raise pytest.UsageError(
+            f"--nixl-baseline={settings.baseline} is no path, and an image is looked up in the store: "
+            "expected --nixl-store DIR beside it, or the path of a record"
+        )
+    if settings.compares and importlib.util.find_spec("scipy") is None:
+        flag = "--nixl-baseline" if settings.baseline else "--nixl-against"
+        raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
+
+
+assert {item.field for item in OPTIONS} == {f.name for f in fields(Settings)} - {"sources", "ignored"}
