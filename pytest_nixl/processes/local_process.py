@@ -29,7 +29,7 @@ class LocalProcess:
             environment = {**_own_segments(keeper), **environment}
         self.channel, theirs = socket.socketpair()
         with theirs:
-            script = Path(__file__).with_name("__main__.py")
+            script = Path(__file__).parents[1] / "nixl" / "worker" / "__main__.py"
             self.log = _log_path(keeper.directory, name)
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(

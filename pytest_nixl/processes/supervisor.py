@@ -33,7 +33,7 @@ ANSWER_SECONDS = 90.0
 #: Seconds that :func:`close_keeper` waits for the cleaning.
 CLEAN_SECONDS = 10.0
 
-_MAIN = Path(__file__).with_name("_keeper_main.py")
+_MAIN = Path(__file__).with_name("supervisor_main.py")
 _RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 _DOCKER_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "HOME", "PATH")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keeper process: owns what must not outlive a test run, and cleans when its last client has gone.
 
-Started by :mod:`pytest_nixl.processes.supervisor` as ``python -I -S _keeper_main.py READY DIRECTORY``, or with a folder in which it
+Started by :mod:`pytest_nixl.processes.supervisor` as ``python -I -S supervisor_main.py READY DIRECTORY``, or with a folder in which it
 makes that directory, and the socket of its first client: ``READY FOLDER SOCKET``. Only the standard library is there;
 what cleaning needs besides is imported in a forked child, by the client's ``sys.path``. One thread, one loop.
 """
@@ -377,7 +377,7 @@ class Keeper:
                 os.setsid()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                sys.path[:] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *path]
+                sys.path[:] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), *path]
                 clean_remote(items)
                 code = 0
             finally:

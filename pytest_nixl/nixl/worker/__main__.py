@@ -107,7 +107,7 @@ def _serve(channel: socket.socket) -> None:
 
 def main() -> None:
     """Serve, then leave at once."""
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
     _prepare_process(int(sys.argv[2]))
     status = 0
     try:
