@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.store.provenance import Image, Provenance, host
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
 from pytest_nixl.store.record_reader import FORM, OURS
 
 COMMAND = (sys.executable, "-m", "pytest_nixl.cli")
@@ -47,7 +47,7 @@ def records(count: int) -> Iterator[str]:
             )
             for key, values in rows.items()
         ]  # fmt: skip
-        provenance = Provenance(Image(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, here)
+        provenance = Provenance(ImageIdentity(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, here)
         benchmarks = [
             {
                 "fullname": key,

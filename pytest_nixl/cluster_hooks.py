@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from pytest_nixl.cluster.etcd import require_etcd, require_secret
-from pytest_nixl.cluster.group import RefusedError
+from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.rank_session import Party, command_of
+from pytest_nixl.cluster.rank_session import RankSession, command_of
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.signals import sigterm_ends_in_order
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.junit import junit_files, write_again
 from pytest_nixl.report.outputs import leave_again
 from pytest_nixl.session.completeness import INTERRUPTED
@@ -37,7 +37,7 @@ def refuse(config: pytest.Config, run: Run) -> None:
         )
     if run.settings.against is not None:
         raise pytest.UsageError(
-            f"--nixl-against is refused with {run.asked.ranks} ranks ({run.asked.source}): its command is started on "
+            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command is started on "
             "one host; compare two runs with --nixl-baseline"
         )
     require_etcd(run.settings, run.asked)
@@ -52,14 +52,14 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
         try:
             tests = [item.nodeid for item in session.items]
             command = command_of(run.settings, tests, session.testsfailed)
-            run.party = Party(run.settings, run.asked, command, keeper(), say)
+            run.party = RankSession(run.settings, run.asked, command, supervisor(), say)
             if run.party.drives:
                 run.party.drive(lambda error: setattr(session, "shouldfail", error.reason))
                 return None
             _own_files(session.config, run.party.rank)
             say(f"{run.party.name} serves {run.party.name_of(0)}")
             ending = run.party.serve()
-        except RefusedError as error:
+        except JoinRefusedError as error:
             raise pytest.UsageError(str(error)) from None
         except NixlPluginError as error:
             if run.party is None:
@@ -159,7 +159,7 @@ def _own_files(config: pytest.Config, rank: int) -> None:
         writer.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
 
 
-def _report(session: pytest.Session, party: Party, ending: Ending) -> None:
+def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None:
     """Report what a peer did as one test, so that its terminal and files have rank 0's verdict."""
     nodeid = party.name
     location = (nodeid, None, nodeid)

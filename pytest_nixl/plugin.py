@@ -20,7 +20,7 @@ from pytest_nixl.fixtures.agents import (
     parametrize_links,
     require_image,
 )
-from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_path, nixl_etcd_server, nixl_private_etcd
+from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.session.options import add_options, join_flags
 from pytest_nixl.session.outcome import check_of
 from pytest_nixl.session.preconditions import Preconditions
@@ -39,7 +39,7 @@ __all__ = [
     "nixl_buffer",
     "nixl_cluster",
     "nixl_etcd",
-    "nixl_etcd_path",
+    "nixl_etcd_proxy",
     "nixl_etcd_server",
     "nixl_link",
     "nixl_pairs",
@@ -75,10 +75,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
     if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
-        from pytest_nixl.core.terminal_output import CLOSED, Output, reopen_closed_output
+        from pytest_nixl.core.terminal_output import CLOSED, TerminalOutput, reopen_closed_output
 
         reopen_closed_output()
-        early_config.pluginmanager.register(Output(CLOSED), "nixl-output")
+        early_config.pluginmanager.register(TerminalOutput(CLOSED), "nixl-output")
     yield
 
 
@@ -103,9 +103,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Results(run), "nixl-results")
     config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
     if run.asked_for and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
-        from pytest_nixl.core.terminal_output import Output
+        from pytest_nixl.core.terminal_output import TerminalOutput
 
-        config.pluginmanager.register(Output(), "nixl-output")
+        config.pluginmanager.register(TerminalOutput(), "nixl-output")
     config.pluginmanager.register(run.completeness, "nixl-completeness")
 
 
@@ -312,4 +312,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         last_word(config, run)
     module = sys.modules.get("pytest_nixl.processes.supervisor")
     if module is not None:
-        module.close_keeper()
+        module.close_supervisor()

@@ -16,14 +16,14 @@ from pytest_nixl.fixtures.agents import parametrize_values
 from pytest_nixl.judge.profiles import Profile, load_profile
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.interleaved import alternate
-from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.results import FIGURES, Figures
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends import between_agents
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.session.outcome import conclude
@@ -124,13 +124,13 @@ def nixl_run(pytestconfig: pytest.Config) -> Run:
 
 
 @pytest.fixture(scope="session")
-def other_pairs(nixl_settings: Settings) -> Iterator[Pairs | None]:
-    """Workers of the other image, where ``--nixl-against`` names one."""
+def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
+    """Workers of the other image, where ``--nixl-compare-image`` names one."""
     if nixl_settings.against is None:
         yield None
         return
-    one, other = (Here(keeper(), rank, nixl_settings.against.prefix) for rank in range(2))
-    pairs = Pairs((one, other), nixl_settings)
+    one, other = (LocalHost(supervisor(), rank, nixl_settings.against.prefix) for rank in range(2))
+    pairs = WorkerPairs((one, other), nixl_settings)
     yield pairs
     pairs.close()
 
@@ -143,7 +143,7 @@ def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, i
 
 @pytest.fixture
 def measure(
-    nixl_link: Link, other_pairs: Pairs | None, another: Callable[[Samples], bool], nixl_run: Run
+    nixl_link: Link, other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
     """Measure a row in as many launches as it takes; in turn with the other image where there is one."""
     if other_pairs is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the etcd package and of the keeper share: servers, certificates, a container image, waiting."""
+"""What the tests of the etcd package and of the supervisor share: servers, certificates, a container image, waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.etcd_servers.container import LABEL, container_engine
 from pytest_nixl.etcd_servers.embedded import free_ports
-from pytest_nixl.processes.supervisor import Keeper, close_keeper, keeper
+from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 
 REPOSITORY = Path(__file__).parents[1]
 IMAGE = "localhost/etcd:v3.5.1"
@@ -123,7 +123,7 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
     port, peer = free_ports(2)
     endpoint = Endpoint(scheme, "127.0.0.1", port)
     peer_url = f"http://127.0.0.1:{peer}"
-    own = keeper()
+    own = supervisor()
     argv = [
         etcd_binary(),
         f"--data-dir={own.directory / f'test-{port}.data'}",
@@ -156,15 +156,15 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
 
 
 @contextmanager
-def separate_keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """Have ``keeper()`` return one of the block's own, also under xdist; others' servers hang on the process's own."""
+def separate_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """Have ``supervisor()`` return one of the block's own, also under xdist; others' servers hang on the process's own."""
     with monkeypatch.context() as patch:
         patch.setattr("pytest_nixl.processes.supervisor._current", None)
         patch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
         try:
-            yield keeper()
+            yield supervisor()
         finally:
-            close_keeper()
+            close_supervisor()
 
 
 class Certificates:
@@ -274,7 +274,7 @@ def engine_image() -> str:
 def _import_image(engine: Any) -> None:
     repository, tag = IMAGE.rsplit(":", 1)
     changes = ["ENV PATH=/usr/local/bin", "EXPOSE 2379 2380"]
-    archive = keeper().directory / "image.tar"
+    archive = supervisor().directory / "image.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(etcd_binary(), "usr/local/bin/etcd")
     answer = engine.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)

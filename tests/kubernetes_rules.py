@@ -376,7 +376,7 @@ def results(manifest: Manifest) -> Iterator[str]:
         kept = {volume["name"] for volume in pod.spec.get("volumes", ()) if "persistentVolumeClaim" in volume}
         for container in pod.containers:
             places = [each["mountPath"] for each in container.get("volumeMounts", ()) if each["name"] in kept]
-            for flag in ("--nixl-logs", "--nixl-store", "--junitxml"):
+            for flag in ("--nixl-log-dir", "--nixl-store", "--junitxml"):
                 path = pod.option(flag) or ""
                 if not any(path.startswith(f"{place}/") for place in places):
                     yield f"{flag}={path} is on no volume that outlives the pod"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.model.results import Result
-from pytest_nixl.store.provenance import Image, Provenance, host
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
 from pytest_nixl.store.record_reader import FORM, OURS
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
@@ -38,7 +38,7 @@ def record(
 ) -> dict[str, Any]:
     """Return a record: of each row the GB/s of each launch; ``facts`` are of the host, where they are not ours."""
     provenance = Provenance(
-        Image(image, digest, "test"), dict(versions or {}), dict(environment or {}), host({}) | facts
+        ImageIdentity(image, digest, "test"), dict(versions or {}), dict(environment or {}), host({}) | facts
     )
     return {
         "datetime": (START + timedelta(weeks=week)).isoformat(),

@@ -20,12 +20,12 @@ from records import KEY, key, record, write
 
 from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.raw_comparison import Ratio, Raw
+from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import Report
+from pytest_nixl.report.files import ReportFormat
 from pytest_nixl.report.history import courses, lines, of_one_machine
-from pytest_nixl.store.record_reader import LARGEST, Recorded, parse_recorded
+from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline
 
 pytestmark = pytest.mark.apart
@@ -35,7 +35,7 @@ DEEP = 100_000
 
 def full(week: float = 0) -> dict[str, Any]:
     """A record that has something in each place."""
-    ratio = Ratio(KEY, 1e9, Raw("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
+    ratio = RawRatio(KEY, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
     figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
     results = [
         Result("bandwidth", "test.py::test", Verdict.PASS, row=KEY, figures=figures, ratios=(ratio,)),
@@ -188,7 +188,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-def used(run: Recorded, others: list[Recorded]) -> None:
+def used(run: RecordedRun, others: list[RecordedRun]) -> None:
     """Do with a run all that is done with records."""
     from pytest_nixl.report.csv_table import table
     from pytest_nixl.report.github import workflow_commands
@@ -199,7 +199,7 @@ def used(run: Recorded, others: list[Recorded]) -> None:
     kept, said = of_one_machine(runs)
     text = "\n".join([*said, *(line.text for line in lines(kept, courses(kept)))])
     for before, now in ((others[0], run), (run, others[0])):
-        report = Report(now, compare_runs(before, now, 0.05), tuple(runs))
+        report = ReportFormat(now, compare_runs(before, now, 0.05), tuple(runs))
         text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
     text.encode()
 

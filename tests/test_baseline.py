@@ -17,7 +17,7 @@ from runs import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, jun
 #: One row in one launch each, which takes seconds; a baseline that is far off decides nothing with so few, and is told.
 ANY_SPEED = "floor = '1 KB/s'"
 
-FAST = ("--nixl-op=WRITE", "--nixl-launches=1", "--nixl-duration=20ms")
+FAST = ("--nixl-op=WRITE", "--nixl-min-launches=1", "--nixl-duration=20ms")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a real run of five launches."""
     directory = tmp_path_factory.mktemp("store")
     done = bandwidth(
-        "--nixl-op=WRITE", "--nixl-launches=5", "--nixl-duration=20ms", f"--nixl-store={directory}",
+        "--nixl-op=WRITE", "--nixl-min-launches=5", "--nixl-duration=20ms", f"--nixl-store={directory}",
         "--nixl-image=registry/nixl:1@sha256:0123456789abcdef", env={"UCX_TLS": "tcp", "NIXL_ACCESS_KEY": "hunter2"},
     )  # fmt: skip
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}  # the default profile's word on tcp; it has a bandwidth
@@ -102,7 +102,7 @@ def test_what_launches_cannot_prove_is_inconclusive_after_all_that_may_be_made(
     done = bandwidth(*FAST, baseline(tmp_path / "b.json", [1e6]), *gate)
     assert "7 launches against 1, p = 0.12" in done.output
     assert "INCONCLUSIVE regression: " in done.output
-    assert "7 launches against 1 give p = 0.12 at best: record the baseline with --nixl-launches=7." in done.output
+    assert "7 launches against 1 give p = 0.12 at best: record the baseline with --nixl-min-launches=7." in done.output
     assert done.code == code
 
 
@@ -220,7 +220,7 @@ def test_two_images_measured_in_turn(tmp_path: Path) -> None:
     """The other's workers have a variable of their own: it goes over TCP, which is far slower than shared memory."""
     done = bandwidth(
         "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-image=nixl:2", f"--nixl-store={tmp_path}",
-        "--nixl-against=nixl:1 env UCX_TLS=tcp SOME_TOKEN=hunter2",
+        "--nixl-compare-image=nixl:1 env UCX_TLS=tcp SOME_TOKEN=hunter2",
     )  # fmt: skip
     assert done.code == 0, done.output
     assert "against nixl:1 of " in done.output
@@ -243,7 +243,7 @@ def test_two_images_measured_in_turn(tmp_path: Path) -> None:
 def test_two_images_the_other_way_round_are_regressed(tmp_path: Path) -> None:
     done = bandwidth(
         "--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', ANY_SPEED)}",
-        "--nixl-against=nixl:1 env -u UCX_TLS", env={"UCX_TLS": "tcp"},
+        "--nixl-compare-image=nixl:1 env -u UCX_TLS", env={"UCX_TLS": "tcp"},
     )  # fmt: skip
     assert "REGRESSED regression: " in done.output
     assert done.code == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.culprit import Failed, Tried, blame, by_direction, failed_pairs, trials
+from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -64,7 +64,7 @@ def test_each_end_is_tried_with_a_rank_that_is_in_no_failed_pair() -> None:
 
 
 def test_two_ranks_have_no_third_to_be_tried_with() -> None:
-    failed = Failed(pair(WRITE, 0, 1), FAIL)
+    failed = FailedPair(pair(WRITE, 0, 1), FAIL)
     assert trials(failed, [failed], 2) == []
 
 
@@ -94,9 +94,9 @@ def test_two_ranks_have_no_third_to_be_tried_with() -> None:
     ],
 )
 def test_whom_two_trials_blame(first: Judgement, second: Judgement, guilty: list[int], said: str) -> None:
-    failed = Failed(pair(WRITE, 1, 2), FAIL)
+    failed = FailedPair(pair(WRITE, 1, 2), FAIL)
     tried = [
-        Tried(trial, judgement, ("tcp/eth0",))
+        RetestResult(trial, judgement, ("tcp/eth0",))
         for trial, judgement in zip(trials(failed, [failed], 4), (first, second), strict=True)
     ]
     ranks, words = blame(failed, tried, NAMES)

@@ -16,7 +16,7 @@ import pytest
 from runs import NOT_BUSY, ROOT, Finished, repeats, run
 from test_others import spinning
 
-from pytest_nixl.checks.rank_race.system_under_test import Outcome
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 from pytest_nixl.core.host_load import HostLoad
 from suites.rank_race.race import is_late
 
@@ -144,8 +144,8 @@ def test_what_others_take_is_told() -> None:
     ],
 )
 def test_a_claim_that_is_late_is_told_from_one_that_is_wrong(error: str, late: bool) -> None:
-    assert is_late(Outcome("claimant 0", error=error)) is late
-    assert not is_late(Outcome("claimant 0", rank=0, error=error))
+    assert is_late(ClaimOutcome("claimant 0", error=error)) is late
+    assert not is_late(ClaimOutcome("claimant 0", rank=0, error=error))
 
 
 @pytest.mark.soak

@@ -11,12 +11,12 @@ import pytest
 from etcd_helpers import Etcd, running_etcd
 
 from pytest_nixl import cli
-from pytest_nixl.cluster.garbage_collection import Alive, Dead, clean
-from pytest_nixl.cluster.group import RefusedError, group_root
+from pytest_nixl.cluster.garbage_collection import DeadGroup, LiveGroup, clean
+from pytest_nixl.cluster.group import JoinRefusedError, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import free_ports
 
 PREFIX = "/pytest-nixl/groups"
@@ -51,7 +51,7 @@ def test_dead_groups_are_removed(client: EtcdClient) -> None:
     die(client, "a")
     die(client, "b", "token")
     cleaned = clean(client)
-    assert (cleaned.removed, cleaned.refused, cleaned.keys) == ((Dead("a", 3), Dead("b", 3)), (), 6)
+    assert (cleaned.removed, cleaned.refused, cleaned.keys) == ((DeadGroup("a", 3), DeadGroup("b", 3)), (), 6)
     cleaned.check()
     assert client.get_prefix(PREFIX) == {}
     assert clean(client).removed == ()
@@ -63,8 +63,8 @@ def test_a_living_group_is_named_and_left(client: EtcdClient) -> None:
         before = client.get_prefix(member.root)
         cleaned = clean(client)
         assert client.get_prefix(PREFIX) == before
-        assert cleaned.removed == (Dead("a", 3),)
-        with pytest.raises(RefusedError) as caught:
+        assert cleaned.removed == (DeadGroup("a", 3),)
+        with pytest.raises(JoinRefusedError) as caught:
             cleaned.check()
         assert caught.value.reason == f"group 'alive' is alive: node-a (pid {os.getpid()})"
         assert "end these processes first" in caught.value.remedy
@@ -74,7 +74,7 @@ def test_a_living_group_is_named_and_left(client: EtcdClient) -> None:
 def test_one_group_with_all_its_tokens(client: EtcdClient) -> None:
     for name, token in (("a", ""), ("a", "token"), ("ab", ""), ("b", "")):
         die(client, name, token)
-    assert clean(client, group="a").removed == (Dead("a", 3), Dead("a", 3))
+    assert clean(client, group="a").removed == (DeadGroup("a", 3), DeadGroup("a", 3))
     assert clean(client, group="nobody").removed == ()
     assert {dead.group for dead in clean(client).removed} == {"ab", "b"}
 
@@ -82,7 +82,7 @@ def test_one_group_with_all_its_tokens(client: EtcdClient) -> None:
 def test_another_prefix_is_not_looked_at(client: EtcdClient) -> None:
     client.put("/mine/g/run/frozen", b"")
     assert clean(client).removed == ()
-    assert clean(client, "/mine/").removed == (Dead("g", 1),)
+    assert clean(client, "/mine/").removed == (DeadGroup("g", 1),)
 
 
 def test_a_dry_run_removes_nothing(client: EtcdClient) -> None:
@@ -91,14 +91,14 @@ def test_a_dry_run_removes_nothing(client: EtcdClient) -> None:
         before = client.get_prefix("")
         cleaned = clean(client, dry_run=True)
         assert client.get_prefix("") == before
-        assert cleaned.removed == (Dead("a", 3),)
+        assert cleaned.removed == (DeadGroup("a", 3),)
         assert [alive.group for alive in cleaned.refused] == ["alive"]
     clean(client)
 
 
 def test_a_group_that_comes_alive_after_it_was_listed_is_left(client: EtcdClient, etcd: Etcd) -> None:
     die(client, "late")
-    with EtcdPath(etcd.url) as path, ThreadPoolExecutor() as pool:
+    with EtcdProxy(etcd.url) as path, ThreadPoolExecutor() as pool:
         way = path.client()
         way.hold(lambda request: request.writes)
         with connect(parse_endpoints(way.endpoint)) as slow:
@@ -110,7 +110,7 @@ def test_a_group_that_comes_alive_after_it_was_listed_is_left(client: EtcdClient
                 cleaned = cleaning.result(10)
                 assert cleaned.removed == ()
                 [alive] = cleaned.refused
-                assert isinstance(alive, Alive)
+                assert isinstance(alive, LiveGroup)
                 assert str(alive).startswith("group 'late' is alive: node-a (pid ")
                 assert client.get_prefix(PREFIX) == before
                 member.barrier(10)

@@ -18,13 +18,13 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.session import Driver, serve
+from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.measure.link import Pairs
+from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
 from pytest_nixl.session.parsers import MemoryPair
 
@@ -39,8 +39,8 @@ class Two:
         joining = [pool.submit(self._join) for _ in range(2)]
         first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
         self.membership, self.other = first, second
-        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, keeper())
-        self.driver = Driver(first, self._connect, timeout=20)
+        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, supervisor())
+        self.driver = RankDriver(first, self._connect, timeout=20)
         self.peer = self.driver.peers[1]
 
     def _connect(self) -> EtcdClient:
@@ -67,7 +67,7 @@ def test_a_row_between_two_ranks_is_measured_as_one_of_this_host(
     nixl_private_etcd: PrivateEtcd, make_settings: Any
 ) -> None:
     with two(nixl_private_etcd) as ranks:
-        pairs = Pairs((Here(keeper(), 0), ranks.peer), make_settings())
+        pairs = WorkerPairs((LocalHost(supervisor(), 0), ranks.peer), make_settings())
         for op in ("WRITE", "READ"):
             samples = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM")).measure(65536)
             assert samples.corruption is None
@@ -75,7 +75,7 @@ def test_a_row_between_two_ranks_is_measured_as_one_of_this_host(
             assert samples.key.pair == (0, 1)
         pairs.close()
         # From the peer's side, whose log tells the transport.
-        pairs = Pairs((ranks.peer, Here(keeper(), 0)), make_settings())
+        pairs = WorkerPairs((ranks.peer, LocalHost(supervisor(), 0)), make_settings())
         samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM")).measure(65536)
         assert samples.transports
         assert samples.key.pair == (1, 0)

@@ -11,22 +11,22 @@ import pytest
 from records import KEY, key, record, write
 
 from pytest_nixl.cli import main
-from pytest_nixl.judge.run_comparison import Compared, compare_runs, refuse_other_machine
+from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.comparison import lines
-from pytest_nixl.store.provenance import Image, Provenance, changes, gather, image_of, steering
-from pytest_nixl.store.record_reader import Recorded, parse_recorded
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, steering
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
 LOST = [0.85 * value for value in QUIET]
 
 
-def run(image: str, rows: dict[str, list[float]], **facts: Any) -> Recorded:
+def run(image: str, rows: dict[str, list[float]], **facts: Any) -> RecordedRun:
     return parse_recorded(record(image, rows, **facts), f"{image}.json")
 
 
-def told(compared: Compared) -> dict[Verdict, str]:
+def told(compared: RunComparison) -> dict[Verdict, str]:
     return {result.verdict: f"{result.reason}\n{result.remedy}" for result in compared.results}
 
 
@@ -49,13 +49,13 @@ def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
 def test_images_that_were_measured_in_turn_are_not_told_to_be_measured_so() -> None:
     before, now = run("a:1", {KEY: QUIET}), run("a:2", {KEY: LOST})
     apart, in_turn = (told(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
-    assert "--nixl-against" in apart
-    assert "--nixl-against" not in in_turn
+    assert "--nixl-compare-image" in apart
+    assert "--nixl-compare-image" not in in_turn
     assert "Both images were measured now, in turn" in in_turn
     noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
     said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
     assert "Stop what else runs on the machine" in said
-    assert "--nixl-against" not in said
+    assert "--nixl-compare-image" not in said
 
 
 def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
@@ -119,9 +119,9 @@ def test_too_few_launches_are_told_with_how_many_it_takes() -> None:
     before = run("a:1", {KEY: QUIET[:4]})
     [result] = compare_runs(before, run("a:2", {KEY: LOST[:4]}), 0.05).results
     assert result.verdict is Verdict.INCONCLUSIVE
-    assert result.remedy == "4 launches against 4 give p = 0.014 at best: run with --nixl-launches=6."
+    assert result.remedy == "4 launches against 4 give p = 0.014 at best: run with --nixl-min-launches=6."
     [result] = compare_runs(run("a:1", {KEY: QUIET[:1]}), run("a:2", {KEY: LOST}), 0.05).results
-    assert result.remedy.endswith("at best: record the baseline with --nixl-launches=7.")
+    assert result.remedy.endswith("at best: record the baseline with --nixl-min-launches=7.")
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_variables_that_steer_are_kept_and_secrets_are_not() -> None:
 def test_an_image_is_told_by_its_setting_the_environment_or_the_downward_api(tmp_path: Any) -> None:
     """The files are as the kubelet writes them: ``key="escaped value"``, sorted."""
     environ = {"NIXL_PODINFO": str(tmp_path)}
-    assert image_of("", environ) == Image()
+    assert image_of("", environ) == ImageIdentity()
     (tmp_path / "annotations").write_text(
         'kubernetes.io/config.seen="2026-01-01T00:00:00Z"\npytest-nixl/image="registry/a:1"\n'
         'pytest-nixl/image-digest="sha256:1234"\nquoted="say \\"hi\\""\n'
     )
-    assert image_of("", environ) == Image("registry/a:1", "sha256:1234", "downward API")
-    assert image_of("a:2", environ) == Image("a:2", "sha256:1234", "--nixl-image or NIXL_IMAGE")
+    assert image_of("", environ) == ImageIdentity("registry/a:1", "sha256:1234", "downward API")
+    assert image_of("a:2", environ) == ImageIdentity("a:2", "sha256:1234", "--nixl-image or NIXL_IMAGE")
     assert image_of("a:2@sha256:77", environ).digest == "sha256:77"
     assert image_of("a:2", {**environ, "NIXL_IMAGE_DIGEST": "sha256:88"}).digest == "sha256:88"
     assert str(image_of("a:2@sha256:0123456789abcdef", {})) == "a:2 (0123456789ab)"

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_nixl.judge.profiles import Expectation, load_profile
 from pytest_nixl.judge.row import judge
-from pytest_nixl.model.carrier_bytes import Carrier, Counted, Counting, counted
+from pytest_nixl.model.carrier_bytes import Carrier, CarrierByteCounter, CarrierBytes, counted
 from pytest_nixl.model.machine import Machine, row_ceiling
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Verdict
@@ -21,8 +21,8 @@ EFA = [Carrier(f"rdmap{number}s0", "efa", PAYLOAD // 4) for number in range(79, 
 IDLE = [Carrier("rdmap96s0", "efa", 12), Carrier("eth0", "net", 4000), Carrier("lo", "net", 900)]
 
 
-def say(*devices: Carrier) -> Counted:
-    return Counted(devices, PAYLOAD)
+def say(*devices: Carrier) -> CarrierBytes:
+    return CarrierBytes(devices, PAYLOAD)
 
 
 def test_a_provider_without_a_device_gets_those_that_carried_the_payload() -> None:
@@ -70,7 +70,7 @@ def test_counters_that_lack_the_payload_contradict(transports: list[str], device
     assert words in say(*devices).contradiction(transports)
 
 
-def row(transports: Sequence[str], evidence: Counted | None, gigabytes: float = 10.0) -> Samples:
+def row(transports: Sequence[str], evidence: CarrierBytes | None, gigabytes: float = 10.0) -> Samples:
     key = RowKey("LIBFABRIC", "WRITE", MemoryPair("VRAM", "VRAM"), 1_000_000)
     return Samples(key, (1e6 / (gigabytes * 1e9),) * 4, (1,) * 4, (1e-3,), tuple(transports), counted=evidence)
 
@@ -159,20 +159,20 @@ def test_the_ceiling_is_of_the_devices_that_carried_the_bytes() -> None:
 
 
 def test_what_the_kernel_takes_to_its_own_host_has_no_ceiling_of_cards() -> None:
-    local = Counted((Carrier("eth0", "net", 0), Carrier("lo", "net", PAYLOAD)), PAYLOAD)
+    local = CarrierBytes((Carrier("eth0", "net", 0), Carrier("lo", "net", PAYLOAD)), PAYLOAD)
     assert row_ceiling(row(["tcp/eth0"], local), None, P5) is None
 
 
 def test_launches_add_what_both_saw() -> None:
     both = say(*EFA, *IDLE) + say(*EFA)
-    assert both == Counted(tuple(Carrier(item.device, "efa", PAYLOAD // 2) for item in EFA), 2 * PAYLOAD)
+    assert both == CarrierBytes(tuple(Carrier(item.device, "efa", PAYLOAD // 2) for item in EFA), 2 * PAYLOAD)
     twice = say(*EMULATED) + say(*EMULATED)
     assert twice.devices[0] == Carrier("rdmap79s0", "efa", 0, packets=PAYLOAD // 2 + 1000)
     assert twice.emulated
 
 
 def test_this_machines_own_counters_are_read() -> None:
-    with Counting("WRITE") as counting:
+    with CarrierByteCounter("WRITE") as counting:
         pass
     names = {item.device: item.kind for item in counted(counting.plain(), 1).devices}
     assert names["lo"] == "net"

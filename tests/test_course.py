@@ -16,7 +16,7 @@ from records import KEY, record
 from pytest_nixl.cli import main
 from pytest_nixl.judge.change_points import steps
 from pytest_nixl.report.history import courses, lines, of_one_machine
-from pytest_nixl.store.record_reader import Recorded, parse_recorded
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 Values = NDArray[numpy.float64]
 
@@ -91,7 +91,7 @@ def test_a_course_has_one_answer() -> None:
     assert steps(values) == steps(values)
 
 
-def history(**lost: Any) -> list[Recorded]:
+def history(**lost: Any) -> list[RecordedRun]:
     """Twelve weeks, of which the last five are on a newer UCX and 12 % slower."""
     return [
         parse_recorded(

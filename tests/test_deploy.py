@@ -140,7 +140,7 @@ BROKEN = [
     (JOB, "enableServiceLinks: false", "enableServiceLinks: true", "variables", "NIXL_ETCD_PORT"),
     (JOB, "image: registry.example/inference:latest", "image: registry.example/inference:2", "image",
      "NIXL_IMAGE is registry.example/inference:latest"),
-    (JOB, "--nixl-logs=/results", "--nixl-logs=/tmp", "results", "on no volume that outlives the pod"),
+    (JOB, "--nixl-log-dir=/results", "--nixl-log-dir=/tmp", "results", "on no volume that outlives the pod"),
     (JOB, "--junitxml=/results/$(RUN)/", "--junitxml=/results/", "results", "results of an earlier one"),
     (JOB, "imagePullPolicy: IfNotPresent", "imagePullPolicy: IfAbsent", "enums", "imagePullPolicy: IfAbsent is none"),
     (JOB, "restartPolicy: Never", "restartPolicy: never", "enums", "restartPolicy: never is none of"),
@@ -293,7 +293,7 @@ def executable(path: Path, text: str) -> None:
 SUBJECT = """#!/bin/bash
 rank=${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}
 for word; do
-    case $word in --nixl-logs=*) logs=${word#*=} ;; esac
+    case $word in --nixl-log-dir=*) logs=${word#*=} ;; esac
 done
 [ -n "$NIXL_GROUP_TOKEN" ] || exit 9
 codes=($CODES)

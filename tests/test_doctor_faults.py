@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from trees import Tree, p5
 
-from pytest_nixl.checks.doctor.check import Wanted, checks
+from pytest_nixl.checks.doctor.check import Requirements, checks
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -305,15 +305,15 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.fixture(scope="module")
-def wanted() -> Wanted:
-    return Wanted(load_profile("p5.48xlarge"), BACKENDS)
+def wanted() -> Requirements:
+    return Requirements(load_profile("p5.48xlarge"), BACKENDS)
 
 
 def facts_of(tree: Tree) -> Facts:
-    return gather(Root(tree.folder), backends=BACKENDS, environ={})
+    return gather(FactsRoot(tree.folder), backends=BACKENDS, environ={})
 
 
-def verdicts(facts: Facts, wanted: Wanted) -> dict[str, Judgement]:
+def verdicts(facts: Facts, wanted: Requirements) -> dict[str, Judgement]:
     return {id: check.judge(facts, wanted) for id, check in checks().items()}
 
 
@@ -321,13 +321,13 @@ def bad(judged: dict[str, Judgement]) -> Iterator[str]:
     return (id for id, one in judged.items() if one.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
 
 
-def test_nothing_is_wrong_with_the_healthy_host(healthy: Tree, wanted: Wanted) -> None:
+def test_nothing_is_wrong_with_the_healthy_host(healthy: Tree, wanted: Requirements) -> None:
     judged = verdicts(facts_of(healthy), wanted)
     assert list(bad(judged)) == []
     assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == {"nic-rate", "peer-reachable"}
 
 
-def test_the_healthy_host_has_what_the_profile_requires(healthy: Tree, wanted: Wanted) -> None:
+def test_the_healthy_host_has_what_the_profile_requires(healthy: Tree, wanted: Requirements) -> None:
     judged = verdicts(facts_of(healthy), wanted)
     required = [judged[id] for id in wanted.profile.required if id in judged]
     assert len(required) > 10
@@ -335,7 +335,7 @@ def test_the_healthy_host_has_what_the_profile_requires(healthy: Tree, wanted: W
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_a_fault_is_named(fault: Fault, healthy: Tree, wanted: Wanted, tmp_path: Path) -> None:
+def test_a_fault_is_named(fault: Fault, healthy: Tree, wanted: Requirements, tmp_path: Path) -> None:
     tree = healthy.copy(tmp_path / "tree")
     fault.make(tree)
     judged = verdicts(facts_of(tree), wanted)
@@ -377,6 +377,6 @@ def test_an_interface_slower_than_the_profile_says_is_named(healthy: Tree, tmp_p
     tree = healthy.copy(tmp_path / "tree")
     for nic in tree.place("/sys/class/net").iterdir():
         tree.write(f"/sys/class/net/{nic.name}/speed", 25000 if nic.name == "enp72s0" else 100000)
-    judged = verdicts(facts_of(tree), Wanted(load_profile(str(profile)), BACKENDS))
+    judged = verdicts(facts_of(tree), Requirements(load_profile(str(profile)), BACKENDS))
     assert judged["nic-rate"].verdict is FAIL
     assert judged["nic-rate"].reason == "below the profile's 100 Gb/s: enp72s0 at 25 Gb/s"

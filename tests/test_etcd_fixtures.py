@@ -94,8 +94,8 @@ def test_nothing_is_started_without_a_test_that_needs_it(run: Run) -> None:
         import sys
         def test_it(nixl_etcd_server):
             assert not {"docker", "testcontainers", "etcd3gw", "requests"} & sys.modules.keys()
-            from pytest_nixl import keeper
-            assert keeper._current is None
+            from pytest_nixl import supervisor
+            assert supervisor._current is None
         """
     ).assert_outcomes(passed=1)
 
@@ -141,9 +141,9 @@ def test_a_private_one_may_be_broken(run: Run) -> None:
                 assert client.get("/x") == b"1"
             nixl_private_etcd.stop()
         def test_no_leftover(nixl_private_etcd):
-            from pytest_nixl.processes.supervisor import keeper
+            from pytest_nixl.processes.supervisor import supervisor
             assert nixl_private_etcd.client.count_prefix("") == 0
-            assert len(list(keeper().directory.glob("etcd-*.data"))) == 2
+            assert len(list(supervisor().directory.glob("etcd-*.data"))) == 2
         """,
         EMBEDDED,
     ).assert_outcomes(passed=2)
@@ -165,9 +165,9 @@ def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> 
         def test_it(nixl_etcd, number):
             nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
             time.sleep(0.1)
-            from pytest_nixl.processes.supervisor import keeper
+            from pytest_nixl.processes.supervisor import supervisor
             worker = os.environ["PYTEST_XDIST_WORKER"]
-            told = [worker, nixl_etcd.server.describe(), str(keeper().directory)]
+            told = [worker, nixl_etcd.server.describe(), str(supervisor().directory)]
             pathlib.Path(f"told-{number}").write_text(json.dumps(told))
         """,
         EMBEDDED,
@@ -187,9 +187,9 @@ INNER = """
 import json, os, pathlib, time
 import pytest
 def test_it(nixl_etcd, nixl_private_etcd, tmp_path):
-    from pytest_nixl.processes.supervisor import keeper
+    from pytest_nixl.processes.supervisor import supervisor
     nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
-    told = dict(pytest=os.getpid(), directory=str(keeper().directory), prefix=nixl_etcd.prefix, keeper=keeper().pid,
+    told = dict(pytest=os.getpid(), directory=str(supervisor().directory), prefix=nixl_etcd.prefix, supervisor=supervisor().pid,
                 etcd=nixl_private_etcd.server.pid, name=getattr(nixl_etcd.server, "name", ""))
     pathlib.Path("told.new").write_text(json.dumps(told))
     pathlib.Path("told.new").rename("told")
@@ -226,7 +226,7 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
         wait_until(lambda: not directory.exists(), 15, "the run directory has gone")
         wait_until(lambda: not mentioning(str(directory)), 5, "no process of the run is left")
         assert not running(told["etcd"])
-        wait_until(lambda: not running(told["keeper"]), 5, "the keeper, which ends last, has gone")
+        wait_until(lambda: not running(told["supervisor"]), 5, "the supervisor, which ends last, has gone")
         assert client.count_prefix("/") == 0
         if server == "container":
             assert told["name"] not in container_names()

@@ -21,9 +21,9 @@ import pytest
 from pytest_nixl.etcd import bounded_http
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.transaction import Done, get_prefix, txn
+from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
 from pytest_nixl.host.etcd import read_etcd
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 pytestmark = pytest.mark.apart
 
@@ -138,7 +138,7 @@ REQUESTS: dict[str, Callable[[EtcdClient], object]] = {
     "put": lambda client: client.put("/a", b""),
     "delete": lambda client: client.delete("/a"),
     "lease": lambda client: client.lease(5),
-    "transaction": lambda client: Done.of(client.transaction(txn([], [get_prefix("/a")]))).found(0),
+    "transaction": lambda client: TransactionResult.of(client.transaction(txn([], [get_prefix("/a")]))).found(0),
     "create": lambda client: client.create("/a", b""),
     "watch": lambda client: list(client.watch(Watched("/a", 1), seconds=TIMEOUT)),
 }
@@ -242,7 +242,7 @@ def test_the_clock_of_a_server_that_never_ends_is_not_told() -> None:
     healthy = plain({"header": HEADER, "version": "3.5.1"})
     with serving(healthy, to_get=ENDLESS["headers in drops"]) as endpoint:
         start = time.monotonic()
-        found = read_etcd(Root(), str(endpoint), "the test")
+        found = read_etcd(FactsRoot(), str(endpoint), "the test")
         assert found.version.value == "3.5.1"
         assert found.clock.value is None
         assert time.monotonic() - start < OVER

@@ -15,18 +15,26 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import requests
-from etcd_helpers import environment, separate_keeper
+from etcd_helpers import environment, separate_supervisor
 
 from pytest_nixl.cluster.etcd_address import find_etcd
-from pytest_nixl.cluster.launchers import Placement
+from pytest_nixl.cluster.launchers import LauncherPlacement
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import rank0 as module
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer, free_ports
-from pytest_nixl.etcd_servers.rank0 import USER, Listen, credentials, own_address, password, serve_etcd, wait_for_etcd
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.etcd_servers.rank0 import (
+    USER,
+    ListenAddress,
+    credentials,
+    own_address,
+    password,
+    serve_etcd,
+    wait_for_etcd,
+)
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 pytestmark = pytest.mark.apart
 
@@ -35,19 +43,19 @@ Serve = Callable[..., EmbeddedServer]
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """A keeper that ends with the test."""
-    with separate_keeper(monkeypatch) as separate:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that ends with the test."""
+    with separate_supervisor(monkeypatch) as separate:
         yield separate
 
 
 @pytest.fixture
-def serve(own: Keeper) -> Iterator[Serve]:
+def serve(own: SupervisorClient) -> Iterator[Serve]:
     """Serve an etcd on loopback, and on a free port where none is given, until the test ends."""
     with ExitStack() as stack:
 
         def start(token: str = "", port: int = 0) -> EmbeddedServer:
-            server = serve_etcd(own, Listen("127.0.0.1", port or free_ports(1)[0]), token)
+            server = serve_etcd(own, ListenAddress("127.0.0.1", port or free_ports(1)[0]), token)
             stack.callback(server.discard)
             return server
 
@@ -58,14 +66,14 @@ class TestListen:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("0.0.0.0:12379", Listen("0.0.0.0", 12379)),
-            (" 10.0.0.5:2379 ", Listen("10.0.0.5", 2379)),
-            (":2379", Listen("0.0.0.0", 2379)),
-            ("node-a.cluster:65535", Listen("node-a.cluster", 65535)),
+            ("0.0.0.0:12379", ListenAddress("0.0.0.0", 12379)),
+            (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379)),
+            (":2379", ListenAddress("0.0.0.0", 2379)),
+            ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535)),
         ],
     )
-    def test_an_address_or_a_name_and_a_port(self, text: str, expected: Listen) -> None:
-        assert Listen.parse(text) == expected
+    def test_an_address_or_a_name_and_a_port(self, text: str, expected: ListenAddress) -> None:
+        assert ListenAddress.parse(text) == expected
 
     @pytest.mark.parametrize(
         ("text", "fault"),
@@ -84,11 +92,11 @@ class TestListen:
     )
     def test_what_else_is_refused_with_the_form(self, text: str, fault: str) -> None:
         with pytest.raises(ValueError) as caught:
-            Listen.parse(text)
+            ListenAddress.parse(text)
         assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:12379"
 
     def test_where_the_others_find_it(self) -> None:
-        assert Listen.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
+        assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
 
     def test_the_password_is_not_the_token(self) -> None:
         assert len(password(TOKEN)) == 64
@@ -99,7 +107,7 @@ class TestListen:
 
 
 class TestServe:
-    def test_without_a_token_whoever_comes_may_use_it(self, serve: Serve, own: Keeper) -> None:
+    def test_without_a_token_whoever_comes_may_use_it(self, serve: Serve, own: SupervisorClient) -> None:
         (port,) = free_ports(1)
         server = serve(port=port)
         assert server.endpoint == f"http://127.0.0.1:{port}"
@@ -142,7 +150,7 @@ class TestServe:
         with pytest.raises(EtcdError, match="this rank has none"):
             wait_for_etcd(endpoint, 10)
 
-    def test_another_process_of_the_run_gets_in(self, serve: Serve, own: Keeper) -> None:
+    def test_another_process_of_the_run_gets_in(self, serve: Serve, own: SupervisorClient) -> None:
         server = serve(TOKEN)
         attached = EmbeddedServer.attach(own, server.attachment())
         assert attached.endpoint == server.endpoint
@@ -170,41 +178,41 @@ class TestServe:
             stranger.join()
         assert 200 not in answers, answers
 
-    def test_a_port_in_use_is_named_with_who_asked(self, own: Keeper) -> None:
+    def test_a_port_in_use_is_named_with_who_asked(self, own: SupervisorClient) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             for host in ("127.0.0.1", "0.0.0.0"):
                 with pytest.raises(EtcdError) as caught:
-                    serve_etcd(own, Listen(host, port))
+                    serve_etcd(own, ListenAddress(host, port))
                 assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: the port is taken by another process"
                 assert "give every rank another port" in caught.value.remedy
         assert not list(own.directory.glob("etcd-*"))
 
     @pytest.mark.parametrize("tokens", [("", ""), (TOKEN, ""), ("", TOKEN), ("one", "other")])
     def test_a_port_that_another_etcd_takes_meanwhile_is_no_success(
-        self, serve: Serve, own: Keeper, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
+        self, serve: Serve, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
     ) -> None:
         first = serve(tokens[0])
         files = set(own.directory.glob("etcd-*"))
         monkeypatch.setattr(module, "_claim", lambda wanted: wanted.host)
         with pytest.raises(EtcdError, match="the port is taken by another process"):
-            serve_etcd(own, Listen("127.0.0.1", first.client_port), tokens[1])
+            serve_etcd(own, ListenAddress("127.0.0.1", first.client_port), tokens[1])
         assert set(own.directory.glob("etcd-*")) == files
         assert first.why_dead() is None
 
-    def test_a_foreign_address_is_told(self, own: Keeper) -> None:
+    def test_a_foreign_address_is_told(self, own: SupervisorClient) -> None:
         with pytest.raises(EtcdError) as caught:
-            serve_etcd(own, Listen("192.0.2.7", 12379))
+            serve_etcd(own, ListenAddress("192.0.2.7", 12379))
         assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is no address of this host"
         assert "0.0.0.0:PORT for all its addresses" in caught.value.remedy
 
-    def test_a_name_that_does_not_resolve_is_told(self, own: Keeper) -> None:
+    def test_a_name_that_does_not_resolve_is_told(self, own: SupervisorClient) -> None:
         for name in ("no-such-host.invalid", "x" * 70):
             with pytest.raises(EtcdError, match=f"the name '{name}' does not resolve to an IPv4 address"):
-                serve_etcd(own, Listen(name, 12379))
+                serve_etcd(own, ListenAddress(name, 12379))
 
-    def test_a_name_of_this_host(self, own: Keeper) -> None:
-        server = serve_etcd(own, Listen("localhost", free_ports(1)[0]))
+    def test_a_name_of_this_host(self, own: SupervisorClient) -> None:
+        server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
         try:
             assert server.endpoint == f"http://localhost:{server.client_port}"
             wait_for_etcd(server.endpoint, 10)
@@ -285,13 +293,13 @@ class TestWait:
 SERVER = """
 import sys
 from pytest_nixl.etcd_servers.rank0 import Listen, serve_etcd
-from pytest_nixl.processes.supervisor import close_keeper, keeper
+from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 
-server = serve_etcd(keeper(), Listen.parse(sys.argv[1]), sys.argv[2])
+server = serve_etcd(supervisor(), Listen.parse(sys.argv[1]), sys.argv[2])
 print(server.endpoint, flush=True)
 sys.stdin.read()
 server.discard()
-close_keeper()
+close_supervisor()
 """
 CLIENT = """
 import sys
@@ -385,9 +393,9 @@ def test_the_own_address_is_one_that_can_be_listened_on() -> None:
         pass
 
 
-SLURM = Placement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")
-INDEXED = Placement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 3)
-ALL = Listen("0.0.0.0", 12379)
+SLURM = LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")
+INDEXED = LauncherPlacement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 3)
+ALL = ListenAddress("0.0.0.0", 12379)
 MASTER = {"MASTER_ADDR": "10.0.0.1"}
 
 
@@ -400,12 +408,17 @@ class TestFind:
             ("", ALL, SLURM, MASTER, "http://10.0.0.1:12379"),
             ("", ALL, SLURM, {}, "http://n07:12379"),
             ("", ALL, None, MASTER, "http://10.0.0.1:12379"),
-            ("", Listen("node-a", 2379), INDEXED, {}, "http://node-a:2379"),
-            ("", Listen("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
+            ("", ListenAddress("node-a", 2379), INDEXED, {}, "http://node-a:2379"),
+            ("", ListenAddress("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
         ],
     )
     def test_the_address_then_what_says_where_rank_0_is(
-        self, etcd: str, listen: Listen | None, placement: Placement | None, environ: dict[str, str], expected: str
+        self,
+        etcd: str,
+        listen: ListenAddress | None,
+        placement: LauncherPlacement | None,
+        environ: dict[str, str],
+        expected: str,
     ) -> None:
         assert find_etcd(etcd, listen, 3, placement, environ) == expected
 
@@ -414,14 +427,14 @@ class TestFind:
         [
             (ALL, 3, INDEXED, "rank 3 cannot tell where the group's etcd is: --nixl-etcd-listen=0.0.0.0:12379 names no "
              "host, MASTER_ADDR is not set, and an Indexed Job of Kubernetes does not say where rank 0 is"),
-            (Listen("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 "
+            (ListenAddress("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 "
              "names no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
             (None, None, SLURM, "this process cannot tell where the group's etcd is: neither --nixl-etcd nor "
              "--nixl-etcd-listen is given"),
         ],
     )  # fmt: skip
     def test_where_nothing_tells_three_remedies_are_named(
-        self, listen: Listen | None, rank: int | None, placement: Placement | None, why: str
+        self, listen: ListenAddress | None, rank: int | None, placement: LauncherPlacement | None, why: str
     ) -> None:
         with pytest.raises(NixlPluginError) as caught:
             find_etcd("", listen, rank, placement, {})

@@ -17,9 +17,9 @@ from runs import command, environment, eventually
 from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
-from pytest_nixl.etcd.transaction import Done, absent, delete, get, put, txn
-from pytest_nixl.etcd_servers.three_node import Trio
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
+from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
+from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = pytest.mark.apart
 
@@ -28,23 +28,23 @@ MOVING = Path(__file__).with_name("cluster") / "moving.py"
 
 
 @pytest.fixture
-def trio() -> Iterator[Trio]:
-    with Trio(keeper()) as started:
+def trio() -> Iterator[ThreeNodeEtcd]:
+    with ThreeNodeEtcd(supervisor()) as started:
         yield started
 
 
 @pytest.fixture
-def client(trio: Trio) -> Iterator[EtcdClient]:
+def client(trio: ThreeNodeEtcd) -> Iterator[EtcdClient]:
     with trio.client() as connected:
         yield connected
 
 
-def in_use(trio: Trio, client: EtcdClient) -> int:
+def in_use(trio: ThreeNodeEtcd, client: EtcdClient) -> int:
     """Return the place of the member that a client uses."""
     return [str(member) for member in trio.members].index(client.endpoint)
 
 
-def test_every_request_goes_to_a_member_that_answers(trio: Trio, client: EtcdClient) -> None:
+def test_every_request_goes_to_a_member_that_answers(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/a", b"1")
     lease = client.lease(60)
     stopped = in_use(trio, client)
@@ -55,7 +55,7 @@ def test_every_request_goes_to_a_member_that_answers(trio: Trio, client: EtcdCli
     assert client.endpoint != str(trio.members[stopped])
     client.put("/a", b"2", lease)
     assert client.get("/a") == b"2"
-    done = Done.of(client.transaction(txn([absent("/b")], [put("/b", b"3"), get("/b")])))
+    done = TransactionResult.of(client.transaction(txn([absent("/b")], [put("/b", b"3"), get("/b")])))
     assert done.succeeded
     assert client.delete("/b")
     # Each went its own way to find out would be three times what is waited once.
@@ -64,7 +64,7 @@ def test_every_request_goes_to_a_member_that_answers(trio: Trio, client: EtcdCli
     assert time.monotonic() - start < 60
 
 
-def test_other_clients_of_the_process_know_it_too(trio: Trio, client: EtcdClient) -> None:
+def test_other_clients_of_the_process_know_it_too(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/a", b"1")
     trio.stop(in_use(trio, client))
     assert client.get("/a") == b"1"
@@ -74,7 +74,7 @@ def test_other_clients_of_the_process_know_it_too(trio: Trio, client: EtcdClient
         assert another.endpoint == client.endpoint
 
 
-def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(trio: Trio) -> None:
+def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(trio: ThreeNodeEtcd) -> None:
     place = (trio.leader() + 1) % 3
     members = [trio.members[place], *(member for member in trio.members if member != trio.members[place])]
     trio.stop(place)
@@ -90,9 +90,9 @@ def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(t
     trio.resume(place)
 
 
-def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: Trio, client: EtcdClient) -> None:
+def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/w/0", b"")
-    since = Done.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
+    since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
     others = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
 
     def write() -> None:
@@ -114,7 +114,7 @@ def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: Trio, client
 
 
 @pytest.mark.soak
-def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: Trio) -> None:
+def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd) -> None:
     """It holds its leases and passes its barriers, and a rank that leaves is seen."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         clients = [stack.enter_context(trio.client()) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: Trio) -> Non
         wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 10, "the group has left nothing")
 
 
-def test_members_that_are_all_slow_are_given_all_the_time(trio: Trio, client: EtcdClient) -> None:
+def test_members_that_are_all_slow_are_given_all_the_time(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     """A busy machine is no reason to fail: where no member answers soon, each is asked again with more patience."""
     client.put("/slow", b"1")
     for place in range(3):
@@ -146,7 +146,7 @@ def test_members_that_are_all_slow_are_given_all_the_time(trio: Trio, client: Et
         assert answer.result() == b"1"
 
 
-def test_a_run_of_two_ranks_outlives_the_stop_of_the_member_that_it_uses(trio: Trio, tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
     """Bytes move before it, while it is stopped for longer than two leases live, and when it is back."""
     with trio.client() as ended, ExitStack() as stack:
         runs = []

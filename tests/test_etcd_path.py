@@ -21,7 +21,7 @@ from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.proxy import Access, EtcdPath, PathClient, PathError, Request, State
+from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, ProxyError, Request, State
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.nixl.agent import Agents
 
@@ -42,8 +42,8 @@ def direct(etcd: Etcd) -> Iterator[EtcdClient]:
 
 
 @pytest.fixture
-def path(etcd: Etcd) -> Iterator[EtcdPath]:
-    with EtcdPath(etcd.url) as opened:
+def path(etcd: Etcd) -> Iterator[EtcdProxy]:
+    with EtcdProxy(etcd.url) as opened:
         yield opened
 
 
@@ -52,7 +52,7 @@ def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
     """Make a client of the gateway that goes through a way of the path."""
     made: list[EtcdClient] = []
 
-    def make(client: PathClient, timeout: float = 5.0) -> EtcdClient:
+    def make(client: ProxyClient, timeout: float = 5.0) -> EtcdClient:
         made.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
         return made[-1]
 
@@ -61,7 +61,7 @@ def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
         client.close()
 
 
-def etcdctl(client: PathClient, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+def etcdctl(client: ProxyClient, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the real etcdctl, which speaks gRPC."""
     program = str(Path(etcd_binary()).with_name("etcdctl"))
     command = [program, f"--endpoints={client.endpoint}", "--command-timeout=5s", *arguments]
@@ -71,7 +71,7 @@ def etcdctl(client: PathClient, *arguments: str, input: str | None = None) -> su
     )
 
 
-def methods(client: PathClient) -> list[str]:
+def methods(client: ProxyClient) -> list[str]:
     return [request.method for request in client.requests]
 
 
@@ -85,16 +85,16 @@ def is_write(request: Request) -> bool:
     return request.writes
 
 
-def first_held(path: EtcdPath, way: PathClient) -> tuple[Request, ...]:
+def first_held(path: EtcdProxy, way: ProxyClient) -> tuple[Request, ...]:
     return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=10)
 
 
-def comes_to(path: EtcdPath, request: Request, state: State) -> None:
+def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
     path.wait(lambda: request.state is state, f"{request} to be {state}", seconds=5)
 
 
 class TestSeen:
-    def test_requests_of_the_gateway(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_requests_of_the_gateway(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("g")
         client = through(way)
         lease = client.lease(10)
@@ -116,7 +116,7 @@ class TestSeen:
         [accessed] = way.requests[3].accesses
         assert (accessed.start, accessed.end) == (b"/t/", b"/t0")
 
-    def test_requests_of_grpc(self, path: EtcdPath, direct: EtcdClient) -> None:
+    def test_requests_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
         way = path.client("c")
         large = "v" * 300_000
         assert etcdctl(way, "put", "/t/large", input=large).returncode == 0
@@ -134,7 +134,7 @@ class TestSeen:
         assert way.requests[6].accesses[0].end == b"/t0"
         assert direct.count_prefix("/t/") == 0
 
-    def test_watches_pass_as_they_come(self, path: EtcdPath, direct: EtcdClient) -> None:
+    def test_watches_pass_as_they_come(self, path: EtcdProxy, direct: EtcdClient) -> None:
         for name, make in (("gateway", self.gateway_watch), ("etcdctl", self.etcdctl_watch)):
             way = path.client(name)
             way.hold()
@@ -146,7 +146,7 @@ class TestSeen:
                 process.communicate()
 
     @staticmethod
-    def sees(path: EtcdPath, way: PathClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
+    def sees(path: EtcdProxy, way: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
         path.wait(lambda: way.requests, "a watch", seconds=10)
         assert [request.label() for request in way.requests] == ["Watch(/t/w)"]
         direct.put("/t/w", b"first")
@@ -156,7 +156,7 @@ class TestSeen:
         assert process.stdout.readline()
 
     @staticmethod
-    def gateway_watch(way: PathClient) -> subprocess.Popen[bytes]:
+    def gateway_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
         body = json.dumps({"create_request": {"key": "L3Qvdw==", "start_revision": 1}})
         code = (
             "import sys, urllib.request as u\n"
@@ -167,12 +167,12 @@ class TestSeen:
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 
     @staticmethod
-    def etcdctl_watch(way: PathClient) -> subprocess.Popen[bytes]:
+    def etcdctl_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
         arguments = [f"--endpoints={way.endpoint}", "watch", "--rev=1", "/t/w"]
         return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
 
-    def test_one_client_is_told_from_another(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_one_client_is_told_from_another(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         first, second = path.client("first"), path.client("second")
         through(first).put("/t/1", b"")
         through(second).get("/t/1")
@@ -182,7 +182,7 @@ class TestSeen:
         ]
         assert "first 1: Put(/t/1), answered" in path.describe()
 
-    def test_what_is_no_etcds_request(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_what_is_no_etcds_request(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("v")
         import urllib.request
 
@@ -193,7 +193,7 @@ class TestSeen:
 
 class TestHeld:
     def test_until_released_in_another_order(
-        self, path: EtcdPath, through: Callable[..., EtcdClient], direct: EtcdClient
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
         ways = [path.client("a"), path.client("b")]
         for way in ways:
@@ -212,10 +212,10 @@ class TestHeld:
         assert direct.get("/t/k") == b"a"
         for thread in threads:
             thread.join(5)
-        with pytest.raises(PathError, match="is not held cannot be released: a 2: Put"):
+        with pytest.raises(ProxyError, match="is not held cannot be released: a 2: Put"):
             ways[0].release(first)
 
-    def test_grpc_and_the_end_of_holding(self, path: EtcdPath, direct: EtcdClient) -> None:
+    def test_grpc_and_the_end_of_holding(self, path: EtcdProxy, direct: EtcdClient) -> None:
         way = path.client("c")
         way.hold()
         thread = started(lambda: etcdctl(way, "put", "/t/h", "1"))
@@ -226,7 +226,7 @@ class TestHeld:
         assert direct.get("/t/h") == b"1"
         assert etcdctl(way, "get", "/t/h").stdout == "/t/h\n1\n"
 
-    def test_dropped(self, path: EtcdPath, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
+    def test_dropped(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
         way = path.client("d")
         way.hold()
         errors: list[EtcdError] = []
@@ -245,7 +245,7 @@ class TestHeld:
         assert request.state is State.DROPPED
         assert direct.get("/t/d") is None
 
-    def test_of_a_client_that_was_killed_never_arrives(self, path: EtcdPath, direct: EtcdClient) -> None:
+    def test_of_a_client_that_was_killed_never_arrives(self, path: EtcdProxy, direct: EtcdClient) -> None:
         for start in (self.by_gateway, self.by_grpc):
             way = path.client("k")
             way.hold()
@@ -258,16 +258,16 @@ class TestHeld:
         assert direct.get("/t/k") is None
 
     @staticmethod
-    def by_gateway(way: PathClient) -> subprocess.Popen[bytes]:
+    def by_gateway(way: ProxyClient) -> subprocess.Popen[bytes]:
         code = f"import urllib.request as u; u.urlopen('{way.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
         return subprocess.Popen([sys.executable, "-c", code])
 
     @staticmethod
-    def by_grpc(way: PathClient) -> subprocess.Popen[bytes]:
+    def by_grpc(way: ProxyClient) -> subprocess.Popen[bytes]:
         program = str(Path(etcd_binary()).with_name("etcdctl"))
         return subprocess.Popen([program, f"--endpoints={way.endpoint}", "put", "/t/k", "1"])
 
-    def test_delayed(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_delayed(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("s")
         way.delay(10, is_write)
         client = through(way, timeout=0.3)
@@ -280,7 +280,7 @@ class TestHeld:
 
 class TestLost:
     def test_an_answer_of_the_gateway(
-        self, path: EtcdPath, through: Callable[..., EtcdClient], direct: EtcdClient
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
         way = path.client("l")
         way.lose_answer(is_write, nth=2)
@@ -294,7 +294,7 @@ class TestLost:
         assert direct.get("/t/2") == b"", "the write was applied"
         assert not client.create("/t/2", b""), "the next one finds it, over a new connection"
 
-    def test_an_answer_of_grpc(self, path: EtcdPath, direct: EtcdClient) -> None:
+    def test_an_answer_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
         way = path.client("l")
         way.lose_answer()
         done = etcdctl(way, "put", "/t/g", "1")
@@ -302,7 +302,7 @@ class TestLost:
         assert way.requests[0].state is State.ANSWER_LOST
         assert direct.get("/t/g") == b"1"
 
-    def test_a_request(self, path: EtcdPath, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
+    def test_a_request(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
         way = path.client("r")
         way.lose_request()
         with pytest.raises(EtcdError):
@@ -313,7 +313,7 @@ class TestLost:
 
 class TestCut:
     def test_refused_until_restored(
-        self, path: EtcdPath, through: Callable[..., EtcdClient], direct: EtcdClient
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
     ) -> None:
         way, other = path.client("cut"), path.client("whole")
         client, spared = through(way), through(other)
@@ -331,7 +331,7 @@ class TestCut:
             assert client.get("/t/c") == b"2"
         assert way.endpoint == endpoint
 
-    def test_an_answer_that_is_awaited(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_an_answer_that_is_awaited(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("cut")
         way.hold()
         errors: list[EtcdError] = []
@@ -352,7 +352,7 @@ class TestCut:
         assert not way.release_if_held(request)
 
     def test_a_request_that_was_sent_on_and_has_no_answer_yet(self, through: Callable[..., EtcdClient]) -> None:
-        with running_etcd() as stopped, EtcdPath(stopped.url) as path:
+        with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
             way = path.client("f")
             client = through(way)
             client.put("/t/f", b"")
@@ -379,7 +379,7 @@ class TestCut:
             assert errors
 
     def test_an_etcd_that_dies_cuts_everybody(self, through: Callable[..., EtcdClient]) -> None:
-        with running_etcd() as dying, EtcdPath(dying.url) as path:
+        with running_etcd() as dying, EtcdProxy(dying.url) as path:
             way = path.client("d")
             client = through(way)
             client.put("/t/c", b"")
@@ -392,7 +392,7 @@ class TestCut:
 
 class TestPath:
     def test_it_gives_its_ports_back(self, etcd: Etcd) -> None:
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             port = int(way.endpoint.rsplit(":", 1)[1])
             assert threading.active_count() > 1
@@ -400,19 +400,19 @@ class TestPath:
             socket.create_connection(("127.0.0.1", port))
         with socket.socket() as again:
             again.bind(("127.0.0.1", port))
-        with pytest.raises(PathError, match="is closed"):
+        with pytest.raises(ProxyError, match="is closed"):
             path.client()
         path.close()
 
-    def test_waiting_in_vain_names_the_requests(self, path: EtcdPath, through: Callable[..., EtcdClient]) -> None:
+    def test_waiting_in_vain_names_the_requests(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         through(path.client("a")).put("/t/a", b"")
-        with pytest.raises(PathError) as caught:
+        with pytest.raises(ProxyError) as caught:
             path.wait(lambda: False, "nothing", seconds=0.1)
         assert str(caught.value) == (
             "waited 0.1 s for nothing\nthe last requests on the path to etcd:\na 1: Put(/t/a), answered"
         )
 
-    def test_who_breaks_the_protocol_is_cut_off(self, path: EtcdPath) -> None:
+    def test_who_breaks_the_protocol_is_cut_off(self, path: EtcdProxy) -> None:
         way = path.client()
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         for wild in (b"\0\r\n\r\n", preface + b"\0" * 9):
@@ -431,17 +431,19 @@ class TestPath:
             raise RuntimeError("made by a test")
 
         monkeypatch.setattr("pytest_nixl.etcd.proxy.http1.gateway_accesses", fail)
-        path = EtcdPath(etcd.url)
-        with pytest.raises(PathError, match=r"the path to etcd at 127.0.0.1:\d+ failed: RuntimeError\('made by a test"):
+        path = EtcdProxy(etcd.url)
+        with pytest.raises(
+            ProxyError, match=r"the path to etcd at 127.0.0.1:\d+ failed: RuntimeError\('made by a test"
+        ):
             with path, pytest.raises(EtcdError):
                 through(path.client()).put("/t/x", b"")
 
     def test_a_secured_etcd_is_refused(self) -> None:
         with pytest.raises(ValueError, match="speaks plaintext, not to https://h:1: expected http://HOST:PORT"):
-            EtcdPath("https://h:1")
+            EtcdProxy("https://h:1")
 
 
-def test_a_nixl_agent_goes_this_way(path: EtcdPath, direct: EtcdClient, agents: Agents) -> None:
+def test_a_nixl_agent_goes_this_way(path: EtcdProxy, direct: EtcdClient, agents: Agents) -> None:
     """Two real agents meet over gRPC on it, one then is cut off, and etcd hears nothing from it any more."""
     first, second = path.client("publisher"), path.client("finder")
     environments = [{"NIXL_ETCD_ENDPOINTS": way.endpoint, "NIXL_ETCD_NAMESPACE": "/t"} for way in (first, second)]
@@ -471,8 +473,8 @@ import os, signal
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 
-def test_counts(nixl_etcd, nixl_etcd_path):
-    way = nixl_etcd_path(nixl_etcd.endpoint).client("c")
+def test_counts(nixl_etcd, nixl_etcd_proxy):
+    way = nixl_etcd_proxy(nixl_etcd.endpoint).client("c")
     with connect(parse_endpoints(way.endpoint)) as client:
         client.put(nixl_etcd.prefix + "x", b"")
     assert [request.label({nixl_etcd.prefix: "/"}) for request in way.requests] == ["Put(/x)"]

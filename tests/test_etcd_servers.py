@@ -21,7 +21,7 @@ from etcd_helpers import (
     mentioning,
     running,
     running_etcd,
-    separate_keeper,
+    separate_supervisor,
     wait_until,
 )
 
@@ -30,7 +30,7 @@ from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary,
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
-from pytest_nixl.processes.supervisor import Keeper, close_keeper, keeper
+from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
 from pytest_nixl.session.settings import Settings
 
@@ -45,9 +45,9 @@ def settings(**given: Any) -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """A keeper that a test may end."""
-    with separate_keeper(monkeypatch) as separate:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that a test may end."""
+    with separate_supervisor(monkeypatch) as separate:
         yield separate
 
 
@@ -64,7 +64,7 @@ def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestEmbedded:
-    def test_start_use_and_stop(self, own: Keeper) -> None:
+    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
         server = EmbeddedServer.start(own)
         assert server.why_dead() is None
         assert server.describe() == f"embedded etcd {server.version}, pid {server.pid}, at {server.endpoint}"
@@ -78,7 +78,7 @@ class TestEmbedded:
         server.discard()
         assert not list(own.directory.glob(f"{server.name}*"))
 
-    def test_restart_keeps_port_and_data(self, own: Keeper) -> None:
+    def test_restart_keeps_port_and_data(self, own: SupervisorClient) -> None:
         server = EmbeddedServer.start(own)
         endpoint, first = server.endpoint, server.pid
         with server.client() as client:
@@ -93,7 +93,7 @@ class TestEmbedded:
         assert server.pid != first
         server.discard()
 
-    def test_its_death_is_told_with_its_log(self, own: Keeper) -> None:
+    def test_its_death_is_told_with_its_log(self, own: SupervisorClient) -> None:
         server = EmbeddedServer.start(own)
         os.kill(server.pid, signal.SIGABRT)
         wait_until(lambda: server.why_dead() is not None, 5, "it has died")
@@ -104,15 +104,15 @@ class TestEmbedded:
         server.discard()
 
     def test_etcds_own_variables_do_not_disturb(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        close_keeper()
+        close_supervisor()
         for name, value in (("ETCD_NAME", "other"), ("ETCD_DATA_DIR", "/nowhere"), ("ETCD_INITIAL_CLUSTER", "junk")):
             monkeypatch.setenv(name, value)
-        server = EmbeddedServer.start(keeper())
+        server = EmbeddedServer.start(supervisor())
         assert server.why_dead() is None
         server.discard()
-        close_keeper()
+        close_supervisor()
 
-    def test_a_port_that_was_taken_meanwhile(self, own: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_port_that_was_taken_meanwhile(self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
         from pytest_nixl.etcd_servers import embedded
 
         with socket.socket() as taken:
@@ -127,7 +127,7 @@ class TestEmbedded:
         server.discard()
 
     @pytest.mark.usefixtures("no_binary")
-    def test_no_program(self, own: Keeper) -> None:
+    def test_no_program(self, own: SupervisorClient) -> None:
         assert find_binary() is None
         with pytest.raises(ExecutableMissingError) as caught:
             EmbeddedServer.start(own)
@@ -154,7 +154,9 @@ class TestEmbedded:
         else:
             assert find_binary() != str(script)
 
-    def test_a_program_that_is_no_etcd(self, own: Keeper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_a_program_that_is_no_etcd(
+        self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         fake = tmp_path / "etcd"
         fake.write_text("#!/bin/sh\nexit 3\n")
         fake.chmod(0o755)
@@ -164,7 +166,7 @@ class TestEmbedded:
 
 
 class TestExternal:
-    def test_it_is_never_stopped(self, own: Keeper) -> None:
+    def test_it_is_never_stopped(self, own: SupervisorClient) -> None:
         with running_etcd() as etcd:
             server = choose_server(settings(etcd=etcd.url), own)
             assert isinstance(server, ExternalServer)
@@ -181,7 +183,7 @@ class TestExternal:
         assert (server.credentials["user"], server.credentials["password"]) == ("a", "b:c")
 
     @pytest.mark.parametrize("kind", ["auto", "external"])
-    def test_a_malformed_address_of_the_deployment(self, own: Keeper, kind: str) -> None:
+    def test_a_malformed_address_of_the_deployment(self, own: SupervisorClient, kind: str) -> None:
         source = {"etcd": "environment NIXL_ETCD_ENDPOINTS"}
         with pytest.raises(EtcdError) as caught:
             choose_server(settings(etcd="http://me:secret@h:2379/", etcd_server=kind, sources=source), own)
@@ -192,7 +194,7 @@ class TestExternal:
 
 
 class TestContainer:
-    def test_start_use_and_stop(self, own: Keeper) -> None:
+    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
         server = ContainerServer.start(engine_image(), own)
         assert server.why_dead() is None
         assert server.endpoint.startswith("http://127.0.0.1:")
@@ -211,7 +213,7 @@ class TestContainer:
         assert "was removed by somebody else" in str(server.why_dead())
         server.discard()
 
-    def test_testcontainers_settings_are_the_users(self, own: Keeper) -> None:
+    def test_testcontainers_settings_are_the_users(self, own: SupervisorClient) -> None:
         image = engine_image()
         from testcontainers.core.config import testcontainers_config
 
@@ -219,13 +221,13 @@ class TestContainer:
         ContainerServer.start(image, own).discard()
         assert (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override) == before
 
-    def test_the_keeper_removes_it(self) -> None:
-        server = ContainerServer.start(engine_image(), keeper())
-        assert container_names(keeper().directory.name) == [server.name]
-        close_keeper()
+    def test_the_supervisor_removes_it(self) -> None:
+        server = ContainerServer.start(engine_image(), supervisor())
+        assert container_names(supervisor().directory.name) == [server.name]
+        close_supervisor()
         assert server.name not in container_names()
 
-    def test_an_image_that_cannot_be_had(self, own: Keeper) -> None:
+    def test_an_image_that_cannot_be_had(self, own: SupervisorClient) -> None:
         engine_image()
         image = "registry.invalid/etcd:v0"
         assert not image_present(image)
@@ -236,7 +238,7 @@ class TestContainer:
             with pytest.raises(EtcdError, match=f"the etcd image {image} is not on this machine and cannot be pulled"):
                 attempt()
 
-    def test_an_image_without_etcd(self, own: Keeper) -> None:
+    def test_an_image_without_etcd(self, own: SupervisorClient) -> None:
         import docker
 
         engine_image()
@@ -283,7 +285,7 @@ class TestChoice:
     def test_auto_takes_the_address(self) -> None:
         assert choose_kind(settings(etcd="http://h:1")) == "external"
 
-    def test_auto_takes_a_container_only_where_the_image_is_there(self, own: Keeper) -> None:
+    def test_auto_takes_a_container_only_where_the_image_is_there(self, own: SupervisorClient) -> None:
         image = engine_image()
         assert choose_kind(settings(etcd_image=image)) == "container"
         assert choose_kind(settings(etcd_image="registry.invalid/etcd:v0")) == "embedded"
@@ -292,7 +294,7 @@ class TestChoice:
         server.discard()
 
     @pytest.mark.usefixtures("no_engine")
-    def test_auto_is_embedded_where_no_engine_answers(self, own: Keeper) -> None:
+    def test_auto_is_embedded_where_no_engine_answers(self, own: SupervisorClient) -> None:
         assert choose_kind(settings()) == "embedded"
         server = choose_server(settings(), own)
         assert server.kind == "embedded"
@@ -318,13 +320,13 @@ class TestChoice:
         assert done.stdout == "embedded []\n", done.stderr
 
     @pytest.mark.usefixtures("no_binary")
-    def test_no_program_and_an_engine_names_the_container_too(self, own: Keeper) -> None:
+    def test_no_program_and_an_engine_names_the_container_too(self, own: SupervisorClient) -> None:
         engine_image()
         with pytest.raises(ExecutableMissingError) as caught:
             choose_server(settings(etcd_image="registry.invalid/etcd:v0"), own)
         assert "--nixl-etcd-server=container" in caught.value.remedy
 
-    def test_private_is_embedded_else_a_container(self, own: Keeper, request: pytest.FixtureRequest) -> None:
+    def test_private_is_embedded_else_a_container(self, own: SupervisorClient, request: pytest.FixtureRequest) -> None:
         image = engine_image()
         server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
         assert server.kind == "embedded"
@@ -337,7 +339,7 @@ class TestChoice:
 
 class TestSession:
     def test_a_dead_server_fails_once_and_then_there_is_another(self) -> None:
-        session = SessionEtcd(settings(etcd_server="embedded"), keeper)
+        session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         first = session.server()
         assert session.server() is first
         (pid,) = [int(word.rstrip(",")) for word in first.describe().split() if word.rstrip(",").isdecimal()]
@@ -353,17 +355,17 @@ class TestSession:
         session.close()
         assert second.why_dead() is not None
 
-    def test_it_recovers_from_a_keeper_that_was_killed(self) -> None:
+    def test_it_recovers_from_a_supervisor_that_was_killed(self) -> None:
         from pytest_nixl.processes import supervisor_main
-        from pytest_nixl.processes.supervisor import KeeperError
+        from pytest_nixl.processes.supervisor import SupervisorError
 
-        session = SessionEtcd(settings(etcd_server="embedded"), keeper)
+        session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         session.server()
-        own = keeper()
+        own = supervisor()
         os.kill(own.pid, signal.SIGKILL)
-        with pytest.raises(KeeperError):
+        with pytest.raises(SupervisorError):
             session.server()
         assert session.server().why_dead() is None
         session.close()
-        wait_until(lambda: not mentioning(str(own.directory)), 5, "the first etcd has died with its keeper")
+        wait_until(lambda: not mentioning(str(own.directory)), 5, "the first etcd has died with its supervisor")
         supervisor_main.remove_tree(str(own.directory))

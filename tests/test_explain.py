@@ -23,9 +23,9 @@ from pytest_nixl.etcd_servers.embedded import free_ports
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.nixl.endpoint_readers import (
     Address,
+    EndpointReading,
     Explanation,
-    Outcome,
-    Reading,
+    ReadOutcome,
     Resolver,
     explain,
     resolve_numeric,
@@ -53,7 +53,7 @@ def _answered(address: Address) -> bool:
     return address.port == PORT and address.host in HOSTS
 
 
-def _reached(reading: Reading) -> bool:
+def _reached(reading: EndpointReading) -> bool:
     tls = any("TLS" in note.text for note in reading.notes)
     return reading.works and not tls and any(map(_answered, reading.contacts))
 
@@ -61,7 +61,7 @@ def _reached(reading: Reading) -> bool:
 def test_the_corpus_is_large_and_has_every_outcome() -> None:
     assert len(CORPUS) >= 40
     assert len({entry.text for entry in CORPUS}) == len(CORPUS)
-    assert {entry.nixl for entry in CORPUS} == set(Outcome)
+    assert {entry.nixl for entry in CORPUS} == set(ReadOutcome)
     wheel = Path(__file__).parents[1] / "suites/uri_validation/endpoints.toml"
     assert wheel.resolve() == Path(__file__).parents[1] / "fixtures/endpoints.toml"
 
@@ -79,7 +79,7 @@ def test_the_model_tells_what_was_recorded(entry: Entry) -> None:
 
 @pytest.mark.parametrize("rewrite", sorted({entry.rewrite for entry in CORPUS if entry.rewrite}))
 def test_a_rewrite_is_read_by_all_and_is_its_own_rewrite(rewrite: str) -> None:
-    text = CORPUS[0].__class__(rewrite, Outcome.PUBLISHES, True, True, "", rewrite).at(PORT, DEAD).text
+    text = CORPUS[0].__class__(rewrite, ReadOutcome.PUBLISHES, True, True, "", rewrite).at(PORT, DEAD).text
     explanation = explain(text, _recorded_resolver)
     assert explanation.nixl.works
     assert explanation.etcdctl.works

@@ -18,16 +18,16 @@ import pytest
 from runs import ROOT, environment
 from trees import Tree, build, p5
 
-from pytest_nixl.checks.doctor.check import Wanted, checks
+from pytest_nixl.checks.doctor.check import Requirements, checks
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
 from pytest_nixl.core.redaction import clean, hider, is_secret
 from pytest_nixl.host.fact import Fact, from_plain
 from pytest_nixl.host.facts import Facts, gather, read_facts
-from pytest_nixl.host.recorded_tree import ASKED, Root
+from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
 from pytest_nixl.host.software import library, unused_variables
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.processes.supervisor import close_keeper
+from pytest_nixl.processes.supervisor import close_supervisor
 
 pytestmark = pytest.mark.apart
 
@@ -46,15 +46,15 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 @pytest.fixture(scope="module")
 def node(healthy: Tree) -> Facts:
-    return gather(Root(healthy.folder), backends=("UCX",), environ={})
+    return gather(FactsRoot(healthy.folder), backends=("UCX",), environ={})
 
 
 def test_a_recording_of_this_machine_reads_back_to_the_same_facts(tmp_path: Path) -> None:
-    live = Root()
+    live = FactsRoot()
     facts = gather(live, environ={})
-    close_keeper()
+    close_supervisor()
     live.write(tmp_path / "tree", hider({}))
-    recorded = Root(tmp_path / "tree")
+    recorded = FactsRoot(tmp_path / "tree")
     assert gather(recorded, environ={}) == facts
     # Whatever we ask, a recording has the answer to.
     assert set(recorded.answers) == set(live.answers)
@@ -63,16 +63,16 @@ def test_a_recording_of_this_machine_reads_back_to_the_same_facts(tmp_path: Path
 def test_a_host_with_gpus_and_network_cards_is_recorded_with_its_links(
     healthy: Tree, node: Facts, tmp_path: Path
 ) -> None:
-    root = Root(healthy.folder)
+    root = FactsRoot(healthy.folder)
     gather(root, backends=("UCX",), environ={})
     root.write(tmp_path / "again", hider({}))
-    assert gather(Root(tmp_path / "again"), backends=("UCX",), environ={}) == node
+    assert gather(FactsRoot(tmp_path / "again"), backends=("UCX",), environ={}) == node
 
 
 def test_a_recording_holds_nothing_that_no_fact_is_made_of(tmp_path: Path) -> None:
-    live = Root()
+    live = FactsRoot()
     gather(live, environ={})
-    close_keeper()
+    close_supervisor()
     live.write(tmp_path / "tree", hider({}))
     places = {path.name for path in (tmp_path / "tree").iterdir()}
     assert places <= {"etc", "proc", "sys", "opt", "dev", "run", "var", "usr", ASKED, ".dockerenv"}
@@ -80,9 +80,9 @@ def test_a_recording_holds_nothing_that_no_fact_is_made_of(tmp_path: Path) -> No
 
 
 def test_the_trees_that_we_write_by_hand_have_the_form_of_a_recording(tmp_path: Path, healthy: Tree) -> None:
-    live = Root()
+    live = FactsRoot()
     gather(live, environ={})
-    close_keeper()
+    close_supervisor()
     live.write(tmp_path / "tree", hider({}))
     ours, theirs = (
         {path.name for path in (folder / ASKED).iterdir()} for folder in (healthy.folder, tmp_path / "tree")
@@ -153,8 +153,8 @@ def test_other_real_topologies_are_judged_by_their_profiles(
     tmp_path: Path, topology: str, profile: str, gpu: str, rate: str, bad: set[str]
 ) -> None:
     tree = build(tmp_path / "tree", topology, gpu=gpu, rate=rate)
-    facts = gather(Root(tree.folder), backends=("UCX",), environ={})
-    wanted = Wanted(load_profile(profile), ("UCX",))
+    facts = gather(FactsRoot(tree.folder), backends=("UCX",), environ={})
+    wanted = Requirements(load_profile(profile), ("UCX",))
     judged = {id: check.judge(facts, wanted) for id, check in checks().items()}
     good = (Verdict.PASS, Verdict.NOT_APPLICABLE)
     assert {id: one.reason for id, one in judged.items() if one.verdict not in good and id not in bad} == {}
@@ -165,15 +165,15 @@ def test_a_tree_whose_links_lead_out_of_it_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "tree" / "etc").mkdir(parents=True)
     (tmp_path / "secret").write_text("PRETTY_NAME=secret")
     (tmp_path / "tree" / "etc" / "os-release").symlink_to(tmp_path / "secret")
-    root = Root(tmp_path / "tree")
+    root = FactsRoot(tmp_path / "tree")
     assert root.read("/etc/os-release") is None
     assert root.resolve("/etc/os-release") is None
 
 
 def test_what_was_not_recorded_is_unknown_and_not_good(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
-    facts = gather(Root(tmp_path / "tree"), environ={})
-    wanted = Wanted(load_profile("loopback"), ("UCX",))
+    facts = gather(FactsRoot(tmp_path / "tree"), environ={})
+    wanted = Requirements(load_profile("loopback"), ("UCX",))
     judged = {id: check.judge(facts, wanted) for id, check in checks().items()}
     assert {judged[id].verdict for id in ("nixl-loads", "backend-loads", "shm", "etcd-answers")} == {Verdict.UNKNOWN}
 

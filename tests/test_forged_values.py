@@ -21,21 +21,21 @@ from runs import BANDWIDTH, command, environment, profile, run
 from runs import ROOT as CLONE
 
 from pytest_nixl.cluster.etcd import require_closed, require_secret
-from pytest_nixl.cluster.group import PREFIX, Frozen, MembershipError, MissingRanksError, group_root
+from pytest_nixl.cluster.group import PREFIX, MembershipError, MissingRanksError, Roster, group_root
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Ask, Message
+from pytest_nixl.cluster.messages import Message, PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.placement import Asked
+from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.cluster.seals import SealError, Seals
-from pytest_nixl.cluster.session import Driver, serve
+from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd_servers.sources import ExternalServer
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
 from pytest_nixl.session.settings import Settings
 
@@ -156,8 +156,8 @@ def lists(etcd: Etcd, stranger: EtcdClient) -> dict[str, bytes]:
     assert old is not None
     listed = [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]
     return {
-        "list": Frozen.value(TTL, listed),
-        "refusal": Frozen.value(TTL, listed, refusal="go away"),
+        "list": Roster.value(TTL, listed),
+        "refusal": Roster.value(TTL, listed, refusal="go away"),
         "old": old,
         "junk": b"[" * 100_000,
     }
@@ -221,7 +221,7 @@ class Posted:
         self.box.open()
 
 
-LAST = Ask("command", 2, {})
+LAST = PeerRequest("command", 2, {})
 
 
 class TestMessages:
@@ -270,7 +270,7 @@ class TestMessages:
             for number in range(150):
                 sender.box.send(1, {"ask": "state", "number": number})
             receiver = Posted(client, members[1])
-            sent = [(0, Ask("state", number, {})) for number in range(150)]
+            sent = [(0, PeerRequest("state", number, {})) for number in range(150)]
             wait_until(lambda: receiver.taken == sent, "all messages", seconds=20)
             for number in range(32):
                 sender.box.send(1, {"ask": "state", "number": number})
@@ -301,11 +301,11 @@ class TestMessages:
 
 
 @contextmanager
-def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[Driver, Future[Ending], Membership]]:
+def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future[Ending], Membership]]:
     """Rank 0, and a rank 1 that serves it."""
     with joined(etcd, token=token) as members, ThreadPoolExecutor() as pool:
-        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint]), keeper())
-        driver = Driver(members[0], lambda: connect([etcd.endpoint]), timeout=20)
+        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint]), supervisor())
+        driver = RankDriver(members[0], lambda: connect([etcd.endpoint]), timeout=20)
         try:
             yield driver, serving, members[0]
         finally:
@@ -442,7 +442,7 @@ class Stranger:
                     self._put(f"mail/{way}/{900000 + number:012d}", value)
             self._put(f"arrived/{1 + number % 4:06d}/00000x", b"")
             self._put("run/gate", b'{"passed": 99}')
-            self._put("run/frozen", Frozen.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
+            self._put("run/frozen", Roster.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
             number += 1
 
     def _mail(self, number: int) -> None:
@@ -476,7 +476,7 @@ def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
     with Stranger(stranger, group_root(PREFIX, "whole", TOKEN)) as writing, ThreadPoolExecutor() as pool:
         started = [
             subprocess.Popen(
-                command(*options, f"--nixl-rank={rank}", f"--nixl-logs={tmp_path / 'logs'}"),
+                command(*options, f"--nixl-rank={rank}", f"--nixl-log-dir={tmp_path / 'logs'}"),
                 cwd=CLONE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
             for rank in range(2)
@@ -500,7 +500,7 @@ def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
     ids=["etcd", "listen", "listen and user"],
 )
 def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Settings], given: dict[str, str]) -> None:
-    asked = Asked(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
+    asked = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
     with pytest.raises(pytest.UsageError) as caught:
         require_secret(make_settings(gate=True, **given), asked)
     assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
@@ -515,7 +515,7 @@ def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Set
 def test_a_gate_of_several_ranks_is_content_with_what_the_etcd_asks_for(
     make_settings: Callable[..., Settings], given: dict[str, str]
 ) -> None:
-    require_secret(make_settings(gate=True, **given), Asked(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
+    require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
 
 
 def test_a_gate_counts_on_no_password_for_which_the_etcd_does_not_ask(etcd: Etcd) -> None:

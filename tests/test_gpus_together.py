@@ -21,17 +21,17 @@ from inner import run_pytest
 from runs import ROOT
 from trees import TOPOLOGY
 
-from pytest_nixl.host.gpu_nic_affinity import SWITCH, Near
+from pytest_nixl.host.gpu_nic_affinity import SWITCH, GpuNics
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.judge.concurrent import Spread, measure_at_once, spread, starving
-from pytest_nixl.judge.gpus import Lane, Seat, judge_gpus, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.concurrent import ConcurrentRates, measure_at_once, spread, starving
+from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.gpus import Gpu
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.nixl.gpus import LinkGpu
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
 from pytest_nixl.session.parsers import DevicePair, MemoryPair
 from pytest_nixl.session.settings import read_settings
@@ -41,7 +41,7 @@ SUITE = "suites/bandwidth/test_gpus.py"
 P5 = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
 #: As a kernel with a driver has them: hwloc's file does not tell whether a card can be opened.
 CARDS = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in P5.rdma]
-GPUS = [Gpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
+GPUS = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
 #: So slow that four keep their rates on two cores that others use too.
 FAST, SLOW, BLOCK = "40mbit", "4mbit", 65536
 
@@ -83,7 +83,7 @@ def test_a_gpu_that_cuda_counts_first_keeps_its_own_cards() -> None:
 def test_gpus_that_are_hidden_leave_their_share_to_those_that_are_seen() -> None:
     told = hwloc_facts(TOPOLOGY / "p6-b200.48xl.xml")
     cards = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in told.efa]
-    all_of_them = [Gpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in told.gpu.gpus]
+    all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in told.gpu.gpus]
     assert seats(all_of_them, told.gpu.gpus, cards)[0].own == ("rdmap79s0",)
     assert seats(all_of_them[:1], told.gpu.gpus, cards)[0].own == ("rdmap79s0", "rdmap80s0")
 
@@ -102,17 +102,19 @@ def test_a_gpu_of_which_the_bus_says_nothing_has_no_card() -> None:
 # What they move, and what is said of it
 
 
-def lane(number: int, alone: float = 40e9, transports: tuple[str, ...] = ()) -> Lane:
-    near = Near(number, (f"near{number}", f"also{number}"), SWITCH, (f"near{number}",))
-    one, other = (Seat(Gpu(each, "H100", f"{each}", f"0000:{each}0:00.0"), near, "NUMA node 0")
+def lane(number: int, alone: float = 40e9, transports: tuple[str, ...] = ()) -> GpuPair:
+    near = GpuNics(number, (f"near{number}", f"also{number}"), SWITCH, (f"near{number}",))
+    one, other = (GpuEnd(LinkGpu(each, "H100", f"{each}", f"0000:{each}0:00.0"), near, "NUMA node 0")
                   for each in (number, number + 1))  # fmt: skip
-    return Lane(one, other, alone, transports)
+    return GpuPair(one, other, alone, transports)
 
 
 LANES = [lane(number) for number in range(4)]
 
 
-def judged(rates: Sequence[float], scaling: float | None = None, lanes: Sequence[Lane] = LANES) -> tuple[Verdict, str]:
+def judged(
+    rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES
+) -> tuple[Verdict, str]:
     found = spread(lambda: rates)
     said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling)
     return said.verdict, said.words
@@ -182,7 +184,7 @@ def test_who_starves_does_every_time(tries: list[list[float]], starved: int | No
         made.append(next(waiting))
         return made[-1]
 
-    assert spread(measure) == Spread(tuple(tries[measured - 1]), starved)
+    assert spread(measure) == ConcurrentRates(tuple(tries[measured - 1]), starved)
     assert len(made) == measured
 
 
@@ -238,8 +240,8 @@ def cables() -> Iterator[tuple[Host, Host]]:
 def links(cables: tuple[Host, Host], pytestconfig: pytest.Config) -> Iterator[list[Link]]:
     """Four links at once, each with the card of its number, given as to workers of four GPUs."""
     settings = replace(read_settings(pytestconfig, environ={}), blocks=(BLOCK,))
-    places = [Here(keeper(), rank, host.prefix) for rank, host in enumerate(cables)]
-    pairs = Pairs(places, settings)
+    places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(cables)]
+    pairs = WorkerPairs(places, settings)
     devices = [DevicePair(number, number) for number in range(4)]
     own = [{"UCX_TLS": "tcp", "UCX_NET_DEVICES": f"card{number}"} for number in range(4)]
     try:
@@ -249,9 +251,9 @@ def links(cables: tuple[Host, Host], pytestconfig: pytest.Config) -> Iterator[li
         pairs.close()
 
 
-def seated() -> list[tuple[Seat, Seat]]:
+def seated() -> list[tuple[GpuEnd, GpuEnd]]:
     """GPUs as they would be told, each beside the card of its number."""
-    own = [Near(number, (f"card{number}",), SWITCH, (f"card{number}",)) for number in range(4)]
+    own = [GpuNics(number, (f"card{number}",), SWITCH, (f"card{number}",)) for number in range(4)]
     return [(replace(each.initiator, near=near), each.target) for each, near in zip(LANES, own, strict=True)]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.core.units import GIB, MIB
-from pytest_nixl.host.memory import Available, available_memory, in_bytes
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.memory import AvailableMemory, available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 pytestmark = pytest.mark.apart
 
@@ -17,13 +17,13 @@ MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 
 POD = "kubepods.slice/pod1/container"
 
 
-def tree(folder: Path, files: dict[str, str]) -> Root:
+def tree(folder: Path, files: dict[str, str]) -> FactsRoot:
     """A host of which these files are all that there is."""
     for name, text in {"proc/meminfo": MEMINFO, **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Root(folder)
+    return FactsRoot(folder)
 
 
 def group(folder: str, limit: str, use: int, files: int = 0) -> dict[str, str]:
@@ -40,11 +40,11 @@ def old_group(folder: str, limit: int, use: int, files: int = 0) -> dict[str, st
             f"{place}/memory.stat": f"inactive_file 9\ntotal_inactive_file {files}"}  # fmt: skip
 
 
-HOST = Available(32 * GIB, "MemAvailable")
+HOST = AvailableMemory(32 * GIB, "MemAvailable")
 
 
-def limited(place: str, left: int, limit: int) -> Available:
-    return Available(left, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
+def limited(place: str, left: int, limit: int) -> AvailableMemory:
+    return AvailableMemory(left, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def limited(place: str, left: int, limit: int) -> Available:
     ],
 )  # fmt: skip
 def test_the_least_of_host_and_groups_is_what_is_left(
-    tmp_path: Path, files: dict[str, str], expected: Available
+    tmp_path: Path, files: dict[str, str], expected: AvailableMemory
 ) -> None:
     assert available_memory(tree(tmp_path, files)) == expected
 
 
 def test_where_nothing_tells_nothing_is_said(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
-    assert available_memory(Root(tmp_path)) is None
+    assert available_memory(FactsRoot(tmp_path)) is None
 
 
 def test_this_machine_has_some_and_no_more_than_it_has_at_all() -> None:
-    found = available_memory(Root())
+    found = available_memory(FactsRoot())
     assert found is not None
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < found.size < total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper: what it owns goes with its last client, however that ends."""
+"""The supervisor: what it owns goes with its last client, however that ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_helpers import environment, mentioning, running, separate_keeper, wait_until
+from etcd_helpers import environment, mentioning, running, separate_supervisor, wait_until
 
 from pytest_nixl.processes import supervisor_main
-from pytest_nixl.processes.supervisor import Keeper, KeeperError, close_keeper, keeper
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
 #: A client in a process of its own: says what it has, then waits to be ended, or ends by itself.
 CLIENT = """
@@ -25,8 +25,8 @@ import json, os, signal, subprocess, sys, time
 how, run = sys.argv[1], sys.argv[2]
 if run:
     os.environ["PYTEST_XDIST_TESTRUNUID"] = run
-from pytest_nixl.processes.supervisor import keeper
-own = keeper()
+from pytest_nixl.processes.supervisor import supervisor
+own = supervisor()
 mine = own.spawn(["sleep", "300"], log="mine.log")
 shared = own.spawn(["sleep", "300"], log="shared.log", shared=True)
 watched = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -38,7 +38,7 @@ forked = os.fork() if how == "fork" else 0
 if how == "fork" and not forked:
     os.close(1)
     time.sleep(300)
-print(json.dumps(dict(keeper=own.pid, directory=str(own.directory), mine=mine, shared=shared, watched=watched.pid,
+print(json.dumps(dict(supervisor=own.pid, directory=str(own.directory), mine=mine, shared=shared, watched=watched.pid,
                       forgotten=forgotten.pid, forked=forked, is_shared=own.shared)), flush=True)
 if how == "wait":
     try:
@@ -49,9 +49,9 @@ if how == "wait":
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    """A keeper that this test may end."""
-    with separate_keeper(monkeypatch) as separate:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that this test may end."""
+    with separate_supervisor(monkeypatch) as separate:
         yield separate
 
 
@@ -70,7 +70,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def test_spawn_and_stop(own: Keeper) -> None:
+def test_spawn_and_stop(own: SupervisorClient) -> None:
     pid = own.spawn(["sh", "-c", "echo out; echo err >&2; exec sleep 300"], log="it.log")
     assert own.alive(pid)
     assert own.how_ended(pid) == "running"
@@ -80,16 +80,16 @@ def test_spawn_and_stop(own: Keeper) -> None:
     assert own.stop(pid) == "ended by SIGTERM"
 
 
-def test_how_a_process_ended(own: Keeper) -> None:
+def test_how_a_process_ended(own: SupervisorClient) -> None:
     failed = own.spawn(["sh", "-c", "exit 3"], log="a.log")
     killed = own.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
     wait_until(lambda: not own.alive(failed) and not own.alive(killed), 5, "both have ended")
     assert own.how_ended(failed) == "ended with exit code 3"
     assert own.how_ended(killed) == "ended by SIGKILL"
-    assert own.how_ended(1) == "was not started by this keeper"
+    assert own.how_ended(1) == "was not started by this supervisor"
 
 
-def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: Keeper) -> None:
+def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: SupervisorClient) -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait"
     pid = own.spawn(["sh", "-c", script], log="stubborn.log")
     log = own.directory / "stubborn.log"
@@ -101,37 +101,37 @@ def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: Keeper) -
     wait_until(lambda: not running(grandchild), 5, "the grandchild has ended")
 
 
-def test_environment_is_added_and_removed(own: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = own.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
     wait_until(lambda: not own.alive(pid), 5, "it has ended")
     assert (own.directory / "e.log").read_text() == "yes-gone\n"
 
 
-def test_a_program_that_is_not_there_is_named(own: Keeper) -> None:
-    with pytest.raises(KeeperError, match=r"could not spawn /nowhere/it: No such file or directory"):
+def test_a_program_that_is_not_there_is_named(own: SupervisorClient) -> None:
+    with pytest.raises(SupervisorError, match=r"could not spawn /nowhere/it: No such file or directory"):
         own.spawn(["/nowhere/it"], log="x.log")
-    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the keeper goes on after that"
+    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the supervisor goes on after that"
 
 
-def test_a_log_outside_of_the_run_directory_is_refused(own: Keeper) -> None:
+def test_a_log_outside_of_the_run_directory_is_refused(own: SupervisorClient) -> None:
     with pytest.raises(ValueError, match="not the name of a file"):
         own.spawn(["true"], log="../x.log")
 
 
-def test_the_run_directory_is_private(own: Keeper) -> None:
+def test_the_run_directory_is_private(own: SupervisorClient) -> None:
     assert own.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_close_cleans_and_a_new_one_can_be_had(own: Keeper) -> None:
+def test_close_cleans_and_a_new_one_can_be_had(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     (own.directory / "folder" / "deeper").mkdir(parents=True)
-    close_keeper()
+    close_supervisor()
     assert not own.directory.exists()
     assert not running(pid)
     assert not running(own.pid)
-    with pytest.raises(KeeperError, match="was left already"):
+    with pytest.raises(SupervisorError, match="was left already"):
         own.alive(pid)
-    assert keeper().directory != own.directory
+    assert supervisor().directory != own.directory
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "end"])
@@ -143,35 +143,35 @@ def test_nothing_is_left_behind(how: str) -> None:
     wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
     for name in ("mine", "shared"):
         assert not running(has[name]), name
-    # It is no child of the keeper, which can kill it and not wait for it.
+    # It is no child of the supervisor, which can kill it and not wait for it.
     wait_until(lambda: not running(has["watched"]), 5, "the watched process has ended")
-    wait_until(lambda: not mentioning(has["directory"]), 5, "the keeper has ended")
+    wait_until(lambda: not mentioning(has["directory"]), 5, "the supervisor has ended")
     assert running(has["forgotten"]), "what is not watched any more is left alone"
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_ctrl_c_does_not_reach_the_keeper_or_its_children(own: Keeper) -> None:
+def test_ctrl_c_does_not_reach_the_supervisor_or_its_children(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     assert len({os.getsid(0), os.getsid(own.pid), os.getsid(pid)}) == 3
     os.kill(own.pid, signal.SIGINT)
     assert own.alive(pid)
 
 
-def test_children_die_with_a_killed_keeper(own: Keeper) -> None:
+def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     shared_memory = Path(own.shared_memory)
     os.kill(own.pid, signal.SIGKILL)
     shared_memory.rmdir()  # nobody else is left to do it
-    wait_until(lambda: not running(pid), 5, "the child has died with its keeper")
-    with pytest.raises(KeeperError, match="has gone"):
+    wait_until(lambda: not running(pid), 5, "the child has died with its supervisor")
+    with pytest.raises(SupervisorError, match="has gone"):
         own.alive(pid)
     # Nobody else can remove it now.
     supervisor_main.remove_tree(str(own.directory))
 
 
-def test_sigterm_makes_the_keeper_clean() -> None:
+def test_sigterm_makes_the_supervisor_clean() -> None:
     process, has = client()
-    os.kill(has["keeper"], signal.SIGTERM)
+    os.kill(has["supervisor"], signal.SIGTERM)
     wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
     assert not any(running(has[name]) for name in ("mine", "shared", "watched"))
     os.kill(has["forgotten"], signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_sigterm_makes_the_keeper_clean() -> None:
 def test_a_forked_child_does_not_keep_it_alive() -> None:
     process, has = client("fork")
     end(process)
-    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the keeper cleans though a forked child lives")
+    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the supervisor cleans though a forked child lives")
     assert running(has["forked"]), "the forked child outlives its parent: that is what this test is about"
     for name in ("forked", "forgotten"):
         os.kill(has[name], signal.SIGKILL)
@@ -200,7 +200,7 @@ def test_workers_of_one_run_share_one() -> None:
     for process in started:
         assert process.stdout is not None
         told.append(json.loads(process.stdout.readline()))
-    assert len({(has["keeper"], has["directory"]) for has in told}) == 1
+    assert len({(has["supervisor"], has["directory"]) for has in told}) == 1
     assert all(has["is_shared"] for has in told)
     directory = Path(told[0]["directory"])
     for process in started[:3]:
@@ -253,13 +253,13 @@ def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reused_pid_is_not_killed() -> None:
-    """A pid cannot be made to come again: the keeper's memory of the first process is made up instead."""
+    """A pid cannot be made to come again: the supervisor's memory of the first process is made up instead."""
     import socket
 
     bystander = subprocess.Popen(["sleep", "300"])
     started = supervisor_main.start_time(bystander.pid)
     assert started is not None
-    own = supervisor_main.Keeper.__new__(supervisor_main.Keeper)
+    own = supervisor_main.Supervisor.__new__(supervisor_main.Supervisor)
     with socket.socket(socket.AF_UNIX) as connection:
         gone = supervisor_main.Client(connection)
         gone.watched[bystander.pid] = str(int(started) - 1)
@@ -272,7 +272,7 @@ def test_a_reused_pid_is_not_killed() -> None:
     assert supervisor_main.start_time(bystander.pid) is None
 
 
-def test_a_process_that_has_ended_is_not_watched(own: Keeper) -> None:
+def test_a_process_that_has_ended_is_not_watched(own: SupervisorClient) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert not own.watch_process(ended.pid)

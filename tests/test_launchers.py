@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.cluster.launchers import Placement, find_placement, first_host
+from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement, first_host
 
 SLURM = {
     "SLURM_PROCID": "3",
@@ -22,15 +22,15 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (SLURM, Placement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
-        ({**OPEN_MPI, **SLURM}, Placement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
-        (OPEN_MPI, Placement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, Placement("PMI", "PMI_RANK", 2, 3)),
-        (TORCHRUN, Placement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
-        ({"JOB_COMPLETION_INDEX": "5"}, Placement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 5)),
+        (SLURM, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        ({**OPEN_MPI, **SLURM}, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        (OPEN_MPI, LauncherPlacement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, LauncherPlacement("PMI", "PMI_RANK", 2, 3)),
+        (TORCHRUN, LauncherPlacement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
+        ({"JOB_COMPLETION_INDEX": "5"}, LauncherPlacement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 5)),
         (
             {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "lws-0.lws.ns"},
-            Placement("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", 1, 2, "", "lws-0.lws.ns"),
+            LauncherPlacement("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", 1, 2, "", "lws-0.lws.ns"),
         ),
         # A batch script, in which no step was started: its SLURM_PROCID says nothing.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}, None),
@@ -38,14 +38,16 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
         ({}, None),
     ],
 )
-def test_each_launcher_is_read_by_its_own_variables(environ: dict[str, str], expected: Placement | None) -> None:
+def test_each_launcher_is_read_by_its_own_variables(
+    environ: dict[str, str], expected: LauncherPlacement | None
+) -> None:
     assert find_placement(environ, hostname=lambda: "somewhere-7") == expected
 
 
 def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
     kubernetes = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     found = find_placement(kubernetes, hostname=lambda: "nixl-check-12")
-    assert found == Placement("a StatefulSet of Kubernetes", "the host's name", 12)
+    assert found == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
     assert find_placement(kubernetes, hostname=lambda: "nixl-check-x7") is None
 
 

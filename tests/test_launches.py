@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_nixl.judge.floor_test import _T995, FloorDecision, Learned, decide_floor, learn
+from pytest_nixl.judge.floor_test import _T995, FloorDecision, LearnedFloor, decide_floor, learn
 from pytest_nixl.model.verdicts import Verdict
 
 G = 1e9
@@ -143,7 +143,7 @@ def test_a_noisy_row_is_inconclusive_rather_than_wrong(spread: float) -> None:
     assert simulate(0.95, spread)[0][Verdict.PASS] < 5
 
 
-def figures(learned: Learned) -> tuple[float, ...]:
+def figures(learned: LearnedFloor) -> tuple[float, ...]:
     """Floor, median and MAD in GB/s; a floor that is not there is NaN."""
     return tuple((math.nan if value is None else value) / G for value in (learned.floor, learned.median, learned.mad))
 

@@ -18,7 +18,7 @@ import pytest
 from runs import ROOT, command, environment, eventually, repeats, run
 
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 
 MARK = "PYTEST_NIXL_TEST_MARK"
 
@@ -107,7 +107,7 @@ def _segments() -> frozenset[str]:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """A directory, a mark, and an etcd that belongs to somebody else."""
-    etcd = EmbeddedServer.start(keeper())
+    etcd = EmbeddedServer.start(supervisor())
     with etcd.client() as client:
         client.put("/somebody/else", b"1")
         yield Scene(tmp_path, secrets.token_hex(8), etcd, _segments())
@@ -130,7 +130,7 @@ def test_a_run_that_is_ended_leaves_nothing(
     scene: Scene, number: signal.Signals, code: int, said: str, repeat: int
 ) -> None:
     process = scene.start()
-    assert len(list(_marked(scene.mark))) >= 6, "pytest, its keeper, three workers or more and an etcd"
+    assert len(list(_marked(scene.mark))) >= 6, "pytest, its supervisor, three workers or more and an etcd"
     assert [key for key in scene.left() if key.startswith("key")], "what the run has published is in etcd"
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -173,7 +173,7 @@ def test_starting(nixl_agent):
 def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
     tmp_path: Path, number: signal.Signals, repeat: int
 ) -> None:
-    # From when the run directory is there: while its keeper starts, and while workers do.
+    # From when the run directory is there: while its supervisor starts, and while workers do.
     chance = random.Random(f"{number} {repeat}")
     moments = [chance.uniform(*between) for between in ((0, 0.03), (0.03, 0.5), (0.5, 2))]
     mark, segments = secrets.token_hex(8), _segments()

@@ -19,7 +19,7 @@ from pytest_nixl.nixl.backends.libfabric import (
     BACKEND,
     LIBRARIES,
     Finder,
-    Library,
+    FoundLibrary,
     LibraryError,
     check_released,
     check_version,
@@ -65,7 +65,7 @@ def test_the_loader_then_known_folders_then_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", LIBRARIES, ids=lambda one: one.usual)
-def test_what_is_missing_is_named_with_where_it_was_looked_for_and_three_remedies(missing: Library) -> None:
+def test_what_is_missing_is_named_with_where_it_was_looked_for_and_three_remedies(missing: FoundLibrary) -> None:
     with pytest.raises(LibraryError) as caught:
         finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)
     reason, remedy = caught.value.reason, caught.value.remedy

@@ -10,17 +10,17 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
 from pytest_nixl.session.parsers import MemoryPair
 
 DRAM = MemoryPair("DRAM", "DRAM")
-MakePairs = Callable[..., Pairs]
+MakePairs = Callable[..., WorkerPairs]
 
 
-def link(pairs: Pairs, op: str = "WRITE") -> Link:
+def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
     return pairs.link("UCX", op, DRAM)
 
 
@@ -70,7 +70,7 @@ def test_a_backend_whose_done_means_posted_is_measured_by_a_proof_for_each_trans
 ) -> None:
     # UCX does deliver before DONE; here it is treated as a backend that does not.
     class Posting(UcxBackend):
-        DONE_IS_DELIVERED = False
+        COMPLETION_IMPLIES_DELIVERY = False
 
     monkeypatch.setitem(BACKENDS, "UCX", Posting())
     pairs = make_pairs(depth=(4,), duration=0.0)

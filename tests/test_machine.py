@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.profiles import Expectation, Profile, Recorded, load_profile, parse_profile
+from pytest_nixl.judge.profiles import Expectation, Profile, ReferenceRun, load_profile, parse_profile
 from pytest_nixl.judge.row import judge
 from pytest_nixl.model.machine import Ceiling, Machine, devices, is_network, row_ceiling
 from pytest_nixl.model.results import Figures
@@ -257,7 +257,7 @@ def test_every_field_of_a_recorded_figure() -> None:
         'backend = "ucx"\nop = "write"\nmemory = "VRAM:VRAM"\nblocks = "100MB"\nbandwidth = "284.98 GB/s"\n'
         'latency = "0.26 us"\np50 = "1 ms"\np99 = "2 ms"\nplausible = false\nnote = "no wire can"',
     ).recorded
-    assert item == Recorded(
+    assert item == ReferenceRun(
         source="page 1: 285", note="no wire can", plausible=False, backend="UCX", op="WRITE", memory=VRAM,
         blocks=(10**8, 10**8), bandwidth=284.98e9, p50=1e-3, p99=2e-3, latency=0.26 * 1e-6,
     )  # fmt: skip

@@ -19,22 +19,22 @@ from etcd_helpers import Etcd, running_etcd
 from pytest_nixl.cluster import registration
 from pytest_nixl.cluster.group import (
     PREFIX,
-    FencedError,
+    JoinRefusedError,
+    LeaseLostError,
     MemberLostError,
     MembershipError,
     MissingRanksError,
-    RefusedError,
     group_name,
     group_root,
 )
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.members import Claimant, may_settle, quarrel, who_is_missing
+from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, Lease, Watched, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdProxy
 
 #: Seconds: a lease that no busy machine lets end by chance, and a wait that is in vain.
 TTL, SOON = 5, 0.5
@@ -123,7 +123,7 @@ def test_requests_do_not_grow_with_the_group(
     of_joining: int,
     of_a_barrier: int,
 ) -> None:
-    with EtcdPath(etcd.url) as path, ExitStack() as stack:
+    with EtcdProxy(etcd.url) as path, ExitStack() as stack:
         ways = [path.client() for _ in range(size)]
         clients = [stack.enter_context(connect(parse_endpoints(way.endpoint))) for way in ways]
         ranks = [None if number % 2 else number for number in range(size)]
@@ -171,7 +171,7 @@ def test_a_member_that_dies_ends_a_group_that_has_started(
         for one in waiting:
             with pytest.raises(MemberLostError, match=f"group 'lost' has lost {_pattern(members[2])}: the lease ended"):
                 one.result(10)
-        with pytest.raises(FencedError, match="has no lease any more"):
+        with pytest.raises(LeaseLostError, match="has no lease any more"):
             members[2].barrier(5)
 
 
@@ -223,11 +223,11 @@ class TestRefused:
     ) -> None:
         with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint]) as other:
             all_done([pool.submit(member.barrier, 20) for member in members])
-            with pytest.raises(RefusedError) as caught:
+            with pytest.raises(JoinRefusedError) as caught:
                 join(other, "full", 2, timeout=SOON)
             there = ", ".join(map(str, members[0].members))
             assert caught.value.reason == f"group 'full' takes nobody in: it has started: {there}"
-            with pytest.raises(RefusedError, match="it has 2 ranks, and this claimant was told 3"):
+            with pytest.raises(JoinRefusedError, match="it has 2 ranks, and this claimant was told 3"):
                 join(other, "full", 3, timeout=SOON)
             all_done([pool.submit(member.barrier, 20) for member in members])
 
@@ -237,7 +237,7 @@ class TestRefused:
             joining = [pool.submit(join, one, "many", 3, ttl=1, timeout=20) for one in clients]
             errors = [error for one in joining if (error := one.exception(20)) is not None]
             members = [stack.enter_context(one.result()) for one in joining if one.exception() is None]
-            assert [type(error) for error in errors] == [RefusedError]
+            assert [type(error) for error in errors] == [JoinRefusedError]
             assert "all its members are there" in str(errors[0])
             assert sorted(member.rank for member in members) == [0, 1, 2]
 
@@ -300,8 +300,8 @@ class TestWanted:
     ) -> None:
         with claiming(etcd, pool, "twice", [0, 0, 1]) as claims:
             errors = [registration.exception(20) for registration in claims]
-        assert [type(error) for error in errors] == [RefusedError] * 3
-        [sentence] = {error.reason for error in errors if isinstance(error, RefusedError)}
+        assert [type(error) for error in errors] == [JoinRefusedError] * 3
+        [sentence] = {error.reason for error in errors if isinstance(error, JoinRefusedError)}
         one, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
         start = "group 'twice' cannot start: rank 0 is claimed twice, by "
         assert sentence in (f"{start}{one} and {other}", f"{start}{other} and {one}")
@@ -314,7 +314,7 @@ class TestWanted:
         with claiming(etcd, pool, "large", [0, 5]) as claims:
             for registration in claims:
                 error = registration.exception(20)
-                assert isinstance(error, RefusedError)
+                assert isinstance(error, JoinRefusedError)
                 assert error.reason == (
                     f"group 'large' cannot start: rank 5, which host-1 (pid {os.getpid()}) was given, is none of 0 to 1"
                 )
@@ -347,22 +347,22 @@ class TestWanted:
             Lease(client, first.lease, 0).revoke()
             [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
             assert [registration.result(20).rank for registration in (other, again, last)] == [0, 1, 2]
-            assert isinstance(killed.exception(20), FencedError)
+            assert isinstance(killed.exception(20), LeaseLostError)
 
     @pytest.mark.parametrize("nth", [1, 2, 3])
     def test_a_refusal_whose_answer_is_lost(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, nth: int
     ) -> None:
         """Of the claim, of the reading, or of the writing of the refusal."""
-        with EtcdPath(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
+        with EtcdProxy(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
             wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=10)
             way = path.client()
             way.lose_answer(lambda request: request.method == "Txn", nth=nth)
             with connect(parse_endpoints(way.endpoint)) as losing:
-                with pytest.raises(RefusedError, match="rank 1 is claimed twice, by host-0") as caught:
+                with pytest.raises(JoinRefusedError, match="rank 1 is claimed twice, by host-0") as caught:
                     join(losing, "answer", 2, ttl=TTL, timeout=20, wanted=1, host="host-1")
             error = other.exception(20)
-            assert isinstance(error, RefusedError)
+            assert isinstance(error, JoinRefusedError)
             assert error.reason == caught.value.reason
 
     def test_a_place_is_taken_over_only_by_who_wants_it_or_any(
@@ -372,7 +372,7 @@ class TestWanted:
             members = [registration.result(20) for registration in claims]
             members[1].lease.revoke()
             with pytest.raises(
-                RefusedError, match="takes nobody in: rank 0, which this claimant was given, is another"
+                JoinRefusedError, match="takes nobody in: rank 0, which this claimant was given, is another"
             ):
                 join(other, "place", 2, ttl=TTL, timeout=20, wanted=0)
             with join(other, "place", 2, ttl=TTL, timeout=20, wanted=1, host="new-host") as replacement:
@@ -398,10 +398,10 @@ class TestWanted:
         refusal = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
         client.put(f"{root}run/frozen", json.dumps(refusal).encode())
         client.put(f"{root}members/slow", b'{"host": "slow", "pid": 1, "size": 1}')
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(JoinRefusedError) as caught:
             join(client, "earlier", 1, ttl=TTL, timeout=SOON)
         assert caught.value.reason == "group 'earlier' cannot start: why"
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as late:
                 registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
@@ -513,7 +513,7 @@ class TestWaiting:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         said: list[str] = []
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as through:
                 registration = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
@@ -528,7 +528,7 @@ class TestWaiting:
 
     def test_nothing_at_first_and_no_request(self, client: EtcdClient, etcd: Etcd) -> None:
         said: list[str] = []
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as through, pytest.raises(MissingRanksError):
                 join(through, "say", 2, ttl=30, timeout=SOON, waiting=said.append)
@@ -541,37 +541,37 @@ class TestWaiting:
 
 class TestWords:
     def test_many_are_shortened(self) -> None:
-        some = [Claimant("t", f"h{number}", number, 99) for number in range(10)]
+        some = [Candidate("t", f"h{number}", number, 99) for number in range(10)]
         names = ", ".join(f"h{number} (pid {number})" for number in range(8))
         assert who_is_missing(some, "g", 99) == f"89 of 99 ranks of group 'g'; here: {names}, … and 2 more"
-        assert who_is_missing([Claimant("t", "h", 1, 99, 0)], "g", 99) == (
+        assert who_is_missing([Candidate("t", "h", 1, 99, 0)], "g", 99) == (
             "ranks 1, 2, 3, 4, 5, 6, 7, 8, … and 90 more of group 'g' (1 of 99 is here)"
         )
         assert who_is_missing([], "g", 2) == "2 of 2 ranks of group 'g'; here: nobody"
 
     def test_what_is_in_the_way_is_said_before_all_are_there(self) -> None:
-        some = [Claimant("t", f"h{number}", 1, 3, 1) for number in range(2)]
+        some = [Candidate("t", f"h{number}", 1, 3, 1) for number in range(2)]
         assert who_is_missing(some, "g", 3) == (
             "ranks 0, 2 of group 'g' (2 of 3 are here); rank 1 is claimed twice, by h0 (pid 1) and h1 (pid 1)"
         )
 
     def test_all_there_and_no_list_yet(self) -> None:
-        some = [Claimant("t", "h", number, 2) for number in range(2)]
+        some = [Candidate("t", "h", number, 2) for number in range(2)]
         assert who_is_missing(some, "g", 2) == "the start of group 'g' (2 of 2 are here)"
 
     def test_quarrels(self) -> None:
-        three = [Claimant("t", f"h{number}", 1, 4, 0) for number in range(3)]
-        told_otherwise = Claimant("t", "h", 1, 8, 7)
+        three = [Candidate("t", f"h{number}", 1, 4, 0) for number in range(3)]
+        told_otherwise = Candidate("t", "h", 1, 8, 7)
         assert quarrel([*three, told_otherwise], 4) == (
             "rank 0 is claimed 3 times, by h0 (pid 1), h1 (pid 1) and h2 (pid 1); "
             "rank 7, which h (pid 1) was given, is none of 0 to 3; they expect different numbers of ranks: 4, 8"
         )
-        pairs = [Claimant("t", "h", 1, 12, number // 2) for number in range(12)]
+        pairs = [Candidate("t", "h", 1, 12, number // 2) for number in range(12)]
         assert quarrel(pairs, 12).endswith("rank 3 is claimed twice, by h (pid 1) and h (pid 1); 2 more like it")
 
     def test_only_one_hosts_own_may_settle(self) -> None:
-        one, same, other = (Claimant("t", host, 1, 3, 0) for host in ("a", "a", "b"))
-        free, large = Claimant("t", "a", 1, 3), Claimant("t", "a", 1, 3, 3)
+        one, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
+        free, large = Candidate("t", "a", 1, 3), Candidate("t", "a", 1, 3, 3)
         assert may_settle([one, same, free], 3)
         for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free]):
             assert not may_settle(some, 3)
@@ -587,7 +587,7 @@ class TestLeases:
 
     def test_who_cannot_keep_it_up_fences_itself_before_etcd_ends_it(self, client: EtcdClient, etcd: Etcd) -> None:
         """By its own clock, which starts when the request is sent: it is over here before it is over there."""
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint), timeout=1) as cut_off:
                 member = join(cut_off, "fenced", 1, ttl=2)
@@ -597,14 +597,14 @@ class TestLeases:
                 def fenced() -> bool:
                     try:
                         member.check()
-                    except FencedError:
+                    except LeaseLostError:
                         alive_at_fence.append(_lives(client, member))
                         return True
                     return False
 
                 wait_until(fenced, "the fence", seconds=10)
                 assert alive_at_fence == [True]
-                with pytest.raises(FencedError, match="nothing from it for 2 s, so its place may be another's"):
+                with pytest.raises(LeaseLostError, match="nothing from it for 2 s, so its place may be another's"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
                     member.leave()
@@ -621,7 +621,7 @@ class TestLeases:
 
 class TestWatch:
     def test_nothing_is_missed_when_the_connection_breaks(self, client: EtcdClient, etcd: Etcd) -> None:
-        with EtcdPath(etcd.url) as path:
+        with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as watching:
                 revision = int(client.status()["header"]["revision"])

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from trees import TOPOLOGY, Tree, build, p5
 
-from pytest_nixl.checks.doctor.check import Wanted, checks
+from pytest_nixl.checks.doctor.check import Requirements, checks
 from pytest_nixl.cli import main
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Near, Placed, Topology, distance, share
+from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share
 from pytest_nixl.host.hwloc import hwloc_facts, read_hwloc
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.device_counters import devices_that_moved, difference, read_counters
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -31,11 +31,11 @@ def facts_of(name: str) -> Facts:
 
 
 def read(tree: Tree) -> Facts:
-    return gather(Root(tree.folder), backends=(), etcd="", environ={})
+    return gather(FactsRoot(tree.folder), backends=(), etcd="", environ={})
 
 
 def judge(facts: Facts, id: str = "gpu-nics", profile: str = "p5.48xlarge") -> Judgement:
-    return checks()[id].judge(facts, Wanted(load_profile(profile), ("LIBFABRIC",)))
+    return checks()[id].judge(facts, Requirements(load_profile(profile), ("LIBFABRIC",)))
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +280,6 @@ def test_a_card_that_is_nobodys_is_named() -> None:
         (Placed("near", "b", "/sys/devices/pci0000:00/0000:00:02.0", 0),
          Placed("idle", "c", "/sys/devices/pci0000:80/0000:80:02.0", 1)),
     )  # fmt: skip
-    assert topology.nearest() == (Near(0, ("near",), ROOT, ("near",)),)
+    assert topology.nearest() == (GpuNics(0, ("near",), ROOT, ("near",)),)
     assert topology.idle() == (topology.nics[1],)
-    assert replace(topology, nics=()).nearest() == (Near(0, (), FAR, ()),)
+    assert replace(topology, nics=()).nearest() == (GpuNics(0, (), FAR, ()),)

@@ -24,13 +24,13 @@ from pytest_nixl.checks.nixlbench.group import Group
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.nixl.worker.tools import own_variables
 from pytest_nixl.processes.external_program import Tool
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.parsers import MemoryPair
 
 pytestmark = pytest.mark.apart
@@ -56,7 +56,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer.start(keeper())
+    server = EmbeddedServer.start(supervisor())
     yield server
     server.discard()
 
@@ -80,7 +80,7 @@ def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: p
         for name, value in {"STANDIN_PLAY": play, **env}.items():
             monkeypatch.setenv(name, value)
         own = own_variables({"nixlbench": str(program)})
-        tools.extend(Tool(Here(keeper(), rank, own=own), "nixlbench", 20.0) for rank in (0, 1))
+        tools.extend(Tool(LocalHost(supervisor(), rank, own=own), "nixlbench", 20.0) for rank in (0, 1))
 
         def arguments(meeting: Meeting) -> list[str]:
             return command(ROW, "UCX", meeting, iterations=None, warmup=10, more=more)
@@ -88,7 +88,7 @@ def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: p
         pair = (tools[0], tools[1])
         if endpoint == "ASIO":
             return run_at(pair, "127.0.0.1", arguments, {}, timeout)
-        return run_in(pair, Group(client, endpoint or etcd.endpoint, keeper()), arguments, {}, timeout)
+        return run_in(pair, Group(client, endpoint or etcd.endpoint, supervisor()), arguments, {}, timeout)
 
     yield run
     assert mentioning(str(program)) == []
@@ -209,9 +209,10 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
     if whose == "external":  # the real figures are of an etcd that may be slow
         monkeypatch.setattr(etcd_watch, "REFUSED_SECONDS", 2.0)
         monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
-    server, removals = EmbeddedServer.start(keeper()), list[Removal]()
+    server, removals = EmbeddedServer.start(supervisor()), list[Removal]()
     tools = [
-        Tool(Here(keeper(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", 20.0) for rank in (0, 1)
+        Tool(LocalHost(supervisor(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", 20.0)
+        for rank in (0, 1)
     ]
     ended_at: list[float] = []
 
@@ -220,13 +221,15 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
             wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 120, "two ranks")
             time.sleep(1.0)  # the watch has seen them too
         ended_at.append(time.monotonic())
-        keeper().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        supervisor().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
     thread = threading.Thread(target=end)
     thread.start()
     try:
         with server.client() as client:
-            group = Group(client, server.endpoint, keeper(), own=server if whose == "ours" else None, removals=removals)
+            group = Group(
+                client, server.endpoint, supervisor(), own=server if whose == "ours" else None, removals=removals
+            )
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
                        warmup=10), {}, 60.0)  # fmt: skip
@@ -251,7 +254,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
         if how == "killed":
             server.restart()
         else:
-            keeper().signal(server.pid, signal.SIGCONT)
+            supervisor().signal(server.pid, signal.SIGCONT)
         [removal] = removals
         assert removal.close(30.0)
         with server.client() as client:
@@ -260,12 +263,12 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
         thread.join()
         for tool in tools:
             tool.close()
-        keeper().signal(server.pid, signal.SIGCONT)
+        supervisor().signal(server.pid, signal.SIGCONT)
         server.discard()
 
 
 def test_an_etcd_that_is_slow_or_back_at_once_is_not_accused(etcd: EmbeddedServer) -> None:
-    with EtcdPath(etcd.endpoint) as path, etcd.client() as direct:
+    with EtcdProxy(etcd.endpoint) as path, etcd.client() as direct:
         way = path.client("a slow one")
         direct.put("xferbench/slow//size", b"1")
         with EtcdWatch(way.endpoint, "xferbench/slow/") as watch:
@@ -320,9 +323,9 @@ def test_the_etcd_of_a_group_is_cleaned_also_after_its_process_was_killed(etcd: 
 import os, signal, sys
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.checks.nixlbench.group import Group
-with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1], keeper()) as group:
+with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1], supervisor()) as group:
     client.put(f"{group.prefix}/size", b"1")
     assert client.count_prefix("xferbench/pytest-nixl-") == 1
     os.kill(os.getpid(), signal.SIGKILL)
@@ -330,4 +333,4 @@ with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1],
     done = subprocess.run([sys.executable, "-c", script, etcd.endpoint], check=False, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     with etcd.client() as client:
-        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the keeper has removed the keys")
+        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the supervisor has removed the keys")

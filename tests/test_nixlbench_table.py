@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.checks.nixlbench.table import Fault, Output, Registration, Row, Trouble, read_output
+from pytest_nixl.checks.nixlbench.table import (
+    Fault,
+    NixlbenchOutput,
+    NixlbenchRegistration,
+    NixlbenchRow,
+    Trouble,
+    read_output,
+)
 from pytest_nixl.core.units import KIB, MIB
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -101,11 +108,11 @@ FILES = sorted(str(path.relative_to(FIXTURES)) for path in [*FIXTURES.glob("nixl
 IDS = [name.rpartition("/")[2] for name in FILES]
 
 
-def read(name: str) -> Output:
+def read(name: str) -> NixlbenchOutput:
     return read_output((FIXTURES / name).read_text())
 
 
-def in_order(row: Row) -> tuple[float, ...]:
+def in_order(row: NixlbenchRow) -> tuple[float, ...]:
     """Return what the table printed, in the order of its columns; the sums over ranks are last."""
     assert row.latency_p99 is None
     return tuple(value for value in astuple(row) if value is not None)
@@ -152,9 +159,9 @@ def test_text_cut_off_at_any_byte_yields_only_rows_that_were_printed_whole(name:
 
 
 def test_two_ranks_print_who_they_are() -> None:
-    assert read("nixlbench/01_normal.rank_a.out").registrations == (Registration(rank=0, item=1, size=2),)
+    assert read("nixlbench/01_normal.rank_a.out").registrations == (NixlbenchRegistration(rank=0, item=1, size=2),)
     target = read("nixlbench/01_normal.rank_b.out")
-    assert target.registrations == (Registration(rank=1, item=2, size=2),)
+    assert target.registrations == (NixlbenchRegistration(rank=1, item=2, size=2),)
     assert target.endpoint == "http://127.0.0.1:41790"
     assert target.ready
     assert target.faults == ()

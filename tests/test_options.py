@@ -479,8 +479,8 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
             id="key-without-cert",
         ),
         pytest.param(
-            ("--nixl-baseline=here.pem", "--nixl-against=nixl:1 env A=1"),
-            "--nixl-baseline judges by a run of another time and --nixl-against by one made now: give one of the two",
+            ("--nixl-baseline=here.pem", "--nixl-compare-image=nixl:1 env A=1"),
+            "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two",
             id="baseline-and-against",
         ),
         pytest.param(

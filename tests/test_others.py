@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from pytest_nixl.core.cpu_contention import Others, busy_ticks, too_many
+from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, too_many
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.row import another_launch, judge
-from pytest_nixl.measure.link import Pairs
+from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.parsers import MemoryPair
@@ -43,7 +43,7 @@ def spinning() -> Iterator[int]:
 
 def test_what_others_take_is_told_from_what_the_row_takes() -> None:
     with spinning() as pid:
-        with Others() as everybody, Others([pid]) as others:
+        with CpuContention() as everybody, CpuContention([pid]) as others:
             end = time.monotonic() + 1
             while time.monotonic() < end:
                 pass
@@ -107,7 +107,7 @@ def test_launches_of_which_nothing_is_known_are_taken_for_quiet() -> None:
     assert decide_floor((0.9, 0.9, 0.9), 1.0).verdict is Verdict.FAIL
 
 
-def test_a_row_knows_what_others_took(make_pairs: Callable[..., Pairs]) -> None:
+def test_a_row_knows_what_others_took(make_pairs: Callable[..., WorkerPairs]) -> None:
     link = make_pairs(duration=1.0, iterations=10).link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
     quiet = link.measure(65536)
     # All cores but one: where there are two, three processes that never rest share them.

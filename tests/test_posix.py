@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from runs import BANDWIDTH, profile, run
 
-from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.nixl.worker.files import file_system
 from pytest_nixl.nixl.worker.transfer import Initiator, stamps_for
 from pytest_nixl.processes.worker_process import WorkerError
 from pytest_nixl.session.parsers import MemoryPair
 
 FILE = MemoryPair("DRAM", "FILE")
-MakePairs = Callable[..., Pairs]
+MakePairs = Callable[..., WorkerPairs]
 ACCEPTS_ANY = "backend = ['POSIX']\ntransports = ['direct', 'cached', 'memory']"
 
 
-def link(pairs: Pairs, op: str = "WRITE") -> Link:
+def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
     return pairs.link("POSIX", op, FILE)
 
 
@@ -34,7 +34,7 @@ def test_the_bandwidth_suite_passes_and_records_with_the_gate(tmp_path: Path) ->
     (tmp_path / "files").mkdir()
     done = run(
         BANDWIDTH, "--nixl-backend=posix", "--nixl-blocks=64KiB,4KiB", "--nixl-batch=2", "--nixl-depth=3",
-        f"--nixl-directory={tmp_path / 'files'}", f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_ANY)}",
+        f"--nixl-file-dir={tmp_path / 'files'}", f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_ANY)}",
         "--nixl-gate", f"--benchmark-json={written}",
     )  # fmt: skip
     assert done.code == 0, done.output
@@ -101,7 +101,7 @@ def test_the_page_cache_is_passed_by_where_blocks_are_whole_pages(make_pairs: Ma
 
 def test_what_is_kept_in_memory_is_called_so_and_is_no_storage(tmp_path: Path) -> None:
     only_storage = profile(tmp_path / "p.toml", "backend = ['POSIX']\ntransports = ['direct']")
-    done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-directory=/dev/shm",
+    done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-file-dir=/dev/shm",
                f"--nixl-profile={only_storage}")  # fmt: skip
     assert done.code == 1
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
@@ -111,7 +111,7 @@ def test_what_is_kept_in_memory_is_called_so_and_is_no_storage(tmp_path: Path) -
 def test_a_directory_that_takes_no_file_is_named_with_a_remedy(make_pairs: MakePairs) -> None:
     with pytest.raises(WorkerError, match=r"no file of 65536 bytes can be made in /proc: .*initiator") as caught:
         link(make_pairs(directory="/proc"))
-    assert "--nixl-directory" in caught.value.remedy
+    assert "--nixl-file-dir" in caught.value.remedy
 
 
 def test_a_backend_between_agents_takes_no_file() -> None:

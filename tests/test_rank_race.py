@@ -19,24 +19,31 @@ from etcd_helpers import Etcd, running, running_etcd, wait_until
 from runs import repeats
 
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
-from pytest_nixl.checks.rank_race.explore import DivergenceError, Event, Explorer, Run, _Tree, linear_extensions
-from pytest_nixl.checks.rank_race.forkserver import Nursery
+from pytest_nixl.checks.rank_race.explore import (
+    DivergenceError,
+    ExploredRun,
+    Explorer,
+    RequestEvent,
+    _Tree,
+    linear_extensions,
+)
+from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
-from pytest_nixl.checks.rank_race.random_scheduler import Chance
+from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
 from pytest_nixl.checks.rank_race.system_under_test import (
+    ClaimOutcome,
     CommandSubject,
     FunctionSubject,
     MembershipSubject,
     NixlbenchSubject,
-    Outcome,
     Running,
     read_nixlbench,
     remedy_for,
 )
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.proxy import Access, EtcdPath, PathClient, Request
-from pytest_nixl.etcd.proxy.proxy import Link
+from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
+from pytest_nixl.etcd.proxy.proxy import ProxiedConnection
 
 pytestmark = pytest.mark.apart
 
@@ -54,14 +61,14 @@ def etcd() -> Iterator[Etcd]:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as started:
+def forkserver() -> Iterator[ForkServer]:
+    with ForkServer() as started:
         yield started
 
 
 @pytest.fixture
-def path(etcd: Etcd) -> Iterator[EtcdPath]:
-    with EtcdPath(etcd.url) as opened:
+def path(etcd: Etcd) -> Iterator[EtcdProxy]:
+    with EtcdProxy(etcd.url) as opened:
         yield opened
 
 
@@ -73,25 +80,25 @@ def direct(etcd: Etcd) -> Iterator[EtcdClient]:
 
 
 @pytest.fixture
-def explorer(path: EtcdPath, direct: EtcdClient, nursery: Nursery) -> Callable[..., Explorer]:
+def explorer(path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer) -> Callable[..., Explorer]:
     def make(function: str, clients: int = 2, **options: bool) -> Explorer:
-        return Explorer(path, direct, FunctionSubject(nursery, function), clients, group="/r/", **options)
+        return Explorer(path, direct, FunctionSubject(forkserver, function), clients, group="/r/", **options)
 
     return make
 
 
-def finds_twice(run: Run) -> bool:
+def finds_twice(run: ExploredRun) -> bool:
     return run.twice
 
 
 class Mixed(FunctionSubject):
     """Another function for each claimant."""
 
-    def __init__(self, nursery: Nursery, *functions: str) -> None:
-        super().__init__(nursery, functions[0])
-        self._each = [FunctionSubject(nursery, function) for function in functions]
+    def __init__(self, forkserver: ForkServer, *functions: str) -> None:
+        super().__init__(forkserver, functions[0])
+        self._each = [FunctionSubject(forkserver, function) for function in functions]
 
-    def start(self, way: PathClient, group: str, size: int) -> Running:
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
         return self._each[int(way.name.rpartition(" ")[2])].start(way, group, size)
 
 
@@ -99,9 +106,9 @@ class TestAmplified:
     @pytest.mark.soak
     @pytest.mark.parametrize("clients", [2, 3])
     def test_the_known_race_is_caught_every_time(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, clients: int
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, clients: int
     ) -> None:
-        subject = FunctionSubject(nursery, f"{FUNCTIONS}:read_modify_write")
+        subject = FunctionSubject(forkserver, f"{FUNCTIONS}:read_modify_write")
         for _ in repeats():
             done = amplify(path, direct, subject, clients, group="/r/")
             assert done.met
@@ -111,26 +118,26 @@ class TestAmplified:
     @pytest.mark.soak
     @pytest.mark.parametrize("clients", [2, 8])
     def test_our_membership_never_fails(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, clients: int
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, clients: int
     ) -> None:
         for _ in repeats():
-            done = amplify(path, direct, MembershipSubject(nursery), clients, group="/r/")
+            done = amplify(path, direct, MembershipSubject(forkserver), clients, group="/r/")
             assert done.met
             assert done.faults == ()
             assert sorted(outcome.rank or 0 for outcome in done.outcomes) == list(range(clients))
 
     @pytest.mark.parametrize("clients", [2, 3])
     def test_a_lock_that_keeps_claims_apart_is_seen(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, clients: int
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, clients: int
     ) -> None:
-        subject = FunctionSubject(nursery, f"{FUNCTIONS}:locked_read_modify_write")
+        subject = FunctionSubject(forkserver, f"{FUNCTIONS}:locked_read_modify_write")
         done = amplify(path, direct, subject, clients, group="/r/")
         assert (done.met, done.locked, done.unmet, done.faults) == (False, True, "", ())
 
     def test_the_order_of_requests_and_the_cause_are_told(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer
     ) -> None:
-        done = amplify(path, direct, FunctionSubject(nursery, f"{FUNCTIONS}:read_modify_write"), 2, group="/r/")
+        done = amplify(path, direct, FunctionSubject(forkserver, f"{FUNCTIONS}:read_modify_write"), 2, group="/r/")
         assert done.cause == (
             "claimant 0 and claimant 1 read '<group>/size' before any of them wrote it, "
             "and none of them took etcd's lock"
@@ -147,20 +154,22 @@ class TestAmplified:
         assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
 
     def test_claims_that_cannot_overlap_prove_nothing(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer
     ) -> None:
         # One of them ends before it has asked for anything.
-        subject = Mixed(nursery, f"{FUNCTIONS}:read_modify_write", "race_functions:ends")
+        subject = Mixed(forkserver, f"{FUNCTIONS}:read_modify_write", "race_functions:ends")
         done = amplify(path, direct, subject, 2, group="/r/")
         assert (done.met, done.locked, done.twice) == (False, False, False)
         assert done.unmet.startswith("claimant 1 ended before the claims could overlap: claimant 1 (")
         # They ask for nothing, and live on.
-        silent = FunctionSubject(nursery, "race_functions:asks_for_nothing")
+        silent = FunctionSubject(forkserver, "race_functions:asks_for_nothing")
         done = amplify(path, direct, silent, 2, group="/r/", seconds=0.5)
         assert (done.met, done.locked, done.twice, done.faults) == (False, False, False, ())
         assert done.unmet == "claimant 0 and claimant 1 made no request to etcd within 0.5 s"
         # They read, and go no further.
-        done = amplify(path, direct, FunctionSubject(nursery, "race_functions:only_reads"), 2, group="/r/", seconds=3.0)
+        done = amplify(
+            path, direct, FunctionSubject(forkserver, "race_functions:only_reads"), 2, group="/r/", seconds=3.0
+        )
         assert (done.met, done.locked, done.twice, done.faults) == (False, False, False, ())
         assert "claimant 1 neither wrote nor waited in a lock within 3 s, its last request: Range(" in done.unmet
 
@@ -206,10 +215,10 @@ class TestExplored:
 
     @pytest.mark.parametrize(("fault", "least"), [("none", 6), ("losses", 100), ("crashes", 250)])
     def test_our_membership_survives_every_order_of_two(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, fault: str, least: int
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, fault: str, least: int
     ) -> None:
         options = {fault: True} if fault != "none" else {}
-        exploring = Explorer(path, direct, MembershipSubject(nursery), 2, group="/r/", **options)
+        exploring = Explorer(path, direct, MembershipSubject(forkserver), 2, group="/r/", **options)
         report = exploring.explore(seconds=110)
         print(report)
         assert report.bad == ()
@@ -219,10 +228,10 @@ class TestExplored:
     @pytest.mark.soak
     @pytest.mark.parametrize("fault", ["none", "losses", "crashes"])
     def test_our_membership_survives_the_orders_of_three(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, fault: str
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, fault: str
     ) -> None:
         options = {fault: True} if fault != "none" else {}
-        exploring = Explorer(path, direct, MembershipSubject(nursery), 3, group="/r/", **options)
+        exploring = Explorer(path, direct, MembershipSubject(forkserver), 3, group="/r/", **options)
         # CI runs a part of those with a fault, and the soak all of them.
         report = exploring.explore(runs=20 * len(repeats()), seconds=600)
         print(report)
@@ -235,10 +244,10 @@ class TestExplored:
     @pytest.mark.soak
     @pytest.mark.parametrize("fault", ["none", "losses"])
     def test_a_rank_that_is_wanted_twice_is_refused_to_both_in_every_order(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, fault: str
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, fault: str
     ) -> None:
         options = {fault: True} if fault != "none" else {}
-        subject = MembershipSubject(nursery, "race_functions:wants_rank_0")
+        subject = MembershipSubject(forkserver, "race_functions:wants_rank_0")
         # CI runs a part of those with a lost answer, and the soak all of them.
         exploring = Explorer(path, direct, subject, 2, group="/r/", **options)
         report = exploring.explore(runs=50 * len(repeats()), seconds=600)
@@ -271,13 +280,13 @@ class TestExplored:
             exploring.replay("2:0.0@00000000")
 
     def test_a_client_that_gives_a_request_up_while_it_is_chosen(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its request is gone by the time that it is to go on: another look is taken, as it is nobody's fault."""
-        cut_off: list[Event] = []
+        cut_off: list[RequestEvent] = []
 
-        def cutting(choose: Callable[..., Event | None], times: int) -> Callable[..., Event | None]:
-            def choose_late(*arguments: Any) -> Event | None:
+        def cutting(choose: Callable[..., RequestEvent | None], times: int) -> Callable[..., RequestEvent | None]:
+            def choose_late(*arguments: Any) -> RequestEvent | None:
                 event = choose(*arguments)
                 if event is not None and len(cut_off) < times:
                     # The client connects again, and what was chosen is not held any more.
@@ -288,8 +297,8 @@ class TestExplored:
 
             return choose_late
 
-        subject = FunctionSubject(nursery, "race_functions:tries_again")
-        monkeypatch.setattr(Chance, "choose", cutting(Chance.choose, 4))
+        subject = FunctionSubject(forkserver, "race_functions:tries_again")
+        monkeypatch.setattr(RandomScheduler, "choose", cutting(RandomScheduler.choose, 4))
         report = Explorer(path, direct, subject, 2, group="/r/", losses=True).explore(runs=3, by_chance=True)
         assert len(cut_off) == 4
         assert (report.run, report.bad) == (3, ())
@@ -300,19 +309,21 @@ class TestExplored:
         assert "give its client no timeout" in raised.value.remedy
 
     def test_a_lock_that_etcd_has_not_seen_yet(
-        self, path: EtcdPath, direct: EtcdClient, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A busy machine brings a lock to etcd late: until then nobody is in its queue, and that is no error."""
-        send = PathClient._send
+        send = ProxyClient._send
 
-        def send_late(self: PathClient, request: Request, link: Link, forward: Callable[[], None]) -> None:
+        def send_late(
+            self: ProxyClient, request: Request, link: ProxiedConnection, forward: Callable[[], None]
+        ) -> None:
             if request.method == "Lock":
                 self.path.later(0.15, lambda: send(self, request, link, forward))
             else:
                 send(self, request, link, forward)
 
-        monkeypatch.setattr(PathClient, "_send", send_late)
-        subject = FunctionSubject(nursery, f"{FUNCTIONS}:locked_read_modify_write")
+        monkeypatch.setattr(ProxyClient, "_send", send_late)
+        subject = FunctionSubject(forkserver, f"{FUNCTIONS}:locked_read_modify_write")
         report = Explorer(path, direct, subject, 1, group="/r/", losses=True).explore()
         assert any(event.label.startswith("Lock(") and event.fault for run in report.bad for event in run.events)
 
@@ -342,12 +353,12 @@ class TestCounting:
         for number in range(6):
             key = chance.choice(keys)
             access = Access(key, key + b"\0", write=chance.random() < 0.5)
-            events.append(Event(chance.randrange(3), "", f"event {number}", 1, 0, (access,)))
+            events.append(RequestEvent(chance.randrange(3), "", f"event {number}", 1, 0, (access,)))
         assert linear_extensions(events, {}) == _equivalent(events)
 
 
-def _equivalent(events: Sequence[Event]) -> int:
-    def keeps(order: Sequence[Event]) -> bool:
+def _equivalent(events: Sequence[RequestEvent]) -> int:
+    def keeps(order: Sequence[RequestEvent]) -> bool:
         place = {event: number for number, event in enumerate(order)}
         return all(
             place[first] < place[second]
@@ -366,7 +377,7 @@ class TestCommands:
         return [sys.executable, str(STANDIN), "--etcd_endpoints={endpoint}", "--benchmark_group={group}"]
 
     def test_a_command_that_races(
-        self, path: EtcdPath, direct: EtcdClient, command: list[str], monkeypatch: pytest.MonkeyPatch
+        self, path: EtcdProxy, direct: EtcdClient, command: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = CommandSubject(command, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
         done = amplify(path, direct, subject, 2, group="c-")
@@ -394,7 +405,7 @@ class TestCommands:
             sleep = ["sh", "-c", 'mkdir "$1" 2>/dev/null && sleep "$2" || sleep "$3"; shift 3; exec "$@"', "late"]
             words = [*sleep, f"{tmp_path}/{{group}}", first, second, *command]
             subject = CommandSubject(words, r"as rank (?P<rank>\d+)", prefix="xferbench/{group}/")
-            with EtcdPath(etcd.url) as path, connect([etcd.endpoint], timeout=30) as direct:
+            with EtcdProxy(etcd.url) as path, connect([etcd.endpoint], timeout=30) as direct:
                 return amplify(path, direct, subject, 2, group="c-")
 
         with ThreadPoolExecutor(8) as pool:
@@ -404,7 +415,7 @@ class TestCommands:
                 assert bool(done.cause) == racy, delay
                 assert bool(done.faults) == racy, (delay, done.faults)
 
-    def test_patterns_and_programs(self, path: EtcdPath) -> None:
+    def test_patterns_and_programs(self, path: EtcdProxy) -> None:
         with pytest.raises(ValueError, match=r"expected a group \(\?P<rank>…\) in it"):
             CommandSubject(["x"], "rank")
         with pytest.raises(ValueError, match="is no regular expression"):
@@ -423,7 +434,7 @@ class TestRecorded:
     """What the real nixlbench 1.4.0 printed."""
 
     @staticmethod
-    def read(case: str, *ranks: str) -> list[Outcome]:
+    def read(case: str, *ranks: str) -> list[ClaimOutcome]:
         texts = []
         for rank in ranks:
             files = [FIXTURES / f"{case}{rank}.{kind}" for kind in ("out", "err")]
@@ -465,13 +476,13 @@ class TestRecorded:
 
 class TestNursery:
     def test_claimants_end_with_it(self) -> None:
-        with Nursery() as nursery:
-            claimant = nursery.start("time:sleep", {})  # it lacks an argument: that is told
+        with ForkServer() as forkserver:
+            claimant = forkserver.start("time:sleep", {})  # it lacks an argument: that is told
             assert claimant.wait(10) is not None
             assert claimant.message is not None
             assert claimant.message["kind"] == "TypeError"
             arguments = {"endpoint": "http://127.0.0.1:9", "group": "/g/", "size": 2}
-            waiting = nursery.start(f"{FUNCTIONS}:membership", arguments)
+            waiting = forkserver.start(f"{FUNCTIONS}:membership", arguments)
             assert running(waiting.pid)
         assert waiting.wait_until_ended(10)
         wait_until(lambda: not running(waiting.pid), 5, "the claimant has ended")
@@ -479,8 +490,8 @@ class TestNursery:
     def test_all_end_with_a_parent_that_is_killed(self) -> None:
         code = (
             "import os, sys, time\n"
-            "from pytest_nixl.checks.rank_race.forkserver import Nursery\n"
-            "n = Nursery()\n"
+            "from pytest_nixl.checks.rank_race.forkserver import ForkServer\n"
+            "n = ForkServer()\n"
             f"c = n.start('{FUNCTIONS}:membership', dict(endpoint='http://127.0.0.1:9', group='/g/', size=2))\n"
             "print(n._process.pid, c.pid, flush=True)\n"
             "time.sleep(600)\n"
@@ -494,23 +505,23 @@ class TestNursery:
         parent.wait()
         wait_until(lambda: not any(running(pid) for pid in pids), 60, "all have ended")
 
-    def test_no_thread_stays(self, nursery: Nursery) -> None:
+    def test_no_thread_stays(self, forkserver: ForkServer) -> None:
         before = threading.active_count()
-        claimant = nursery.start("race_functions:ends", {"endpoint": "", "group": "", "size": 1})
+        claimant = forkserver.start("race_functions:ends", {"endpoint": "", "group": "", "size": 1})
         assert claimant.wait_until_ended(10)
         claimant.close()
         assert threading.active_count() == before
 
 
 def test_orders_by_chance_have_one_fault_at_each_depth_in_turn() -> None:
-    chance = Chance()
+    chance = RandomScheduler()
 
     def run() -> list[str]:
         moves: list[str] = []
         for depth in range(4):
-            enabled = [Event(0, "", "a", depth), Event(1, "", "b", depth)]
+            enabled = [RequestEvent(0, "", "a", depth), RequestEvent(1, "", "b", depth)]
             if not any("l" in move for move in moves):
-                enabled += [Event(0, "l", "a", depth), Event(1, "l", "b", depth)]
+                enabled += [RequestEvent(0, "l", "a", depth), RequestEvent(1, "l", "b", depth)]
             moves.append(chance.choose(depth, enabled, {}).move)
         chance.advance()
         return moves

@@ -18,14 +18,14 @@ SUITE = "suites/rank_race"
 
 #: A plugin that has our membership claim as the second seed did, and waits less for what will not come.
 SEEDS_OWN = """
-from pytest_nixl.checks.rank_race.forkserver import Nursery
+from pytest_nixl.checks.rank_race.forkserver import ForkServer
 
 def pytest_configure():
-    start = Nursery.start
+    start = ForkServer.start
     def start_other(self, function, arguments, changed=None):
         name = "race_functions:seeds_own" if ":membership" in function else function
         return start(self, name, arguments, changed)
-    Nursery.start = start_other
+    ForkServer.start = start_other
 
 def pytest_collection_finish():
     from suites.rank_race import test_membership
@@ -34,13 +34,13 @@ def pytest_collection_finish():
 
 #: A plugin that has the known race replaced by what is sound.
 SOUND = """
-from pytest_nixl.checks.rank_race.forkserver import Nursery
+from pytest_nixl.checks.rank_race.forkserver import ForkServer
 
 def pytest_configure():
-    start = Nursery.start
+    start = ForkServer.start
     def start_other(self, function, arguments, changed=None):
         return start(self, function.replace("read_modify_write", "create_without_token"), arguments, changed)
-    Nursery.start = start_other
+    ForkServer.start = start_other
 """
 
 CHECKS = {

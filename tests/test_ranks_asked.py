@@ -11,8 +11,8 @@ import pytest
 
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, differences
-from pytest_nixl.cluster.placement import Asked, ask
-from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.cluster.placement import Placement, ask
+from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.settings import Settings
 
@@ -52,7 +52,11 @@ class TestRanks:
             ),
             ({"ranks": 2}, INDEXED, "JOB_COMPLETION_INDEX says rank 2, which is not below --nixl-ranks=2"),
             ({}, {**SLURM, "SLURM_PROCID": "8"}, "SLURM_PROCID=8 is not below SLURM_STEP_NUM_TASKS=8"),
-            ({"ranks": 4, "pairs": Pairing.parse("0:4")}, {}, "--nixl-pairs=0:4: 0:4 names a rank that is not among 0"),
+            (
+                {"ranks": 4, "pairs": RankPairing.parse("0:4")},
+                {},
+                "--nixl-pairs=0:4: 0:4 names a rank that is not among 0",
+            ),
         ],
     )
     def test_what_contradicts_is_refused(
@@ -63,7 +67,7 @@ class TestRanks:
         assert str(caught.value).startswith(sentence)
 
     def test_a_launcher_that_says_no_number_is_told(self, make_settings: MakeSettings) -> None:
-        asked: Asked = ask(make_settings(), INDEXED)
+        asked: Placement = ask(make_settings(), INDEXED)
         assert "JOB_COMPLETION_INDEX of an Indexed Job of Kubernetes says no number of ranks" in str(asked)
 
 
@@ -80,7 +84,7 @@ class TestPairs:
         ],
     )
     def test_which_are_measured(self, text: str, ranks: int, expected: object) -> None:
-        assert Pairing.parse(text).of(ranks) == expected
+        assert RankPairing.parse(text).of(ranks) == expected
 
 
 class TestAlike:

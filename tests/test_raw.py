@@ -18,14 +18,14 @@ from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
 from pytest_nixl.judge.floor_test import DISTURBED_CORES
 from pytest_nixl.judge.profiles import Expectation
-from pytest_nixl.judge.raw import Beside, judge_ratio, judge_raw, same_way
-from pytest_nixl.model.raw_comparison import Ratio, Raw
+from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.worker.tools import own_variables
 from pytest_nixl.processes.external_program import ToolError
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.parsers import MemoryPair
 from pytest_nixl.store.record_reader import parse_recorded
 
@@ -54,9 +54,9 @@ from pytest_nixl.measure.link import Link
 from pytest_nixl.nixl.worker import local
 start = local.LocalProcess.__init__
 
-def slowed(self, keeper, name, environment, prefix=()):
+def slowed(self, supervisor, name, environment, prefix=()):
     tiny = {"UCX_TCP_SNDBUF": "2k", "UCX_TCP_RCVBUF": "2k"} if "tool" not in name else {}
-    start(self, keeper, name, {**environment, **tiny}, prefix)
+    start(self, supervisor, name, {**environment, **tiny}, prefix)
 
 local.LocalProcess.__init__ = slowed
 timed = Link._timed
@@ -170,7 +170,7 @@ def test_where_the_tool_is_not_there_the_check_is_not_applicable(tmp_path: Path)
     done = raw_run(tmp_path, LOW, "--nixl-blocks=4KiB", "--nixl-op=WRITE", env={"PATH": "/nonexistent"})
     assert re.search(
         r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 is not there: "
-        r"give its directory with --nixl-raw-tools=DIR; docs/raw-tools.md says how to unpack one$",
+        r"give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one$",
         done.output,
         re.MULTILINE,
     ), done.output
@@ -184,7 +184,7 @@ def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdi
     script = tools / "ucx_perftest"
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
-    given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools={tools}")
+    given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
     done = raw_run(tmp_path, f"{LOW}{more}", *given)
     words = rf"^{verdict} nixl-to-raw: nothing to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
     assert re.search(words, done.output, re.MULTILINE), done.output
@@ -194,7 +194,7 @@ def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdi
 
 @pytest.fixture
 def pair() -> Iterator[RawPair]:
-    with RawPair(UCX_PERFTEST, (Here(keeper()), Here(keeper(), 1)), "127.0.0.1", 20) as made:
+    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 20) as made:
         yield made
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     script = tmp_path / "ucx_perftest"
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
-    places = Here(keeper()), Here(keeper(), 1, own=own_variables({"ucx_perftest": str(script)}))
+    places = LocalHost(supervisor()), LocalHost(supervisor(), 1, own=own_variables({"ucx_perftest": str(script)}))
     with RawPair(UCX_PERFTEST, places, "127.0.0.1", 5) as made:
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 1 on \S+ ended with exit code 7") as caught:
             made.measure(WRITE, 1e8)
@@ -288,10 +288,10 @@ def test_the_table_of_fabtests_is_read_in_bytes() -> None:
 def beside(
     nixl: float, raw: float, *, floor: float = 1e9, bound: float | None = None, failed: bool = False,
     comparable: bool = True, others: float = 0.0,
-) -> Beside:  # fmt: skip
-    figure = Raw("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
+) -> RawComparison:  # fmt: skip
+    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
     expected = Expectation("made by a test", floor=floor, raw=bound)
-    return Beside(WRITE, Ratio(str(WRITE), nixl, figure, comparable), expected, failed)
+    return RawComparison(WRITE, RawRatio(str(WRITE), nixl, figure, comparable), expected, failed)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def beside(
         (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw figure"),
     ],
 )  # fmt: skip
-def test_what_a_ratio_comes_to(one: Beside, verdict: Verdict, words: str) -> None:
+def test_what_a_ratio_comes_to(one: RawComparison, verdict: Verdict, words: str) -> None:
     judgement = judge_ratio(one)
     assert judgement.verdict is verdict
     assert words in judgement.reason

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from pytest_nixl.judge.regression import Comparison, compare_launches, compare_rows, launches_for, least_p
+from pytest_nixl.judge.regression import RegressionTest, compare_launches, compare_rows, launches_for, least_p
 from pytest_nixl.model.verdicts import Verdict
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
@@ -77,7 +77,7 @@ def drawn(random: numpy.random.Generator, launches: int, spread: float) -> NDArr
     return numpy.asarray(numpy.exp(noise + shared))
 
 
-def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> Comparison:
+def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> RegressionTest:
     sides = [{f"row {number}": list(row) for number, row in enumerate(side)} for side in (before, now)]
     return compare_rows(sides[0], sides[1], 0.05)
 

@@ -21,9 +21,9 @@ from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import Report, write
+from pytest_nixl.report.files import ReportFormat, write
 from pytest_nixl.report.github import summary, workflow_commands
-from pytest_nixl.store.record_reader import Recorded, parse_recorded
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 HOSTILE = "<script>alert('x')</script>&\"'|`*"
 SLOW = (2, 3)
@@ -44,7 +44,7 @@ def rows(factor: float) -> dict[str, list[float]]:
     return found
 
 
-def week(number: int, results: tuple[Result, ...] = ()) -> Recorded:
+def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
     """A run of a history in which UCX was changed in the eighth week, and READ lost 14 %."""
     lost = number >= 7
     data = record(
@@ -56,7 +56,7 @@ def week(number: int, results: tuple[Result, ...] = ()) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> ReportFormat:
     """A run that regressed, with a row that failed and a warning, after nine weeks."""
     results = (
         Result("bandwidth", "x", Verdict.FAIL, f"UCX READ is too slow {HOSTILE}", "Look at it.", repeat="pytest x"),
@@ -66,11 +66,11 @@ def report() -> Report:
     run = week(9, results)
     compared = compare_runs(week(6), run, 0.05)
     run = replace(run, results=(*results, *compared.results))
-    return Report(run, compared, (*(week(number) for number in range(9)), run))
+    return ReportFormat(run, compared, (*(week(number) for number in range(9)), run))
 
 
 @pytest.fixture(scope="module")
-def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(report: ReportFormat, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write(report, path)
     return path
@@ -137,14 +137,14 @@ def test_pictures_of_the_page_are_kept(
 def test_a_page_of_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
-    write(Report(run), tmp_path / "r.html")
+    write(ReportFormat(run), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "<strong>PASS</strong>" in text
     assert "<dd>0 measured</dd>" in text
     assert "<svg" not in text
 
 
-def test_metrics_pass_prometheus_own_parser(report: Report, tmp_path: Path) -> None:
+def test_metrics_pass_prometheus_own_parser(report: ReportFormat, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert all(one.documentation and one.type == "gauge" for one in families.values())
@@ -169,12 +169,12 @@ def test_metrics_pass_prometheus_own_parser(report: Report, tmp_path: Path) -> N
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     image = 'a"b\\c\nd'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
-    write(Report(run), tmp_path / "m.prom")
+    write(ReportFormat(run), tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert families["nixl_run_info"].samples[0].labels["image"] == image
 
 
-def test_the_table_has_a_line_for_each_row(report: Report, tmp_path: Path) -> None:
+def test_the_table_has_a_line_for_each_row(report: ReportFormat, tmp_path: Path) -> None:
     write(report, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
@@ -185,7 +185,7 @@ def test_the_table_has_a_line_for_each_row(report: Report, tmp_path: Path) -> No
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
 
 
-def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: Report) -> None:
+def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: ReportFormat) -> None:
     text = "\n".join(summary(report))
     assert text.startswith("## NIXL verdict: FAIL")
     assert "<script" not in text
@@ -197,7 +197,7 @@ def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: Rep
     assert "- versions ucx: 1.19.0 -&gt; 1.20.0" in text.replace(">", "&gt;")
 
 
-def test_annotations_are_one_line_each_and_not_more_than_are_shown(report: Report) -> None:
+def test_annotations_are_one_line_each_and_not_more_than_are_shown(report: ReportFormat) -> None:
     many = tuple(Result("c,d:e", "x", Verdict.FAIL, f"{number} %\nsecond line") for number in range(30))
     lines = list(workflow_commands(replace(report, run=replace(report.run, results=many))))
     assert len(lines) == 10

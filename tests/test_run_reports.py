@@ -20,7 +20,7 @@ from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.conclusion import failed_beside, interrupted_before, told
 
 pytestmark = pytest.mark.apart
@@ -82,10 +82,10 @@ class Ranks:
     def __init__(self, folder: Path, how: str, *arguments: str) -> None:
         self.folder = folder
         (folder / "test_checks.py").write_text(CHECKS)
-        etcd = EmbeddedServer.start(keeper())
+        etcd = EmbeddedServer.start(supervisor())
         self.etcd = etcd
         options = [
-            f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-logs={folder}/logs",
+            f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-log-dir={folder}/logs",
             f"--nixl-report={folder}/r.html", f"--junit-xml={folder}/r.xml", *arguments,
         ]  # fmt: skip
         self.processes = [

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from inner import PLUGIN
 
-from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.session.options import OPTIONS, given_options
-from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE, Against, DevicePair, MemoryPair
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE, AlternateImage, DevicePair, MemoryPair
 from pytest_nixl.session.settings import Settings, read_settings
 
 pytestmark = pytest.mark.apart
@@ -36,7 +36,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "rank": ("3", 3),
     "group": ("nightly-1.2_a", "nightly-1.2_a"),
     "group_token": ("of us", "of us"),
-    "pairs": ("0:1, 3:2", Pairing("", ((0, 1), (3, 2)))),
+    "pairs": ("0:1, 3:2", RankPairing("", ((0, 1), (3, 2)))),
     "join_timeout": ("1h", 3600.0),
     "logs": ("logs", "logs"),
     "op": ("read, Write", ("READ", "WRITE")),
@@ -60,7 +60,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "keep_going": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
     "baseline": ("here.pem", "here.pem"),
-    "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", Against("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
+    "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", AlternateImage("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
     "max_regression": ("2.5 %", 0.025),
     "launches": ("7", 7),
     "store": ("runs", "runs"),
@@ -84,7 +84,7 @@ DEFAULTS: dict[str, object] = {
     "rank": None,
     "group": "",
     "group_token": "",
-    "pairs": Pairing("ring"),
+    "pairs": RankPairing("ring"),
     "join_timeout": 300.0,
     "logs": "",
     "op": ("WRITE", "READ"),
@@ -367,7 +367,7 @@ def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     assert {name: getattr(second, name) for name in again} == {name: getattr(first, name) for name in again}
     assert len(again) == len(TEXTS) - len(left_out)
     apart = read(pytester, {name: TEXTS[name][0] for name in APART})
-    assert f"--nixl-against={TEXTS['against'][0]} (option)" in apart.lines()
+    assert f"--nixl-compare-image={TEXTS['against'][0]} (option)" in apart.lines()
 
 
 @pytest.mark.parametrize(
@@ -416,6 +416,6 @@ def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) ->
 def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytest.Pytester) -> None:
     typed = {"against": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
     assert SECRET not in "\n".join(read(pytester, typed).lines())
-    assert given_options(configure(pytester, typed))["--nixl-against"] == (
+    assert given_options(configure(pytester, typed))["--nixl-compare-image"] == (
         "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"
     )

@@ -17,7 +17,7 @@ from runs import ROOT
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store import store as store_module
 from pytest_nixl.store.index import INDEX
-from pytest_nixl.store.record_reader import Recorded, read_recorded
+from pytest_nixl.store.record_reader import RecordedRun, read_recorded
 from pytest_nixl.store.store import Store, find_baseline, newest
 
 WRITER = """
@@ -173,7 +173,7 @@ def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
     opened: list[str] = []
     read = read_recorded
 
-    def counted(path: Path) -> Recorded:
+    def counted(path: Path) -> RecordedRun:
         opened.append(path.name)
         return read(path)
 

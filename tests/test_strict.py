@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl.cluster.command_check import Command
-from pytest_nixl.cluster.group import Frozen, Member, MembershipError
+from pytest_nixl.cluster.group import Member, MembershipError, Roster
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.members import Claimant
-from pytest_nixl.cluster.messages import ANSWERS, ASKS, Answer, Ask, check_answer, check_ask, read_message
+from pytest_nixl.cluster.members import Candidate
+from pytest_nixl.cluster.messages import ANSWERS, ASKS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
 from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
 from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
@@ -77,10 +77,10 @@ def _gate(data: bytes) -> None:
 
 def _message(data: bytes) -> None:
     message = read_message(loads(data))
-    if isinstance(message, Ask):
+    if isinstance(message, PeerRequest):
         for what in ASKS:
             _refused(lambda name=what: check_ask(name, message.arguments))  # type: ignore[misc]
-    elif isinstance(message, Answer):
+    elif isinstance(message, PeerAnswer):
         for what in ANSWERS:
             _refused(lambda name=what: check_answer(name, message.result))  # type: ignore[misc]
 
@@ -111,7 +111,7 @@ def _refused(read: Callable[[], object]) -> None:
 
 
 READERS: dict[str, Callable[[bytes], object]] = {
-    "member": lambda data: Claimant.of(KEY, data),
+    "member": lambda data: Candidate.of(KEY, data),
     "list": _frozen,
     "gate": _gate,
     "message": _message,
@@ -153,10 +153,10 @@ def test_what_unfolds_to_a_thousand_times_its_size_is_not_unfolded() -> None:
 
 
 def test_what_ranks_write_is_read() -> None:
-    claimant = Claimant("a", "node-a", 7, 2, 1)
-    assert Claimant.of("/members/a", claimant.value) == claimant
-    item = KeyValue(KEY, Frozen.value(6, [("a", "h", 1), ("b", "h", 2)], changes=3), 1, 1, 1)
-    frozen = Frozen.of(item)
+    claimant = Candidate("a", "node-a", 7, 2, 1)
+    assert Candidate.of("/members/a", claimant.value) == claimant
+    item = KeyValue(KEY, Roster.value(6, [("a", "h", 1), ("b", "h", 2)], changes=3), 1, 1, 1)
+    frozen = Roster.of(item)
     assert (frozen.members, frozen.changes, frozen.ttl) == (MEMBERS, 3, 6)
     command = Command("1", {"--nixl-op": "WRITE"}, ["suites/a.py::test[ä-\u2028]"] * 2000, 0)
     assert Command.unpacked(command.packed()) == command

@@ -15,10 +15,10 @@ from test_cluster_session import two
 
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.nixl.worker.tools import Kept, own_variables, variable
-from pytest_nixl.processes.external_program import Started, Tool, ToolError
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.nixl.worker.tools import RingBuffer, own_variables, variable
+from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
 
 Make = Callable[..., Tool]
@@ -33,7 +33,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         path = tmp_path / "wrapper"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(mode)
-        made.append(Tool(Here(keeper(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 20))
+        made.append(Tool(LocalHost(supervisor(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 20))
         return made[-1]
 
     yield tool
@@ -41,7 +41,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         each.close()
 
 
-def children(program: Started) -> list[int]:
+def children(program: RunningProgram) -> list[int]:
     """Wait until a program says which processes are its own and its child's."""
     assert program.wait_for("\n", 10)
     return [int(pid) for pid in program.output().split()]
@@ -52,7 +52,10 @@ WITH_A_CHILD = "sleep 300 & echo $$ $!; wait"
 
 
 def test_the_real_program_runs_between_two_workers_which_load_no_nixl() -> None:
-    with Tool(Here(keeper(), 0), "ucx_perftest", 20) as here, Tool(Here(keeper(), 1), "ucx_perftest", 20) as there:
+    with (
+        Tool(LocalHost(supervisor(), 0), "ucx_perftest", 20) as here,
+        Tool(LocalHost(supervisor(), 1), "ucx_perftest", 20) as there,
+    ):
         assert here.there
         assert os.path.basename(here.path) == "ucx_perftest"
         if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a script that becomes it does not tell
@@ -142,7 +145,7 @@ def test_output_is_bounded_and_its_end_is_kept(make: Make) -> None:
 
 
 def test_what_is_read_late_is_what_is_kept() -> None:
-    kept = Kept(4)
+    kept = RingBuffer(4)
     kept.write(b"abcdef")
     assert kept.since(0) == (2, b"cdef")
     assert kept.since(3, 2) == (3, b"de")
@@ -152,11 +155,11 @@ def test_what_is_read_late_is_what_is_kept() -> None:
 
 def test_a_program_that_is_not_there_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with Tool(Here(keeper()), "ucx_perftest", 20) as tool:
+    with Tool(LocalHost(supervisor()), "ucx_perftest", 20) as tool:
         assert not tool.there
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ is not there") as caught:
             tool.start([])
-        assert "--nixl-raw-tools=DIR" in caught.value.remedy
+        assert "--nixl-raw-tools-dir=DIR" in caught.value.remedy
 
 
 def test_a_program_that_cannot_be_executed_is_said(make: Make) -> None:
@@ -166,7 +169,7 @@ def test_a_program_that_cannot_be_executed_is_said(make: Make) -> None:
 
 def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
     with pytest.raises(WorkerError, match=r"'sh' is no program that a worker starts: expected nixlbench, ucx_perftest"):
-        Tool(Here(keeper()), "sh", 20)
+        Tool(LocalHost(supervisor()), "sh", 20)
     tool = make("echo TLS=$UCX_TLS devices=$UCX_NET_DEVICES")
     for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
         with pytest.raises(ToolError, match=f"the variable {name} is not given to nixlbench"):

@@ -23,8 +23,8 @@ from pytest_nixl.etcd_servers.embedded import free_ports
 from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, loaded_library
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.nixl.endpoint_readers import Outcome, explain
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome, explain
+from pytest_nixl.processes.supervisor import supervisor
 from suites.uri_validation.corpus import load_corpus
 from suites.uri_validation.deployment import Deployment, judge_form, judge_resolution, notes_about
 
@@ -77,7 +77,7 @@ def test_each_broken_form_is_named_with_its_cause_and_its_rewrite(entry: object,
     deployment = Deployment("NIXL_ETCD_ENDPOINTS", filled.text, explain(filled.text))
     judgements = [judge_form(deployment), judge_resolution(deployment)]
     failed = [one for one in judgements if one.verdict is Verdict.FAIL]
-    if entry.nixl in (Outcome.INVALID, Outcome.NO_AGENT):
+    if entry.nixl in (ReadOutcome.INVALID, ReadOutcome.NO_AGENT):
         assert failed, "a form that NIXL does not read must fail"
     else:
         assert not failed
@@ -170,7 +170,7 @@ def test_an_etcd_behind_tls_that_wants_certificates_is_reached_through_a_grpc_pr
         # The proxy reads the first block of the file, which must not be the key.
         certificate = tmp_path / "certificate.pem"
         certificate.write_text(_certificate_alone(certificates.client))
-        proxy = keeper().spawn(
+        proxy = supervisor().spawn(
             [etcd_binary(), "grpc-proxy", "start", f"--endpoints={etcd.url}", f"--cacert={certificates.ca}",
              f"--cert={certificate}", f"--key={certificates.client}", f"--listen-addr=127.0.0.1:{port}"],
             log=f"proxy-{port}.log",
@@ -186,7 +186,7 @@ def test_an_etcd_behind_tls_that_wants_certificates_is_reached_through_a_grpc_pr
                 _meet(first, second, client)
                 _meet(second, first, client)
         finally:
-            keeper().stop(proxy)
+            supervisor().stop(proxy)
 
 
 def _certificate_alone(file: str) -> str:
@@ -372,14 +372,14 @@ def _linked_to(library: EtcdLibrary) -> Path:
 def test_two_versions_of_nixl_are_not_mistaken_for_silence(etcd: Etcd) -> None:
     """A trial tells what an agent published, what it could not read, and what it could not reach."""
     texts = {
-        etcd.url: Outcome.PUBLISHES,
-        f"{etcd.url}/": Outcome.INVALID,
-        "http://127.0.0.1:1": Outcome.UNREACHED,
-        "": Outcome.NO_AGENT,
+        etcd.url: ReadOutcome.PUBLISHES,
+        f"{etcd.url}/": ReadOutcome.INVALID,
+        "http://127.0.0.1:1": ReadOutcome.UNREACHED,
+        "": ReadOutcome.NO_AGENT,
     }
     with connect([parse_endpoint(etcd.url)]) as client:
-        trials = list(try_texts(texts, keeper=keeper(), client=client, namespace="/trials", timeout=20))
+        trials = list(try_texts(texts, supervisor=supervisor(), client=client, namespace="/trials", timeout=20))
         client.delete_prefix("/trials/")
     assert [trial.text for trial in trials] == list(texts)
     assert all(trial.agrees(texts[trial.text]) for trial in trials)
-    assert not any(trial.agrees(Outcome.PUBLISHES) for trial in trials[1:])
+    assert not any(trial.agrees(ReadOutcome.PUBLISHES) for trial in trials[1:])

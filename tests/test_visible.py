@@ -10,21 +10,21 @@ import pytest
 from trees import TOPOLOGY
 
 from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.gpu import Gpu, read_gpus
+from pytest_nixl.host.gpu import GpuFacts, read_gpus
 from pytest_nixl.host.hwloc import hwloc_facts
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: Two begin alike.
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66", "GPU-0177", "GPU-0288"]
 
 
 @pytest.fixture(scope="module")
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[GpuFacts, ...]:
     told = hwloc_facts(TOPOLOGY / "p5.48xl.xml").gpu.gpus
     return tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(told, UUIDS, strict=True))
 
 
-def indices(gpus: tuple[Gpu, ...], text: str | None, **more: str) -> list[int | None]:
+def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[int | None]:
     environment = more if text is None else {"CUDA_VISIBLE_DEVICES": text, **more}
     return [None if gpu is None else gpu.index for gpu in visible(gpus, environment).gpus]
 
@@ -65,7 +65,7 @@ def indices(gpus: tuple[Gpu, ...], text: str | None, **more: str) -> list[int | 
         ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
     ],
 )
-def test_cuda_shows(gpus: tuple[Gpu, ...], text: str | None, seen: list[int | None]) -> None:
+def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int | None]) -> None:
     assert indices(gpus, text) == seen
 
 
@@ -83,11 +83,11 @@ def test_cuda_shows(gpus: tuple[Gpu, ...], text: str | None, seen: list[int | No
          "CUDA_VISIBLE_DEVICES=MIG-GPU-dd44/1/0 is an instance of a GPU (MIG), and CUDA shows that alone"),
     ],
 )  # fmt: skip
-def test_what_is_hidden_is_said(gpus: tuple[Gpu, ...], text: str, words: str) -> None:
+def test_what_is_hidden_is_said(gpus: tuple[GpuFacts, ...], text: str, words: str) -> None:
     assert visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why == words
 
 
-def test_gpus_of_several_models_are_counted_by_the_bus_only_where_cuda_is_told_to(gpus: tuple[Gpu, ...]) -> None:
+def test_gpus_of_several_models_are_counted_by_the_bus_only_where_cuda_is_told_to(gpus: tuple[GpuFacts, ...]) -> None:
     mixed = (replace(gpus[0], name="NVIDIA T4"), *gpus[1:3])
     assert indices(mixed, None) == [None] * 3
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in visible(mixed, {}).why
@@ -113,5 +113,5 @@ def test_uuids_are_read_from_the_drivers_files(tmp_path: Path) -> None:
         "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 0\nGPU UUID: \t GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001\n"
         "Bus Location: \t 0000:53:00.0\n"
     )
-    [gpu] = read_gpus(Root(tmp_path)).gpus
+    [gpu] = read_gpus(FactsRoot(tmp_path)).gpus
     assert (gpu.uuid, gpu.numa) == ("GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001", -1)

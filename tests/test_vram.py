@@ -22,15 +22,15 @@ from inner import run_pytest
 from runs import profile, run
 
 from pytest_nixl.core.errors import FindingError, NotApplicableError
-from pytest_nixl.measure.link import Pairs
+from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import choose, require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx
 from pytest_nixl.nixl.worker.devices.nvidia import why_not
 from pytest_nixl.nixl.worker.pattern import TILE
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
 from pytest_nixl.session.parsers import DevicePair, MemoryPair
 from pytest_nixl.session.settings import read_settings
@@ -52,7 +52,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def started(driver: dict[str, str], pytestconfig: pytest.Config) -> Iterator[Agents]:
     """Agents whose workers see two GPUs."""
-    with Agents(Here(keeper()), read_settings(pytestconfig, environ={})) as agents:
+    with Agents(LocalHost(supervisor()), read_settings(pytestconfig, environ={})) as agents:
         yield agents
 
 
@@ -303,7 +303,7 @@ def test_of_one_gpu_both_ends_have_it(started: Agents, driver: dict[str, str]) -
 
 
 def test_a_backend_that_moves_no_gpu_memory_says_so(
-    make_pairs: Callable[..., Pairs], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    make_pairs: Callable[..., WorkerPairs], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in driver.items():
         monkeypatch.setenv(name, value)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.nixl.agent import Agents, NixlAgent
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import NixlError, WorkerDiedError, WorkerError, WorkerHungError, results
 from pytest_nixl.session.settings import Settings
 
@@ -101,7 +101,7 @@ def test_a_worker_that_starts_slowly_has_a_deadline_of_its_own(
     make_settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=3))
-    with Agents(Here(keeper()), make_settings(timeout=2.0)) as started:
+    with Agents(LocalHost(supervisor()), make_settings(timeout=2.0)) as started:
         agent = started.start(environment={"PYTHONPATH": str(tmp_path)})
         assert agent.worker.timeout == 2.0
         agent.worker.timeout = 20.0  # the rest is this machine's own load
@@ -113,7 +113,7 @@ def test_a_worker_that_never_starts_is_ended_at_that_deadline(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
     words = r"did not start \(import NIXL\) before its deadline of 2 s"
-    with Agents(Here(keeper()), make_settings(start_timeout=2.0)) as broken:
+    with Agents(LocalHost(supervisor()), make_settings(start_timeout=2.0)) as broken:
         with pytest.raises(WorkerHungError, match=words) as caught:
             broken.start(environment={"PYTHONPATH": str(tmp_path)})
     assert "give --nixl-start-timeout more than 2 s" in caught.value.remedy
@@ -213,7 +213,7 @@ def test_only_public_methods_and_known_commands_are_served(agents: Agents) -> No
 
 
 def test_a_worker_ends_by_itself_with_no_error_though_a_ucx_backend_was_made() -> None:
-    worker = Here(keeper()).start("agent", {}, 30)
+    worker = LocalHost(supervisor()).start("agent", {}, 30)
     NixlAgent.within(worker, backends=["UCX"])
     started = time.monotonic()
     worker.close()

@@ -11,7 +11,7 @@ from pytest_nixl.checks.nixlbench.table import read_files
 from pytest_nixl.checks.nixlbench.verdict import judge_run
 from pytest_nixl.core import units
 from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
-from pytest_nixl.judge.profiles import Expectation, Profile, Recorded, load_profile
+from pytest_nixl.judge.profiles import Expectation, Profile, ReferenceRun, load_profile
 from pytest_nixl.judge.row import rate
 from pytest_nixl.model.device_counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.model.machine import Machine
@@ -121,7 +121,7 @@ def _machine(machine: Machine) -> Iterator[str]:
     yield from _sources(machine.source)
 
 
-def _recorded(figure: Recorded) -> Iterator[str]:
+def _recorded(figure: ReferenceRun) -> Iterator[str]:
     parts = [figure.backend or "any backend", figure.op or "any operation", str(figure.memory or "any memory")]
     if figure.blocks is not None:
         parts.append("..".join(units.format_size(size) for size in dict.fromkeys(figure.blocks)))

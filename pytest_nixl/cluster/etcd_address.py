@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_nixl.cluster.launchers import Placement
+from pytest_nixl.cluster.launchers import LauncherPlacement
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd_servers.rank0 import Listen
+from pytest_nixl.etcd_servers.rank0 import ListenAddress
 
 
 def find_etcd(
-    etcd: str, listen: Listen | None, rank: int | None, placement: Placement | None, environ: Mapping[str, str]
+    etcd: str,
+    listen: ListenAddress | None,
+    rank: int | None,
+    placement: LauncherPlacement | None,
+    environ: Mapping[str, str],
 ) -> str:
     """Return the URL of the group's etcd.
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_nixl.cluster.group import PREFIX, TTL, RefusedError, group_name
-from pytest_nixl.cluster.members import Claimant, shorten
+from pytest_nixl.cluster.group import PREFIX, TTL, JoinRefusedError, group_name
+from pytest_nixl.cluster.members import Candidate, shorten
 from pytest_nixl.cluster.seals import unsealed
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.transaction import Done, delete_prefix, empty, get_prefix, txn
+from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn
 
 
 @dataclass(frozen=True)
-class Dead:
+class DeadGroup:
     """A group without members, and how many keys it had left."""
 
     group: str
@@ -21,22 +21,22 @@ class Dead:
 
 
 @dataclass(frozen=True)
-class Alive:
+class LiveGroup:
     """A group that has members."""
 
     group: str
-    members: tuple[Claimant, ...]
+    members: tuple[Candidate, ...]
 
     def __str__(self) -> str:
         return f"group {self.group!r} is alive: {shorten(self.members)}"
 
 
 @dataclass(frozen=True)
-class Cleaned:
+class RemovedGroups:
     """What became of each group."""
 
-    removed: tuple[Dead, ...]
-    refused: tuple[Alive, ...]
+    removed: tuple[DeadGroup, ...]
+    refused: tuple[LiveGroup, ...]
 
     @property
     def keys(self) -> int:
@@ -46,14 +46,14 @@ class Cleaned:
     def check(self) -> None:
         """:raises RefusedError: where a group lives, naming its members."""
         if self.refused:
-            raise RefusedError(
+            raise JoinRefusedError(
                 "; ".join(map(str, self.refused)),
                 f"end these processes first; one that was killed counts for as long as its lease lives, {TTL} s where "
                 "nothing else was asked for",
             )
 
 
-def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run: bool = False) -> Cleaned:
+def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run: bool = False) -> RemovedGroups:
     """Remove the keys of groups that have no member any more.
 
     :param prefix: what the keys of all groups begin with.
@@ -62,22 +62,22 @@ def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run:
     :raises EtcdError: where the etcd does not answer; some groups may then have been removed already.
     """
     start = f"{prefix.rstrip('/')}/"
-    done = Done.of(client.transaction(txn([], [get_prefix(start, keys_only=True)])))
+    done = TransactionResult.of(client.transaction(txn([], [get_prefix(start, keys_only=True)])))
     folders = dict.fromkeys(item.key[len(start) :].partition("/") for item in done.found(0).items)
     names = {folder: group_name(folder)[0] for folder, slash, _ in folders if folder and slash}
     wanted = [folder for folder, name in names.items() if group in ("", folder, name)]
     found = [_clean(client, f"{start}{folder}/", names[folder], dry_run) for folder in wanted]
-    return Cleaned(
-        tuple(each for each in found if isinstance(each, Dead) and each.keys),
-        tuple(each for each in found if isinstance(each, Alive)),
+    return RemovedGroups(
+        tuple(each for each in found if isinstance(each, DeadGroup) and each.keys),
+        tuple(each for each in found if isinstance(each, LiveGroup)),
     )
 
 
-def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> Dead | Alive:
+def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> DeadGroup | LiveGroup:
     """Remove one group, unless it has a member in the moment in which it is removed."""
     members = get_prefix(f"{root}members/")
     remove = get_prefix(root, count_only=True) if dry_run else delete_prefix(root)
-    done = Done.of(client.transaction(txn([empty(f"{root}members/")], [remove], [members])))
+    done = TransactionResult.of(client.transaction(txn([empty(f"{root}members/")], [remove], [members])))
     if not done.succeeded:
-        return Alive(name, tuple(Claimant.of(item.key, unsealed(item.value)) for item in done.found(0).items))
-    return Dead(name, done.found(0).count if dry_run else done.deleted(0))
+        return LiveGroup(name, tuple(Candidate.of(item.key, unsealed(item.value)) for item in done.found(0).items))
+    return DeadGroup(name, done.found(0).count if dry_run else done.deleted(0))

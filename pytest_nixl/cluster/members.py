@@ -16,7 +16,7 @@ _CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "wanted?": OneOf((None, Num
 
 
 @dataclass(frozen=True)
-class Claimant:
+class Candidate:
     """One that has come.
 
     :param size: how many ranks it was told that there are.
@@ -30,7 +30,7 @@ class Claimant:
     wanted: int | None = None
 
     @classmethod
-    def of(cls, key: str, value: bytes) -> Claimant:
+    def of(cls, key: str, value: bytes) -> Candidate:
         """Read it from its key in etcd. :raises MembershipError: where no rank has written it."""
         try:
             plain = loads(value)
@@ -56,7 +56,7 @@ def not_of_a_rank(key: str, why: StrictError) -> MembershipError:
     )
 
 
-def seat(claimants: Sequence[Claimant], size: int) -> list[Claimant]:
+def seat(claimants: Sequence[Candidate], size: int) -> list[Candidate]:
     """Return who has which rank: who wants one has it, the others have those that are left, in the order given.
 
     :param claimants: as many as there are ranks, and none of them in the way of another one: see :func:`quarrel`.
@@ -66,7 +66,7 @@ def seat(claimants: Sequence[Claimant], size: int) -> list[Claimant]:
     return [wanted[rank] if rank in wanted else next(others) for rank in range(size)]
 
 
-def quarrel(claimants: Sequence[Claimant], size: int) -> str:
+def quarrel(claimants: Sequence[Candidate], size: int) -> str:
     """Say why they cannot all have the ranks that they want; empty where they can."""
     found = [
         f"rank {rank} is claimed {_times(len(owners))}, by {_and(owners)}"
@@ -82,7 +82,7 @@ def quarrel(claimants: Sequence[Claimant], size: int) -> str:
     return "; ".join([*found[:_QUARRELS], *more, *_sizes(claimants)])
 
 
-def may_settle(claimants: Sequence[Claimant], size: int) -> bool:
+def may_settle(claimants: Sequence[Candidate], size: int) -> bool:
     """Whether they are in each other's way only until a lease ends: one host's process may have been started again."""
     rivals = _rivals(claimants).values()
     return (
@@ -92,7 +92,7 @@ def may_settle(claimants: Sequence[Claimant], size: int) -> bool:
     )
 
 
-def who_is_missing(claimants: Sequence[Claimant], group: str, size: int) -> str:
+def who_is_missing(claimants: Sequence[Candidate], group: str, size: int) -> str:
     """Complete "waiting for …" with who has not come, and with what is in the way of those who have."""
     count = f"{len(claimants)} of {size} {'is' if len(claimants) == 1 else 'are'} here"
     missing = sorted(set(range(size)) - {claimant.wanted for claimant in claimants if claimant.wanted is not None})
@@ -113,20 +113,20 @@ def shorten(words: Sequence[object]) -> str:
     return f"{text}, … and {len(words) - _NAMED} more" if len(words) > _NAMED else text
 
 
-def _rivals(claimants: Iterable[Claimant]) -> dict[int, list[Claimant]]:
+def _rivals(claimants: Iterable[Candidate]) -> dict[int, list[Candidate]]:
     """Return who wants a rank that others want too, by rank."""
-    found: dict[int, list[Claimant]] = {}
+    found: dict[int, list[Candidate]] = {}
     for claimant in claimants:
         if claimant.wanted is not None:
             found.setdefault(claimant.wanted, []).append(claimant)
     return {rank: found[rank] for rank in sorted(found) if len(found[rank]) > 1}
 
 
-def _out_of_range(claimants: Iterable[Claimant], size: int) -> list[Claimant]:
+def _out_of_range(claimants: Iterable[Candidate], size: int) -> list[Candidate]:
     return [claimant for claimant in claimants if claimant.wanted is not None and claimant.wanted >= size]
 
 
-def _sizes(claimants: Iterable[Claimant]) -> list[str]:
+def _sizes(claimants: Iterable[Candidate]) -> list[str]:
     sizes = sorted({claimant.size for claimant in claimants})
     return [f"they expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
 

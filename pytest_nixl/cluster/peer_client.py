@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from pytest_nixl.cluster.messages import Answer, Message, WorkerEnded, WorkerLine, check_answer
+from pytest_nixl.cluster.messages import Message, PeerAnswer, WorkerEnded, WorkerLine, check_answer
 from pytest_nixl.cluster.peer_server import LARGEST_OUTPUT
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, printable, unpack
@@ -29,7 +29,7 @@ class PeerLateError(PeerError):
     late = True
 
 
-class Peer:
+class PeerClient:
     """One peer, which is asked for workers and for what its host knows. It is a place of workers.
 
     :param name: how failures name it: ``rank 1 on node-b``.
@@ -44,7 +44,7 @@ class Peer:
         self._timeout = timeout
         self._numbers = itertools.count(1)
         #: By number, of what is asked and not given up: None until it is answered.
-        self._answers: dict[int, Answer | None] = {}
+        self._answers: dict[int, PeerAnswer | None] = {}
         self._answered = threading.Condition()
         self._processes: dict[int, RemoteProcess] = {}
         self._lost: NixlPluginError | None = None
@@ -133,7 +133,7 @@ class Peer:
 
     def receive(self, message: Message) -> None:
         """Take a message of the peer's."""
-        if isinstance(message, Answer):
+        if isinstance(message, PeerAnswer):
             with self._answered:
                 if message.number in self._answers:  # else it was given up
                     self._answers[message.number] = message
@@ -155,7 +155,7 @@ class Peer:
 class RemoteProcess:
     """A worker of a peer's; ``channel`` is the end of a pair of sockets whose other end the mailbox feeds."""
 
-    def __init__(self, peer: Peer, number: int) -> None:
+    def __init__(self, peer: PeerClient, number: int) -> None:
         self.pid = 0
         self.channel, self._far = socket.socketpair()
         self._peer = peer

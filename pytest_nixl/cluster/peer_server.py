@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from pytest_nixl.cluster.messages import Ask, Message, WorkerLine, check_ask
+from pytest_nixl.cluster.messages import Message, PeerRequest, WorkerLine, check_ask
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.local_process import LocalProcess
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 Send = Callable[[dict[str, Any]], None]
 #: Something that rank 0 may ask for beside workers.
@@ -62,7 +62,7 @@ def _refuse(what: str, **_: Any) -> None:
     raise NixlPluginError(f"a peer does nothing that is called {what!r}")
 
 
-class Serving:
+class PeerServer:
     """The workers that a peer runs for rank 0.
 
     :param send: sends rank 0 a message.
@@ -73,14 +73,14 @@ class Serving:
 
     def __init__(
         self,
-        keeper: Keeper,
+        supervisor: SupervisorClient,
         rank: int,
         send: Send,
         over: Callable[[], None],
         services: Mapping[str, Service],
         own: Mapping[str, str | None],
     ) -> None:
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._rank = rank
         self._send = send
         self._over = over
@@ -97,7 +97,7 @@ class Serving:
         if isinstance(message, WorkerLine):
             self._pass_on(message.worker, message.line)
             return
-        if not isinstance(message, Ask):
+        if not isinstance(message, PeerRequest):
             return  # a peer asks for nothing, and so nothing is answered
         what = message.what
         if what in self._services:
@@ -110,7 +110,7 @@ class Serving:
         if self.ending is not None:
             self._over()
 
-    def _answer(self, ask: Ask, method: Service) -> None:
+    def _answer(self, ask: PeerRequest, method: Service) -> None:
         number = ask.number
         try:
             check_ask(ask.what, ask.arguments)
@@ -167,7 +167,7 @@ class Serving:
                     "that names no file",
                     "set it on that rank itself, where it is started",
                 )
-        process = LocalProcess(self._keeper, f"rank{self._rank}-{role}", {**environment, **self._own})
+        process = LocalProcess(self._supervisor, f"rank{self._rank}-{role}", {**environment, **self._own})
         self._processes[worker] = process
         self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()

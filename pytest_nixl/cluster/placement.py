@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_nixl.cluster.launchers import Placement, find_placement
+from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.session.settings import Settings
 
@@ -17,7 +17,7 @@ DEFAULT_GROUP = "default"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Placement:
     """The ranks of a run.
 
     :param ranks: how many.
@@ -32,7 +32,7 @@ class Asked:
     rank: int | None
     group: str
     source: str
-    placement: Placement | None
+    placement: LauncherPlacement | None
     pairs: tuple[RankPair, ...]
 
     @property
@@ -46,10 +46,10 @@ class Asked:
 
 
 #: A run that nobody asked to be one of several.
-ALONE = Asked(1, None, DEFAULT_GROUP, "nobody asks for more", None, ((0, 1),))
+ALONE = Placement(1, None, DEFAULT_GROUP, "nobody asks for more", None, ((0, 1),))
 
 
-def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Asked:
+def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placement:
     """Return how many ranks there are, and which one this is.
 
     :raises pytest.UsageError: where options and launcher contradict each other, or are not enough.
@@ -68,10 +68,10 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Asked:
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-pairs={settings.pairs}: {error}") from None
     group = settings.group or (placement.group if placement is not None else "") or DEFAULT_GROUP
-    return Asked(ranks, rank, group, source, placement, pairs)
+    return Placement(ranks, rank, group, source, placement, pairs)
 
 
-def _ranks(settings: Settings, placement: Placement | None) -> tuple[int, int | None, str]:
+def _ranks(settings: Settings, placement: LauncherPlacement | None) -> tuple[int, int | None, str]:
     if settings.ranks is None:
         if placement is None or not placement.ranks:
             return 1, None, "no launcher names more"

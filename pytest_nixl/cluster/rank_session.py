@@ -13,21 +13,21 @@ import pytest
 from pytest_nixl.cluster.command_check import OF_A_RANK, Command, differences
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
-from pytest_nixl.cluster.group import TTL, FencedError, MemberLostError
+from pytest_nixl.cluster.group import TTL, LeaseLostError, MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.placement import Asked
-from pytest_nixl.cluster.request_handlers import Services
-from pytest_nixl.cluster.session import Driver, serve
+from pytest_nixl.cluster.placement import Placement
+from pytest_nixl.cluster.request_handlers import RequestHandlers
+from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.nixl.worker.tools import own_variables
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.session.conclusion import interrupted_before
 from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.settings import Settings
@@ -38,14 +38,19 @@ LEAVE_SECONDS = 60.0
 _TOLD = 4
 
 
-class Party:
+class RankSession:
     """The place of this process among the ranks of a run."""
 
     def __init__(
-        self, settings: Settings, asked: Asked, command: Command, keeper: Keeper, say: Callable[[str], None]
+        self,
+        settings: Settings,
+        asked: Placement,
+        command: Command,
+        supervisor: SupervisorClient,
+        say: Callable[[str], None],
     ) -> None:
         self.settings = settings
-        self.keeper = keeper
+        self.supervisor = supervisor
         self._command = command
         self._stack = ExitStack()
         self._left = False
@@ -56,12 +61,12 @@ class Party:
         self.early = False
         #: How rank 0 said that the run ends; None: this is rank 0, or it has not said.
         self.ending: Ending | None = None
-        self.driver: Driver | None = None
+        self.driver: RankDriver | None = None
         try:
-            self.etcd = meeting_etcd(settings, asked, keeper, say)
+            self.etcd = meeting_etcd(settings, asked, supervisor, say)
             self._stack.callback(self.etcd.discard)
             require_closed(settings, self.etcd)
-            self.services = Services(command, settings, self.etcd, keeper)
+            self.services = RequestHandlers(command, settings, self.etcd, supervisor)
             self._client = self._stack.enter_context(self.etcd.client())
             self.membership: Membership = join(
                 self._client,
@@ -108,7 +113,7 @@ class Party:
         :param fenced: called, in another thread, where this rank loses its place: the run must not go on.
         :raises pytest.UsageError: where a rank is unlike this one, naming the difference; it is told, too.
         """
-        self.driver = Driver(
+        self.driver = RankDriver(
             self.membership,
             self.etcd.client,
             timeout=self.settings.timeout,
@@ -140,11 +145,11 @@ class Party:
             self.ending = serve(
                 self.membership,
                 self.etcd.client,
-                self.keeper,
+                self.supervisor,
                 services=self.services.by_name(),
                 own=own_variables(self.settings.programs),
             )
-        except FencedError as error:
+        except LeaseLostError as error:
             if not self.settings.etcd_listen:
                 raise
             raise MemberLostError(

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from pytest_nixl.cluster.group import FencedError
+from pytest_nixl.cluster.group import LeaseLostError
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.members import Claimant
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Event, Lease, Watched
-from pytest_nixl.etcd.transaction import Done, KeyValue, Part, delete_prefix, empty, get_prefix, txn
+from pytest_nixl.cluster.members import Candidate
+from pytest_nixl.etcd.client import EtcdClient, EtcdError, Lease, Watched, WatchEvent
+from pytest_nixl.etcd.transaction import KeyValue, Part, TransactionResult, delete_prefix, empty, get_prefix, txn
 
 T = TypeVar("T")
 #: Called with a sentence about who is waited for.
@@ -30,7 +30,7 @@ _SWEPT = 64
 _PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 
 
-class Claim:
+class Registration:
     """What a claimant has in etcd: a lease that is kept up, and the key that hangs on it."""
 
     def __init__(
@@ -114,9 +114,9 @@ class Claim:
         if self._lease is not None and (self._lost or time.monotonic() >= self._valid_until):
             raise self.fenced()
 
-    def fenced(self) -> FencedError:
+    def fenced(self) -> LeaseLostError:
         who = f"{f'rank {self.rank}, ' if self.rank is not None else ''}{self.host}, pid {os.getpid()}"
-        return FencedError(
+        return LeaseLostError(
             f"this member of group {self.group!r} ({who}) has no lease any more: etcd heard nothing from it for "
             f"{self.ttl} s, so its place may be another's{self._unheard}",
             "see whether the etcd runs, and whether this host was stopped or cut off from it; then start the run again",
@@ -138,10 +138,12 @@ class Claim:
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
 
-    def transact(self, transaction: Part, deadline: float) -> Done:
-        return self.insist(lambda: Done.of(self.client.transaction(transaction, repeatable=True)), deadline)
+    def transact(self, transaction: Part, deadline: float) -> TransactionResult:
+        return self.insist(
+            lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)), deadline
+        )
 
-    def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[Event]:
+    def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[WatchEvent]:
         """Yield events, some of them twice, until the deadline. :raises FencedError: when the lease has ended.
 
         :param tick: called each ``SAID_EVERY`` seconds.
@@ -168,7 +170,7 @@ class Claim:
 
     def value(self) -> bytes:
         return self.values.member(
-            Claimant(self.token, self.host, os.getpid(), self.size, self.wanted), self._registered
+            Candidate(self.token, self.host, os.getpid(), self.size, self.wanted), self._registered
         )
 
     def remove(self, planted: Sequence[KeyValue], deadline: float) -> None:

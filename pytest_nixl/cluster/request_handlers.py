@@ -14,26 +14,26 @@ from pytest_nixl.cluster.peer_server import Service
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.facts import gather
-from pytest_nixl.host.recorded_tree import Root
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.session.settings import Settings
 
 #: Where a claim of a test's own is made, apart from the groups of runs.
 CLAIMS = "/pytest-nixl/claims"
 
 
-class Services:
+class RequestHandlers:
     """What one rank does when it is asked; of itself, rank 0 asks the same. Values are JSON.
 
     :param etcd: the group's.
-    :param keeper: owns the workers.
+    :param supervisor: owns the workers.
     """
 
-    def __init__(self, command: Command, settings: Settings, etcd: EtcdServer, keeper: Keeper) -> None:
+    def __init__(self, command: Command, settings: Settings, etcd: EtcdServer, supervisor: SupervisorClient) -> None:
         self._command = command
         self._settings = settings
         self._etcd = etcd
-        self._keeper = keeper
+        self._supervisor = supervisor
 
     def by_name(self) -> Mapping[str, Service]:
         """Return all of them."""
@@ -58,7 +58,7 @@ class Services:
         :param peers: hosts that it must reach.
         """
         found = gather(
-            Root(),
+            FactsRoot(),
             backends=self._settings.backend,
             etcd=self._etcd.endpoint,
             connect=self._etcd.client,
@@ -68,7 +68,7 @@ class Services:
 
     def last_words(self) -> dict[str, str]:
         """Return the last lines of this rank's workers, by the names of their logs."""
-        return last_words(self._keeper, self._settings)
+        return last_words(self._supervisor, self._settings)
 
     def claim(self, group: str, size: int, seconds: float) -> int:
         """Claim a rank in a group of the claim's own, leave it again, and return the rank."""

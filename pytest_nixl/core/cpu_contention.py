@@ -13,7 +13,7 @@ from types import TracebackType
 _BUSY = (1, 2, 3, 8)
 
 
-class Others:
+class CpuContention:
     """Counts when it is entered and when it is left: in a worker, around the timed windows.
 
     Only those processors count that this process may run on: of a host's 192, a pod may have two.
@@ -30,7 +30,7 @@ class Others:
         #: What of that is more than the row's own processes, one core each, leave free.
         self.cores = 0.0
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> CpuContention:
         self._start = self._read()
         return self
 

@@ -52,7 +52,7 @@ def _empty(file: TextIO) -> None:
         os.close(null)
 
 
-class Output:
+class TerminalOutput:
     """A plugin that keeps the run alive if its terminal cannot be written, and tells so on stderr."""
 
     def __init__(self, why: str = "") -> None:
@@ -66,7 +66,7 @@ class Output:
         terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         writer = getattr(terminal, "_tw", None)
         if writer is not None and hasattr(writer, "_file"):
-            writer._file = Guarded(writer._file, self)
+            writer._file = GuardedStream(writer._file, self)
 
     def failed(self, error: OSError) -> None:
         """Take note that standard output cannot be written."""
@@ -90,10 +90,10 @@ class Output:
             )
 
 
-class Guarded:
+class GuardedStream:
     """A text stream that drops what cannot be written."""
 
-    def __init__(self, file: TextIO, output: Output) -> None:
+    def __init__(self, file: TextIO, output: TerminalOutput) -> None:
         self._file = file
         self._output = output
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of our own in a container, by testcontainers; the keeper removes it, so Ryuk is not needed."""
+"""An etcd of our own in a container, by testcontainers; the supervisor removes it, so Ryuk is not needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import free_ports, healthy
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: Seconds from the start to ready, and for one request to the engine.
 READY_SECONDS = 30.0
@@ -93,7 +93,7 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
 class ContainerServer:
     """A container of our own, published on loopback; it ends with the test run, whatever becomes of that."""
 
-    keeper: Keeper
+    supervisor: SupervisorClient
     image: str
     name: str
     host: str
@@ -106,12 +106,14 @@ class ContainerServer:
     stopped: bool = False
 
     @classmethod
-    def start(cls, image: str, keeper: Keeper, pull: bool = False, *, shared: bool = False) -> ContainerServer:
+    def start(
+        cls, image: str, supervisor: SupervisorClient, pull: bool = False, *, shared: bool = False
+    ) -> ContainerServer:
         """Start one and wait until it is ready. :raises EtcdError: in one sentence, with the last lines of its log."""
         ensure_image(image, pull=pull)
         for attempt in range(5):
             host = _published_host()
-            server = cls(keeper, image, f"pytest-nixl-etcd-{secrets.token_hex(6)}", host, free_ports(1)[0])
+            server = cls(supervisor, image, f"pytest-nixl-etcd-{secrets.token_hex(6)}", host, free_ports(1)[0])
             server.shared = shared
             try:
                 server._run()
@@ -162,10 +164,10 @@ class ContainerServer:
         return {key: getattr(self, key) for key in ("kind", "image", "name", "host", "port", "version", "id")}
 
     @classmethod
-    def attach(cls, keeper: Keeper, attachment: dict[str, Any]) -> ContainerServer:
+    def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> ContainerServer:
         """Return the server that another process of this run has started."""
         values = {name: value for name, value in attachment.items() if name != "kind"}
-        return cls(keeper, **values, shared=True)
+        return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
         """End it (SIGTERM, after 2 s SIGKILL). Its data stays until the end of the run: see :meth:`restart`."""
@@ -205,7 +207,7 @@ class ContainerServer:
             # 409: somebody removes it just now.
             with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
                 engine.containers.get(self.name).remove(force=True, v=True)
-        self.keeper.unwatch_container(self.name)
+        self.supervisor.unwatch_container(self.name)
 
     @contextlib.contextmanager
     def _container(self) -> Iterator[Any]:
@@ -236,10 +238,10 @@ class ContainerServer:
         wait = HttpWaitStrategy(_PORT, "/health").with_poll_interval(0.05).with_startup_timeout(int(READY_SECONDS))
         with _without_ryuk(self.host):
             # Before it is there: a kill between its creation and our next line leaves nothing behind.
-            self.keeper.watch_container(self.name, shared=self.shared, expected=True)
+            self.supervisor.watch_container(self.name, shared=self.shared, expected=True)
             container = DockerContainer(self.image, docker_client_kw={"timeout": ENGINE_SECONDS})
             container.with_name(self.name).with_command(command).waiting_for(wait)
-            container.with_kwargs(labels={LABEL: "etcd", f"{LABEL}.run": self.keeper.directory.name})
+            container.with_kwargs(labels={LABEL: "etcd", f"{LABEL}.run": self.supervisor.directory.name})
             container.ports[f"{_PORT}/tcp"] = (_LOOPBACK, self.port) if self.host == _LOOPBACK else self.port
             try:
                 container.start()
@@ -256,7 +258,7 @@ class ContainerServer:
                     lines = _last_lines(found)
                 raise self._not_ready(lines) from error
         self.id = str(container.get_wrapped_container().id)
-        self.keeper.watch_container(self.name, shared=self.shared)
+        self.supervisor.watch_container(self.name, shared=self.shared)
         with self.client() as client:
             self.version = client.version()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of our own as a child of the keeper, on loopback unless it is told to listen elsewhere."""
+"""An etcd of our own as a child of the supervisor, on loopback unless it is told to listen elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: Seconds from the start to ready.
 READY_SECONDS = 90.0
@@ -40,7 +40,7 @@ _CRASHES = ("panic: ", "fatal error: ", "SIG")
 class EmbeddedServer:
     """A process of our own; it ends with the test run, whatever becomes of that."""
 
-    keeper: Keeper
+    supervisor: SupervisorClient
     program: str
     version: str
     name: str
@@ -60,7 +60,7 @@ class EmbeddedServer:
     password: str = field(default="", repr=False)
 
     @classmethod
-    def start(cls, keeper: Keeper, shared: bool = False, *, more_remedies: str = "") -> EmbeddedServer:
+    def start(cls, supervisor: SupervisorClient, shared: bool = False, *, more_remedies: str = "") -> EmbeddedServer:
         """Start one on free ports and wait until it is ready.
 
         :raises ExecutableMissingError: where there is no etcd program.
@@ -71,7 +71,7 @@ class EmbeddedServer:
         for attempt in range(PORT_TRIES):
             name = f"etcd-{secrets.token_hex(4)}"
             client_port, peer_port = free_ports(2)
-            server = cls(keeper, program, version, name, client_port, peer_port, pid=0, shared=shared)
+            server = cls(supervisor, program, version, name, client_port, peer_port, pid=0, shared=shared)
             try:
                 server._run(flags)
             except EtcdError as error:
@@ -89,7 +89,7 @@ class EmbeddedServer:
     @property
     def log(self) -> Path:
         """Its log file; it goes with the run directory."""
-        return self.keeper.directory / f"{self.name}.log"
+        return self.supervisor.directory / f"{self.name}.log"
 
     def describe(self) -> str:
         """Say what it is, in a few words."""
@@ -97,9 +97,9 @@ class EmbeddedServer:
 
     def why_dead(self) -> str | None:
         """Return None while it is up, else how it ended, with the last lines of its log."""
-        if self.keeper.alive(self.pid):
+        if self.supervisor.alive(self.pid):
             return None
-        return f"{self.describe()}, {self.keeper.how_ended(self.pid)}\n{self._last_lines()}"
+        return f"{self.describe()}, {self.supervisor.how_ended(self.pid)}\n{self._last_lines()}"
 
     def why_silent(self) -> str | None:
         """Return None while nothing keeps it from answering, else :meth:`why_dead`, or that somebody has stopped it."""
@@ -127,25 +127,25 @@ class EmbeddedServer:
         return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
 
     @classmethod
-    def attach(cls, keeper: Keeper, attachment: dict[str, Any]) -> EmbeddedServer:
+    def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> EmbeddedServer:
         """Return the server that another process of this run has started."""
         values = {name: value for name, value in attachment.items() if name != "kind"}
-        return cls(keeper, **values, shared=True)
+        return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
         """End it (SIGTERM, after 2 s SIGKILL). Its data stays until the end of the run: see :meth:`restart`."""
         self.stopped = True
-        self.keeper.stop(self.pid)
+        self.supervisor.stop(self.pid)
 
     def kill(self) -> None:
         """End it at once by SIGKILL, and wait until it has ended."""
         self.stopped = True
-        self.keeper.signal(self.pid, signal.SIGKILL)
-        self.keeper.stop(self.pid)
+        self.supervisor.signal(self.pid, signal.SIGKILL)
+        self.supervisor.stop(self.pid)
 
     def restart(self) -> None:
         """Start it again, on the same port and with the same data; stop it first where it is up."""
-        self.keeper.stop(self.pid)
+        self.supervisor.stop(self.pid)
         self._run(_describe_program(self.program)[1])
         self.stopped = False
 
@@ -166,7 +166,7 @@ class EmbeddedServer:
 
     @property
     def _data(self) -> Path:
-        return self.keeper.directory / f"{self.name}.data"
+        return self.supervisor.directory / f"{self.name}.data"
 
     def _run(self, flags: tuple[str, ...]) -> None:
         peer = f"http://{_HOST}:{self.peer_port}"
@@ -189,16 +189,16 @@ class EmbeddedServer:
         argv = [self.program, *(f"--{key}={value}" for key, value in arguments.items()), *flags]
         # etcd refuses to start where a variable of its own and an option say two things.
         environment = dict.fromkeys(name for name in os.environ if name.startswith("ETCD_"))
-        self.pid = self.keeper.spawn(argv, log=self.log.name, env=environment, shared=self.shared)
+        self.pid = self.supervisor.spawn(argv, log=self.log.name, env=environment, shared=self.shared)
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while not healthy(self.endpoint):
-            if not self.keeper.alive(self.pid):
+            if not self.supervisor.alive(self.pid):
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} did not start: "
-                    f"{self.keeper.how_ended(self.pid)}",
+                    f"{self.supervisor.how_ended(self.pid)}",
                     "see its log; or use one that runs already, --nixl-etcd URL",
                     self._last_lines(),
                     cause="not-started",
@@ -206,7 +206,7 @@ class EmbeddedServer:
                 )
             if time.monotonic() > deadline:
                 lines = self._last_lines()
-                self.keeper.stop(self.pid)
+                self.supervisor.stop(self.pid)
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} was not ready within {READY_SECONDS:g} s",
                     "see its log; or use one that runs already, --nixl-etcd URL",

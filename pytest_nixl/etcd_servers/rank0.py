@@ -23,7 +23,7 @@ from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.session.parsers import LISTEN_FORM
 
 #: The user whose password it is; etcd wants one of this name.
@@ -43,7 +43,7 @@ _NOT_YET = {"refused", "unresolved", "unreachable", "timeout", "closed", "no-lea
 
 
 @dataclass(frozen=True)
-class Listen:
+class ListenAddress:
     """Where rank 0's etcd listens: a name or IPv4 address of its host (0.0.0.0: all that it has), and a port."""
 
     host: str
@@ -53,7 +53,7 @@ class Listen:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> Listen:
+    def parse(cls, text: str) -> ListenAddress:
         """Read ``ADDR:PORT``, or ``:PORT`` for all addresses. :raises ValueError: with the accepted form."""
         host, colon, port = text.strip().rpartition(":")
         fault = "names no port" if not colon else _fault_of_host(host) or _fault_of_port(port)
@@ -102,7 +102,7 @@ def credentials(token: str) -> dict[str, Any]:
     return {"user": USER, "password": password(token)} if token else {}
 
 
-def serve_etcd(keeper: Keeper, listen: Listen, token: str = "") -> EmbeddedServer:
+def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str = "") -> EmbeddedServer:
     """Start the group's etcd at ``listen``, with a password where there is a token.
 
     :raises ExecutableMissingError: where there is no etcd program.
@@ -111,7 +111,7 @@ def serve_etcd(keeper: Keeper, listen: Listen, token: str = "") -> EmbeddedServe
     address = _claim(listen)
     # Other hosts never meet it without its password: it gets that on a free port of loopback, where for a tenth of a
     # second only users of this host could come by, and then moves, with its data, to where it is to be found.
-    server = EmbeddedServer.start(keeper)
+    server = EmbeddedServer.start(supervisor)
     try:
         if token:
             with server.client() as client:
@@ -130,7 +130,7 @@ def serve_etcd(keeper: Keeper, listen: Listen, token: str = "") -> EmbeddedServe
     return server
 
 
-def _claim(listen: Listen) -> str:
+def _claim(listen: ListenAddress) -> str:
     """Return the IPv4 address to listen on. :raises EtcdError: where this host cannot listen there now."""
     try:
         address = _EVERYWHERE if listen.everywhere else socket.gethostbyname(listen.host)
@@ -152,7 +152,7 @@ def _claim(listen: Listen) -> str:
     return address
 
 
-def _taken(listen: Listen) -> EtcdError:
+def _taken(listen: ListenAddress) -> EtcdError:
     return EtcdError(
         f"{_OPTION}={listen}: the port is taken by another process",
         "give every rank another port; or, where that process is an etcd for this group, --nixl-etcd URL alone",
@@ -160,7 +160,7 @@ def _taken(listen: Listen) -> EtcdError:
     )
 
 
-def _refused(listen: Listen, why: str) -> EtcdError:
+def _refused(listen: ListenAddress, why: str) -> EtcdError:
     return EtcdError(
         f"{_OPTION}={listen}: {why}",
         f"give an address of rank 0's host and a free port above 1023, or {_EVERYWHERE}:PORT for all its addresses",

@@ -19,7 +19,7 @@ from pytest_nixl.etcd_servers.container import (
     testcontainers_installed,
 )
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
-from pytest_nixl.processes.supervisor import Keeper, KeeperError, locked
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
 from pytest_nixl.session.settings import Settings
 
 __all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
@@ -169,7 +169,7 @@ def choose_kind(settings: Settings) -> str:
     return "embedded"
 
 
-def choose_server(settings: Settings, keeper: Keeper) -> EtcdServer:
+def choose_server(settings: Settings, supervisor: SupervisorClient) -> EtcdServer:
     """Return the run's etcd, started where it is ours. The workers of pytest-xdist share one.
 
     :raises EtcdError: in one sentence, where it cannot be had.
@@ -181,30 +181,30 @@ def choose_server(settings: Settings, keeper: Keeper) -> EtcdServer:
     def start() -> OwnServer:
         if kind == "container":
             pull = settings.etcd_server == "container"
-            return ContainerServer.start(settings.etcd_image, keeper, pull, shared=keeper.shared)
-        return _start_embedded(settings, keeper, shared=keeper.shared)
+            return ContainerServer.start(settings.etcd_image, supervisor, pull, shared=supervisor.shared)
+        return _start_embedded(settings, supervisor, shared=supervisor.shared)
 
-    return _shared(keeper, start) if keeper.shared else start()
+    return _shared(supervisor, start) if supervisor.shared else start()
 
 
-def start_private(settings: Settings, keeper: Keeper) -> OwnServer:
+def start_private(settings: Settings, supervisor: SupervisorClient) -> OwnServer:
     """Start an etcd that nobody else uses: embedded where the program is there, else a container."""
     if find_binary() is None and engine_may_answer() and testcontainers_installed():
-        return ContainerServer.start(settings.etcd_image, keeper, pull=settings.etcd_server == "container")
-    return _start_embedded(settings, keeper, shared=False)
+        return ContainerServer.start(settings.etcd_image, supervisor, pull=settings.etcd_server == "container")
+    return _start_embedded(settings, supervisor, shared=False)
 
 
-def _start_embedded(settings: Settings, keeper: Keeper, *, shared: bool) -> EmbeddedServer:
+def _start_embedded(settings: Settings, supervisor: SupervisorClient, *, shared: bool) -> EmbeddedServer:
     more = "; or --nixl-etcd-server=container, which pulls an image" if engine_may_answer() else ""
-    return EmbeddedServer.start(keeper, shared, more_remedies=more)
+    return EmbeddedServer.start(supervisor, shared, more_remedies=more)
 
 
-def _shared(keeper: Keeper, start: Callable[[], OwnServer]) -> OwnServer:
+def _shared(supervisor: SupervisorClient, start: Callable[[], OwnServer]) -> OwnServer:
     """Attach to what another worker has started, or start it for all."""
-    with locked(keeper, _LOCK):
-        description = keeper.directory / _DESCRIPTION
+    with locked(supervisor, _LOCK):
+        description = supervisor.directory / _DESCRIPTION
         if description.exists():
-            server = _attach(keeper, json.loads(description.read_text()))
+            server = _attach(supervisor, json.loads(description.read_text()))
             if server.why_dead() is None:
                 return server
         server = start()
@@ -212,22 +212,24 @@ def _shared(keeper: Keeper, start: Callable[[], OwnServer]) -> OwnServer:
         return server
 
 
-def _attach(keeper: Keeper, attachment: dict[str, Any]) -> OwnServer:
+def _attach(supervisor: SupervisorClient, attachment: dict[str, Any]) -> OwnServer:
     if attachment["kind"] == "container":
-        return ContainerServer.attach(keeper, attachment)
-    return EmbeddedServer.attach(keeper, attachment)
+        return ContainerServer.attach(supervisor, attachment)
+    return EmbeddedServer.attach(supervisor, attachment)
 
 
 class SessionEtcd:
     """The etcd of one pytest session: started when first needed, and started afresh after it has died.
 
-    :param keeper: returns the keeper; called when a server is started.
+    :param supervisor: returns the supervisor; called when a server is started.
     :param given: one that is to be used, and that somebody else ends.
     """
 
-    def __init__(self, settings: Settings, keeper: Callable[[], Keeper], given: EtcdServer | None = None) -> None:
+    def __init__(
+        self, settings: Settings, supervisor: Callable[[], SupervisorClient], given: EtcdServer | None = None
+    ) -> None:
         self._settings = settings
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._given = given
         self._server: EtcdServer | None = None
 
@@ -235,7 +237,7 @@ class SessionEtcd:
         """Return the server. :raises EtcdError: where it cannot be had, or has died since it was last used."""
         self.check()
         if self._server is None:
-            self._server = self._given or choose_server(self._settings, self._keeper())
+            self._server = self._given or choose_server(self._settings, self._supervisor())
         return self._server
 
     def check(self) -> None:
@@ -248,7 +250,7 @@ class SessionEtcd:
             return
         try:
             why = server.why_dead()
-        except (EtcdError, KeeperError):
+        except (EtcdError, SupervisorError):
             # Neither it nor its state can be had: the next use starts afresh.
             self._server = None
             raise
@@ -267,6 +269,6 @@ class SessionEtcd:
     def close(self) -> None:
         """End the server, unless other workers use it: then the last one to leave ends it."""
         server, self._server = self._server, None
-        if server is None or server is self._given or server.kind == "external" or self._keeper().shared:
+        if server is None or server is self._given or server.kind == "external" or self._supervisor().shared:
             return
         server.discard()

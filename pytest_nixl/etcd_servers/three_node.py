@@ -13,19 +13,19 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.etcd_servers.embedded import READY_SECONDS, free_ports, healthy
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 _HOST = "127.0.0.1"
 
 
-class Trio:
+class ThreeNodeEtcd:
     """Three members, which end with the block or with this process.
 
     :raises ExecutableMissingError: where there is no etcd program.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, supervisor: SupervisorClient) -> None:
+        self._supervisor = supervisor
         program, token = etcd_binary(), secrets.token_hex(4)
         ports = free_ports(6)
         self.members = tuple(Endpoint("http", _HOST, port) for port in ports[:3])
@@ -38,7 +38,7 @@ class Trio:
         for name, member, peer in zip(names, self.members, peers, strict=True):
             arguments = {
                 "name": name,
-                "data-dir": str(keeper.directory / f"{name}.data"),
+                "data-dir": str(supervisor.directory / f"{name}.data"),
                 "listen-client-urls": str(member),
                 "advertise-client-urls": str(member),
                 "listen-peer-urls": peer,
@@ -50,9 +50,9 @@ class Trio:
                 "log-level": "warn",
             }
             argv = [program, *(f"--{key}={value}" for key, value in arguments.items())]
-            self._pids.append(keeper.spawn(argv, log=f"{name}.log", env=environment))
+            self._pids.append(supervisor.spawn(argv, log=f"{name}.log", env=environment))
 
-    def __enter__(self) -> Trio:
+    def __enter__(self) -> ThreeNodeEtcd:
         try:
             wait_until(
                 lambda: all(healthy(str(member)) for member in self.members),
@@ -79,7 +79,7 @@ class Trio:
     def leader(self) -> int:
         """Return the place of the leader among the members."""
         for place, member in enumerate(self.members):
-            if self._keeper.alive(self._pids[place]):
+            if self._supervisor.alive(self._pids[place]):
                 with connect([member]) as client:
                     status = client.status()
                 if status.get("leader") == status["header"]["member_id"]:
@@ -97,21 +97,21 @@ class Trio:
     def kill_leader(self) -> None:
         """End the leader by SIGKILL; the other two choose one among them."""
         before = wait_until(lambda: self.leader() + 1, "a leader", seconds=READY_SECONDS) - 1
-        self._keeper.signal(self._pids[before], signal.SIGKILL)
-        self._keeper.stop(self._pids[before])
+        self._supervisor.signal(self._pids[before], signal.SIGKILL)
+        self._supervisor.stop(self._pids[before])
         wait_until(lambda: self.leader() != -1, "a leader of the other two", seconds=READY_SECONDS)
 
     def stop(self, place: int) -> None:
         """Stop a member by SIGSTOP: it still takes connections, and answers nothing."""
-        self._keeper.signal(self._pids[place], signal.SIGSTOP)
+        self._supervisor.signal(self._pids[place], signal.SIGSTOP)
 
     def resume(self, place: int) -> None:
         """Let a member that was stopped go on."""
-        self._keeper.signal(self._pids[place], signal.SIGCONT)
+        self._supervisor.signal(self._pids[place], signal.SIGCONT)
 
     def close(self) -> None:
         """End all members."""
         for pid in self._pids:
-            self._keeper.signal(pid, signal.SIGKILL)
+            self._supervisor.signal(pid, signal.SIGKILL)
         for pid in self._pids:
-            self._keeper.stop(pid)
+            self._supervisor.stop(pid)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.host.gpu import Gpu
+from pytest_nixl.host.gpu import GpuFacts
 
 VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
@@ -22,25 +22,25 @@ _MIG_OF_GPU = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/")
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleGpus:
     """The GPUs that CUDA shows to a process, by the numbers that it gives them.
 
     :param gpus: None in place of one that is there and of which it cannot be told which it is, as of a MIG instance.
     :param why: one sentence where something is hidden or not known; empty: all are seen.
     """
 
-    gpus: tuple[Gpu | None, ...]
+    gpus: tuple[GpuFacts | None, ...]
     why: str = ""
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
+def visible(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> VisibleGpus:
     """Return those of ``gpus``, as NVML counts them, that a process with this environment sees."""
     text = environ.get(VARIABLE)
     order = _order(gpus, environ)
     if text is None:
-        return Visible(tuple(order), _unordered(gpus, environ))
+        return VisibleGpus(tuple(order), _unordered(gpus, environ))
     if text.strip() == "":
-        return Visible((), f"{VARIABLE} is empty: CUDA shows no GPU")
+        return VisibleGpus((), f"{VARIABLE} is empty: CUDA shows no GPU")
     if text.startswith("MIG-"):
         return _instance(gpus, text)
     by_uuid = text.startswith("GPU-")
@@ -52,18 +52,18 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> Visible:
             stopped = part.strip()
             break
         if index in found:
-            return Visible((), f"{VARIABLE}={text} names one GPU twice ({part.strip()}): CUDA then shows none")
+            return VisibleGpus((), f"{VARIABLE}={text} names one GPU twice ({part.strip()}): CUDA then shows none")
         found.append(index)
     said = ""
     if stopped or len(found) < len(gpus):
         ended = f", and ends at {stopped!r}, which is none" if stopped else ""
         said = f"{VARIABLE}={text} shows {len(found)} of the {len(gpus)} GPUs here{ended}"
     if by_uuid:
-        return Visible(tuple(gpus[index] for index in found), said)
-    return Visible(tuple(order[index] for index in found), said or _unordered(gpus, environ))
+        return VisibleGpus(tuple(gpus[index] for index in found), said)
+    return VisibleGpus(tuple(order[index] for index in found), said or _unordered(gpus, environ))
 
 
-def _order(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu | None]:
+def _order(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> list[GpuFacts | None]:
     """The GPUs as CUDA counts them: by the bus where it is told to, else the fastest first, which we cannot know."""
     if environ.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
         ordered = sorted(gpus, key=lambda gpu: gpu.pci)
@@ -71,28 +71,28 @@ def _order(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu | None]:
     return [None] * len(gpus)
 
 
-def _unordered(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> str:
+def _unordered(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> str:
     if not gpus or None not in _order(gpus, environ):
         return ""
     return f"the GPUs here are not of one model, and CUDA counts the fastest first: set {ORDER}=PCI_BUS_ID"
 
 
-def _of_number(gpus: Sequence[Gpu], part: str) -> int | None:
+def _of_number(gpus: Sequence[GpuFacts], part: str) -> int | None:
     match = _NUMBER.match(part)
     index = int(match[1]) if match else -1
     return index if 0 <= index < len(gpus) else None
 
 
-def _of_uuid(gpus: Sequence[Gpu], part: str) -> int | None:
+def _of_uuid(gpus: Sequence[GpuFacts], part: str) -> int | None:
     name = part.strip().lower()
     found = [index for index, gpu in enumerate(gpus) if name != "gpu-" and gpu.uuid.lower().startswith(name)]
     return found[0] if len(found) == 1 else None
 
 
-def _instance(gpus: Sequence[Gpu], text: str) -> Visible:
+def _instance(gpus: Sequence[GpuFacts], text: str) -> VisibleGpus:
     """A process sees one MIG instance at most: the first that is named."""
     first = text.split(",")[0].strip()
     match = _MIG_OF_GPU.match(first)
     parent = _of_uuid(gpus, match[1]) if match else None
     why = f"{VARIABLE}={first} is an instance of a GPU (MIG), and CUDA shows that alone"
-    return Visible((gpus[parent] if parent is not None else None,), why)
+    return VisibleGpus((gpus[parent] if parent is not None else None,), why)

@@ -37,7 +37,7 @@ class Elf:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingLibraries:
     """A library, or versions of symbols in one, that a library needs and that are not there.
 
     :param versions: empty: the library itself is not there.
@@ -171,12 +171,12 @@ def find(soname: str, paths: Sequence[str], environ: Mapping[str, str], loaded: 
     return None
 
 
-def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -> tuple[Missing, ...]:
+def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -> tuple[MissingLibraries, ...]:
     """Return what a library, and whatever it needs, lacks, each once.
 
     :raises OSError, ValueError: as :func:`read_elf`.
     """
-    lacking: dict[Missing, None] = {}
+    lacking: dict[MissingLibraries, None] = {}
     seen: set[str] = set()
     waiting = [read_elf(path)]
     while waiting:
@@ -184,12 +184,12 @@ def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -
         for soname in elf.needed:
             file = find(soname, elf.paths, environ, loaded)
             if file is None:
-                lacking[Missing(soname, elf.path)] = None
+                lacking[MissingLibraries(soname, elf.path)] = None
                 continue
             need = read_elf(file)
             absent = tuple(version for version in elf.wanted.get(soname, ()) if version not in need.defined)
             if absent and need.defined:
-                lacking[Missing(soname, elf.path, absent, file)] = None
+                lacking[MissingLibraries(soname, elf.path, absent, file)] = None
             if file not in seen:
                 seen.add(file)
                 waiting.append(need)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_nixl.core.redaction import shown
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _STEERING = re.compile(
     r"(?:UCX|NIXL|NIXLBENCH|XFERBENCH|FI|OFI|RDMAV|IBV|MLX5|EFA|NCCL|GDRCOPY|ETCD|ETCDCTL|ETCD_CPP|PYTEST_NIXL|NVIDIA|CUDA)_\w+|"
@@ -44,7 +44,7 @@ class Environment:
         return self.steering.get(name, "")
 
 
-def read_environment(root: Root, environ: Mapping[str, str] = os.environ) -> Environment:
+def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -> Environment:
     """Read the environment."""
     found = root.ask("environment", lambda: _ask(environ))
     return Environment(
@@ -64,12 +64,12 @@ def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return {"steering": matching(_STEERING), "launcher": matching(_LAUNCHERS), "image": image}
 
 
-def _namespace(root: Root) -> Fact[str]:
+def _namespace(root: FactsRoot) -> Fact[str]:
     text = root.read(_NAMESPACE)
     return Fact(text, _NAMESPACE, "" if text else "this is no pod")
 
 
-def _image(root: Root, named: Mapping[str, str]) -> Fact[str]:
+def _image(root: FactsRoot, named: Mapping[str, str]) -> Fact[str]:
     for name, value in named.items():
         return Fact(value, f"environment {name}")
     match = re.search(r'^image="(.*)"$', root.read("/run/.containerenv") or "", re.MULTILINE)

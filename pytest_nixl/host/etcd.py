@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints, redact
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.client import EtcdClient
@@ -50,7 +50,7 @@ class EtcdFacts:
     remedy: str
 
 
-def read_etcd(root: Root, endpoints: str, source: str, connect: Callable[[], Any] | None = None) -> EtcdFacts:
+def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[], Any] | None = None) -> EtcdFacts:
     """Ask the etcd.
 
     :param endpoints: as a person gave them; empty: none, and nothing is asked.

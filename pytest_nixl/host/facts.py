@@ -15,14 +15,14 @@ from pytest_nixl.host.environment import Environment, read_environment
 from pytest_nixl.host.etcd import EtcdFacts, read_etcd
 from pytest_nixl.host.fact import from_plain, to_plain
 from pytest_nixl.host.gpu import Gpus, read_gpus
-from pytest_nixl.host.gpu_nic_affinity import Near, Topology
+from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
 from pytest_nixl.host.network import Network, Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
-from pytest_nixl.host.peers import Peer, read_peers
+from pytest_nixl.host.peers import ReachedPeer, read_peers
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, read_software
-from pytest_nixl.host.system import Host, read_host
+from pytest_nixl.host.system import HostFacts, read_host
 
 #: Where the address of the etcd comes from, in this order.
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
@@ -34,16 +34,16 @@ FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
 class Facts:
     """What one host is."""
 
-    host: Host
+    host: HostFacts
     network: Network
     rdma: tuple[RdmaDevice, ...]
     pci: tuple[PciDevice, ...]
     gpu: Gpus
-    near: tuple[Near, ...]
+    near: tuple[GpuNics, ...]
     software: Software
     environment: Environment
     etcd: EtcdFacts
-    peers: tuple[Peer, ...]
+    peers: tuple[ReachedPeer, ...]
 
     @property
     def nics(self) -> tuple[Nic, ...]:
@@ -67,7 +67,7 @@ class Facts:
 
 
 def gather(
-    root: Root,
+    root: FactsRoot,
     *,
     backends: Sequence[str] = ("UCX",),
     etcd: str | None = None,

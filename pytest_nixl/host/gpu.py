@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _DRIVER = "/proc/driver/nvidia"
 #: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
@@ -22,7 +22,7 @@ _READ = 0
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuFacts:
     """One GPU; sizes are bytes, and None is not known.
 
     :param ecc: whether its memory corrects errors.
@@ -50,7 +50,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Pair:
+class GpuPairFacts:
     """Whether one GPU may read another's memory: what the driver says, ``ok`` or why not."""
 
     one: int
@@ -78,8 +78,8 @@ class Gpus:
     :param peermem: whether the module nvidia_peermem is loaded; ``gdrcopy`` likewise of gdrdrv, with its device node.
     """
 
-    gpus: tuple[Gpu, ...]
-    pairs: Fact[tuple[Pair, ...]]
+    gpus: tuple[GpuFacts, ...]
+    pairs: Fact[tuple[GpuPairFacts, ...]]
     driver: Fact[str]
     open: Fact[bool]
     cuda: Fact[str]
@@ -90,7 +90,7 @@ class Gpus:
     xids: Fact[tuple[Xid, ...]]
 
 
-def read_gpus(root: Root) -> Gpus:
+def read_gpus(root: FactsRoot) -> Gpus:
     """Read the GPUs."""
     version = root.read(f"{_DRIVER}/version")
     nvml = root.ask("nvml", lambda: _ask_nvml() if version is not None else {"why": _no_driver()})
@@ -125,7 +125,7 @@ def _open(version: str | None) -> Fact[bool]:
     return Fact(None, path, _no_driver()) if version is None else Fact("Open Kernel Module" in version, path)
 
 
-def _by_proc(root: Root) -> tuple[Gpu, ...]:
+def _by_proc(root: FactsRoot) -> tuple[GpuFacts, ...]:
     found = []
     for number, address in enumerate(root.entries(f"{_DRIVER}/gpus")):
         place = f"{_DRIVER}/gpus/{address}"
@@ -133,49 +133,49 @@ def _by_proc(root: Root) -> tuple[Gpu, ...]:
         name = match[1] if match else ""
         path, numa = _place(root, address)
         found.append(
-            Gpu(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
+            GpuFacts(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
         )
     return tuple(found)
 
 
-def _by_nvml(root: Root, nvml: dict[str, Any]) -> tuple[Gpu, ...]:
+def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
     found = []
     for each in nvml["gpus"]:
         path, numa = _place(root, each["pci"])
         uuid = _uuid(root, each["pci"])
-        found.append(Gpu(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid}))
+        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid}))
     return tuple(found)
 
 
-def _place(root: Root, address: str) -> tuple[str, int]:
+def _place(root: FactsRoot, address: str) -> tuple[str, int]:
     """Where a device hangs in sysfs, and its NUMA node."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
     numa = root.number(f"{path}/numa_node") if path else None
     return path, -1 if numa is None else numa
 
 
-def _uuid(root: Root, address: str) -> str:
+def _uuid(root: FactsRoot, address: str) -> str:
     text = root.read(f"{_DRIVER}/gpus/{address}/information") or ""
     match = re.search(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]+)", text, re.MULTILINE)
     return match[1] if match else ""
 
 
-def _pairs(nvml: dict[str, Any]) -> Fact[tuple[Pair, ...]]:
+def _pairs(nvml: dict[str, Any]) -> Fact[tuple[GpuPairFacts, ...]]:
     if "pairs" not in nvml:
         return Fact(None, "NVML", nvml.get("why", "NVML does not say"))
-    return Fact(tuple(Pair(**each) for each in nvml["pairs"]), "NVML")
+    return Fact(tuple(GpuPairFacts(**each) for each in nvml["pairs"]), "NVML")
 
 
 def _from(nvml: dict[str, Any], name: str) -> Fact[str]:
     return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not say"))
 
 
-def _module(root: Root, *names: str) -> Fact[bool]:
+def _module(root: FactsRoot, *names: str) -> Fact[bool]:
     loaded = next((name for name in names if root.exists(f"/sys/module/{name}")), None)
     return Fact(loaded is not None, f"/sys/module/{loaded or names[0]}")
 
 
-def _gdrcopy(root: Root) -> Fact[bool]:
+def _gdrcopy(root: FactsRoot) -> Fact[bool]:
     if not root.exists("/sys/module/gdrdrv"):
         return Fact(False, "/sys/module/gdrdrv", "the module gdrdrv is not loaded")
     node = root.exists("/dev/gdrdrv")

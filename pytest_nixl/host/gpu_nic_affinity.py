@@ -45,7 +45,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Near:
+class GpuNics:
     """A GPU and the network cards that are nearest to it.
 
     :param how: ``switch``: they share a bridge; ``root``: the root of the bus; ``node``: the NUMA node; ``far``: there
@@ -78,14 +78,14 @@ class Topology:
             tuple(Placed(nic.name, nic.pci, nic.path, nic.numa) for nic in network_cards(rdma) if nic.path),
         )
 
-    def nearest(self) -> tuple[Near, ...]:
+    def nearest(self) -> tuple[GpuNics, ...]:
         """Return the network cards that are nearest to each GPU, and which of them fall to it."""
         found = [nearest_to(gpu, self.nics) for gpu in self.gpus]
         near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, found, strict=True)}
         shares = share({gpu.name: () if how == FAR else near[gpu.name]
                         for gpu, (_, how) in zip(self.gpus, found, strict=True)})  # fmt: skip
         return tuple(
-            Near(int(gpu.name), near[gpu.name], how, shares[gpu.name])
+            GpuNics(int(gpu.name), near[gpu.name], how, shares[gpu.name])
             for gpu, (_, how) in zip(self.gpus, found, strict=True)
         )
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.gpu import Gpu
+from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.pci import AMAZON, EFA_DEVICES, GPU_CLASSES, NVIDIA
 from pytest_nixl.host.rdma import RdmaDevice
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 HWLOC_FORM = "what `lstopo --of xml` of hwloc 2 writes"
 #: ``PCI class [vendor:device] [subsystem] revision``, as in ``0302 [10de:2330] [10de:16c1] a1``.
@@ -28,7 +28,7 @@ _FABRIC = "3"
 
 
 @dataclass(frozen=True)
-class PlacedDevice:
+class HwlocDevice:
     """One PCI device of the file.
 
     :param family: its PCI class, such as ``0302``; ``vendor`` and ``device`` as ``10de`` and ``2330``.
@@ -49,7 +49,7 @@ class PlacedDevice:
     others: tuple[str, ...]
 
 
-def read_hwloc(path: Path) -> tuple[PlacedDevice, ...]:
+def read_hwloc(path: Path) -> tuple[HwlocDevice, ...]:
     """Return every PCI device of the file. :raises ValueError: where it is no such file."""
     try:
         root = ElementTree.parse(path).getroot()
@@ -63,7 +63,7 @@ def read_hwloc(path: Path) -> tuple[PlacedDevice, ...]:
     return found
 
 
-def _below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[PlacedDevice]:
+def _below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[HwlocDevice]:
     nodes = [item for item in parent if item.attrib.get("type") == "NUMANode"]
     numa = int(nodes[0].attrib["os_index"]) if nodes else numa
     for item in parent:
@@ -79,7 +79,7 @@ def _below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[Place
             yield from _below(item, place, numa)
 
 
-def _device(item: ElementTree.Element, place: str, numa: int) -> PlacedDevice:
+def _device(item: ElementTree.Element, place: str, numa: int) -> HwlocDevice:
     match = _TYPE.match(item.attrib["pci_type"])
     if match is None:
         raise ValueError(f"pci_type={item.attrib['pci_type']!r}")
@@ -88,7 +88,7 @@ def _device(item: ElementTree.Element, place: str, numa: int) -> PlacedDevice:
     names = [(each.attrib["osdev_type"], each.attrib["name"]) for each in item.iter("object")
              if each.attrib.get("type") == "OSDev"]  # fmt: skip
     fabric = next((name for kind, name in names if kind == _FABRIC), "")
-    return PlacedDevice(
+    return HwlocDevice(
         address=address,
         family=match[1],
         vendor=match[2],
@@ -108,10 +108,12 @@ def hwloc_facts(path: Path) -> Facts:
     """
     devices = read_hwloc(path)
     with TemporaryDirectory() as empty:
-        nothing = gather(Root(empty), backends=(), etcd="", environ={})
+        nothing = gather(FactsRoot(empty), backends=(), etcd="", environ={})
     gpus = [each for each in devices if f"0x{each.vendor}" == NVIDIA and f"0x{each.family}" in GPU_CLASSES]
     found = tuple(
-        Gpu(index, each.model, each.address, each.path, None, None, None, None, None, None, f"{path}", each.numa, "")
+        GpuFacts(
+            index, each.model, each.address, each.path, None, None, None, None, None, None, f"{path}", each.numa, ""
+        )
         for index, each in enumerate(sorted(gpus, key=lambda each: each.address))
     )
     rdma = tuple(_rdma(each, f"{path}") for each in devices if each.fabric)
@@ -119,7 +121,7 @@ def hwloc_facts(path: Path) -> Facts:
     return replace(nothing, gpu=gpu, rdma=rdma, near=Topology.of(gpu, rdma).nearest())
 
 
-def _rdma(device: PlacedDevice, source: str) -> RdmaDevice:
+def _rdma(device: HwlocDevice, source: str) -> RdmaDevice:
     efa = f"0x{device.vendor}" == AMAZON and f"0x{device.device}" in EFA_DEVICES
     kind = "efa" if efa else re.sub(r"[\d_]+$", "", device.fabric)
     return RdmaDevice(device.fabric, kind, (), "", "", device.numa, device.address, device.path, "", source)

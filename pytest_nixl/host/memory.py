@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_nixl.core.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from pytest_nixl.host.recorded_tree import Root
+    from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: What the kernel writes where a version 1 control group has no limit: nearly all of 63 bits.
 _NO_LIMIT = 1 << 62
@@ -24,7 +24,7 @@ _FILES = (
 
 
 @dataclass(frozen=True)
-class Available:
+class AvailableMemory:
     """Bytes that may still be taken, and what says so."""
 
     size: int
@@ -34,7 +34,7 @@ class Available:
         return f"{in_bytes(self.size)} by {self.source}"
 
 
-def available_memory(root: Root) -> Available | None:
+def available_memory(root: FactsRoot) -> AvailableMemory | None:
     """Return the least of what the host and the control groups leave; None where nothing tells."""
     found = [*_of_host(root), *_of_groups(root)]
     return min(found, key=lambda each: each.size, default=None)
@@ -48,13 +48,13 @@ def in_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def _of_host(root: Root) -> Iterator[Available]:
+def _of_host(root: FactsRoot) -> Iterator[AvailableMemory]:
     match = re.search(r"^MemAvailable:\s*([0-9]+) kB", root.read("/proc/meminfo") or "", re.MULTILINE)
     if match:
-        yield Available(int(match[1]) * KIB, "MemAvailable")
+        yield AvailableMemory(int(match[1]) * KIB, "MemAvailable")
 
 
-def _of_groups(root: Root) -> Iterator[Available]:
+def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
     """Yield what each group leaves, from this process's own up to the outermost that can be seen."""
     for line in (root.read("/proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -70,4 +70,4 @@ def _of_groups(root: Root) -> Iterator[Available]:
                 continue
             match = re.search(rf"^{given_back} ([0-9]+)$", root.read(f"{place}/memory.stat") or "", re.MULTILINE)
             left = max(0, limit - use + (int(match[1]) if match else 0))
-            yield Available(left, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")
+            yield AvailableMemory(left, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.pci import address_of
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _NET = "/sys/class/net"
 _LOOPBACK_TYPE = 772
@@ -58,7 +58,7 @@ class Network:
     search: Fact[tuple[str, ...]]
 
 
-def read_network(root: Root) -> Network:
+def read_network(root: FactsRoot) -> Network:
     """Read the network."""
     answer = root.ask("addresses", ask_addresses)
     resolver = root.read("/etc/resolv.conf")
@@ -70,11 +70,11 @@ def read_network(root: Root) -> Network:
     )
 
 
-def _is_nic(root: Root, name: str) -> bool:
+def _is_nic(root: FactsRoot, name: str) -> bool:
     return root.read(f"{_NET}/{name}/operstate") is not None
 
 
-def _nic(root: Root, name: str, addresses: list[str]) -> Nic:
+def _nic(root: FactsRoot, name: str, addresses: list[str]) -> Nic:
     place = f"{_NET}/{name}"
     speed = root.number(f"{place}/speed")  # in Mb/s; -1 or an error where it is not known
     device = root.resolve(f"{place}/device")
@@ -93,7 +93,7 @@ def _nic(root: Root, name: str, addresses: list[str]) -> Nic:
     )
 
 
-def _default(root: Root) -> Fact[str]:
+def _default(root: FactsRoot) -> Fact[str]:
     path = "/proc/net/route"
     text = root.read(path)
     if text is None:

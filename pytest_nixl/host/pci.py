@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from os.path import commonpath
 
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _BUS = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -37,7 +37,7 @@ class PciDevice:
     source: str
 
 
-def read_pci(root: Root) -> tuple[PciDevice, ...]:
+def read_pci(root: FactsRoot) -> tuple[PciDevice, ...]:
     """Return the GPUs and the network adapters that do RDMA."""
     found = []
     for address in root.entries(_BUS):

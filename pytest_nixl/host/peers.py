@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 PEER_FORM = "HOST or HOST:PORT; any port serves, as one that refuses us has been reached"
 #: Nobody listens there: the refusal is the answer.
@@ -20,7 +20,7 @@ _PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
-class Peer:
+class ReachedPeer:
     """Another host. ``fault`` is why it is not reached; empty: it is."""
 
     name: str
@@ -28,12 +28,14 @@ class Peer:
     fault: str
 
 
-def read_peers(root: Root, names: Sequence[str]) -> tuple[Peer, ...]:
+def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]:
     """Try to reach each host. :raises ValueError: where one is not of the accepted form."""
     for name in names:
         _split(name)
     found = root.ask("peers", lambda: {name: _ask(name) for name in names})
-    return tuple(Peer(name, tuple(each["addresses"]), each["fault"]) for name, each in found.items() if name != "why")
+    return tuple(
+        ReachedPeer(name, tuple(each["addresses"]), each["fault"]) for name, each in found.items() if name != "why"
+    )
 
 
 def _split(name: str) -> tuple[str, int]:

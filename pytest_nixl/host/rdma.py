@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.host.pci import address_of
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _CLASS = "/sys/class/infiniband"
 _VERBS = "/sys/class/infiniband_verbs"
@@ -76,7 +76,7 @@ def network_cards(devices: Sequence[RdmaDevice]) -> list[RdmaDevice]:
     return [device for device in devices if not device.manages_nvlink and not (efa and device.kind != "efa")]
 
 
-def read_rdma(root: Root) -> tuple[RdmaDevice, ...]:
+def read_rdma(root: FactsRoot) -> tuple[RdmaDevice, ...]:
     """Read the adapters."""
     nodes = {root.read(f"{_VERBS}/{name}/ibdev"): name for name in root.entries(_VERBS) if name.startswith("uverbs")}
     names = [name for name in root.entries(_CLASS) if root.entries(f"{_CLASS}/{name}/ports")]
@@ -85,7 +85,7 @@ def read_rdma(root: Root) -> tuple[RdmaDevice, ...]:
     return tuple(_device(root, name, paths.get(name, ""), closed) for name in names)
 
 
-def _device(root: Root, name: str, uverbs: str, closed: dict[str, str]) -> RdmaDevice:
+def _device(root: FactsRoot, name: str, uverbs: str, closed: dict[str, str]) -> RdmaDevice:
     place = f"{_CLASS}/{name}"
     device = root.resolve(f"{place}/device")
     driver = (root.resolve(f"{device}/driver") or "").rpartition("/")[2] if device else ""
@@ -111,7 +111,7 @@ def _kind(name: str, driver: str) -> str:
     return re.sub(r"[\d_]+(core)?$", "", driver or name)
 
 
-def _port(root: Root, folder: str, number: str) -> Port:
+def _port(root: FactsRoot, folder: str, number: str) -> Port:
     place = f"{folder}/{number}"
     state = re.search(r"[A-Z]+", root.read(f"{place}/state") or "")  # "4: ACTIVE"
     rate = re.match(r"([\d.]+) Gb/sec", root.read(f"{place}/rate") or "")  # "100 Gb/sec (4X EDR)"

@@ -23,7 +23,7 @@ MOST = 1 << 20
 NOT_RECORDED = "it was not recorded"
 
 
-class Root:
+class FactsRoot:
     """A tree with the layout of ``/``. Paths are given without its name, and begin with a slash.
 
     :param folder: a recorded tree; None: this machine.

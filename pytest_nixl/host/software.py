@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -33,7 +33,7 @@ _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
 
 
 @dataclass(frozen=True)
-class Library:
+class LoadedLibrary:
     """A library that a process with NIXL had loaded: ``libucs`` of ``/usr/lib/libucs.so.0``."""
 
     name: str
@@ -90,7 +90,7 @@ class Software:
     etcd_client_patched: Fact[bool]
     plugins: tuple[str, ...]
     backends: tuple[BackendFacts, ...]
-    libraries: tuple[Library, ...]
+    libraries: tuple[LoadedLibrary, ...]
     unused: dict[str, str]
     ucx_variables: tuple[str, ...]
     fabric_variables: tuple[str, ...]
@@ -111,7 +111,7 @@ class Software:
         return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def read_software(root: Root, backends: Sequence[str], nixlbench: str = "") -> Software:
+def read_software(root: FactsRoot, backends: Sequence[str], nixlbench: str = "") -> Software:
     """Load NIXL in a worker, make each of ``backends`` there, and return what is found.
 
     :param nixlbench: its file; empty: it is looked for on PATH.
@@ -146,11 +146,11 @@ def read_software(root: Root, backends: Sequence[str], nixlbench: str = "") -> S
     )  # fmt: skip
 
 
-def library(path: str) -> Library:
+def library(path: str) -> LoadedLibrary:
     """Name a library by its file, without what builders of wheels add: ``libucs-14c218c5.so.0.0.0`` is ``libucs``."""
     name = os.path.basename(path)
     match = _HASH.match(name)
-    return Library(match["name"] if match else name.partition(".so")[0], path)
+    return LoadedLibrary(match["name"] if match else name.partition(".so")[0], path)
 
 
 def two_of_ucx(paths: Sequence[str]) -> bool:
@@ -185,7 +185,7 @@ def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
                          tuple(found.get("said", ())))  # fmt: skip
 
 
-def _efa_installer(root: Root) -> Fact[str]:
+def _efa_installer(root: FactsRoot) -> Fact[str]:
     match = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
     return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed here")
 
@@ -193,12 +193,12 @@ def _efa_installer(root: Root) -> Fact[str]:
 def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
     from pytest_nixl.host.worker_probe import etcd_client
     from pytest_nixl.nixl.agent import NixlAgent
-    from pytest_nixl.processes.hosts import Here
-    from pytest_nixl.processes.supervisor import keeper
+    from pytest_nixl.processes.hosts import LocalHost
+    from pytest_nixl.processes.supervisor import supervisor
 
     # It looks at a backend, and meets nobody: no etcd is given to it, which it would wait for.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
-    worker = Here(keeper()).start("facts", environment, _PATIENCE)
+    worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
     worker.by_option = False
     try:
         found: dict[str, Any] = {**worker.versions, "backends": {}}

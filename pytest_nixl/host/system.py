@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from pytest_nixl.host.fact import Fact
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 _CAP_IPC_LOCK = 14
 
@@ -55,7 +55,7 @@ class Shm:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostFacts:
     """One host, or one container on it. Memory is in bytes."""
 
     name: Fact[str]
@@ -74,12 +74,12 @@ class Host:
     ptrace_scope: Fact[int]
 
 
-def read_host(root: Root) -> Host:
+def read_host(root: FactsRoot) -> HostFacts:
     """Read the host."""
     machine = root.ask("machine", lambda: {"architecture": platform.machine()})
     memory = root.read("/proc/meminfo") or ""
     info = root.read("/proc/cpuinfo") or ""
-    return Host(
+    return HostFacts(
         name=_text(root, "/proc/sys/kernel/hostname"),
         system=_system(root),
         kernel=_text(root, "/proc/sys/kernel/osrelease"),
@@ -97,12 +97,12 @@ def read_host(root: Root) -> Host:
     )
 
 
-def _text(root: Root, path: str) -> Fact[str]:
+def _text(root: FactsRoot, path: str) -> Fact[str]:
     text = root.read(path)
     return Fact(text, path, "" if text is not None else "it cannot be read")
 
 
-def _whole(root: Root, path: str) -> Fact[int]:
+def _whole(root: FactsRoot, path: str) -> Fact[int]:
     number = root.number(path)
     return Fact(number, path, "" if number is not None else "it cannot be read")
 
@@ -112,7 +112,7 @@ def _found(pattern: str, text: str, source: str) -> Fact[str]:
     return Fact(match[1], source) if match else Fact(None, source, "it does not say")
 
 
-def _system(root: Root) -> Fact[str]:
+def _system(root: FactsRoot) -> Fact[str]:
     for path in ("/etc/os-release", "/usr/lib/os-release"):
         text = root.read(path)
         if text is not None:
@@ -120,7 +120,7 @@ def _system(root: Root) -> Fact[str]:
     return Fact(None, "/etc/os-release", "it cannot be read")
 
 
-def _container(root: Root) -> Fact[str]:
+def _container(root: FactsRoot) -> Fact[str]:
     """Tell which kind of container this is; ``no`` where nothing speaks of one."""
     for path, kind in (
         ("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "kubernetes"),
@@ -136,7 +136,7 @@ def _container(root: Root) -> Fact[str]:
     return Fact("no", "/.dockerenv, /run/.containerenv, /proc/1/cgroup")
 
 
-def _cpus(root: Root) -> Fact[int]:
+def _cpus(root: FactsRoot) -> Fact[int]:
     path = "/sys/devices/system/cpu/online"
     text = root.read(path)
     if not text:
@@ -150,7 +150,7 @@ def count_cpus(listed: str) -> int:
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
-def _numa(root: Root) -> list[Numa]:
+def _numa(root: FactsRoot) -> list[Numa]:
     nodes = []
     for name in root.entries("/sys/devices/system/node"):
         if re.fullmatch(r"node\d+", name):
@@ -166,7 +166,7 @@ def _kilobytes(name: str, text: str) -> Fact[int]:
     return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it does not say")
 
 
-def _huge_pages(root: Root) -> list[HugePages]:
+def _huge_pages(root: FactsRoot) -> list[HugePages]:
     folder = "/sys/kernel/mm/hugepages"
     pages = []
     for name in root.entries(folder):
@@ -178,7 +178,7 @@ def _huge_pages(root: Root) -> list[HugePages]:
     return pages
 
 
-def _memlock(root: Root) -> Fact[Memlock]:
+def _memlock(root: FactsRoot) -> Fact[Memlock]:
     path = "/proc/self/limits"
     match = re.search(r"^Max locked memory +(\w+) +(\w+)", root.read(path) or "", re.MULTILINE)
     if match is None:
@@ -189,7 +189,7 @@ def _memlock(root: Root) -> Fact[Memlock]:
     return Fact(Memlock(soft, hard, privileged), path)
 
 
-def _shm(root: Root) -> Fact[Shm]:
+def _shm(root: FactsRoot) -> Fact[Shm]:
     answer = root.ask("shm", _ask_shm)
     if "why" in answer:
         return Fact(None, "statvfs of /dev/shm", answer["why"])

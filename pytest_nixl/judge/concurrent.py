@@ -30,7 +30,7 @@ def disjoint(ranks: int) -> list[RankPair]:
 
 
 @dataclass(frozen=True)
-class Together:
+class ConcurrentVerdict:
     """What links came to that were measured at one time."""
 
     verdict: Verdict
@@ -39,7 +39,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ConcurrentRates:
     """What each of several links got, in bytes per second, while all were measured at one time.
 
     :param starving: the place of one that got less than :data:`STARVED` of what is usual, each time they were measured.
@@ -65,7 +65,7 @@ def starving(rates: Sequence[float]) -> int | None:
     return rates.index(least) if least < STARVED * median(rates) else None
 
 
-def spread(measure: Callable[[], Sequence[float]]) -> Spread:
+def spread(measure: Callable[[], Sequence[float]]) -> ConcurrentRates:
     """Measure all together, and again while the same one starves: it is said to only if it does every time."""
     rates = tuple(measure())
     place = starving(rates)
@@ -74,7 +74,7 @@ def spread(measure: Callable[[], Sequence[float]]) -> Spread:
             break
         rates = tuple(measure())
         place = place if starving(rates) == place else None
-    return Spread(rates, place)
+    return ConcurrentRates(rates, place)
 
 
 def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Samples]:
@@ -99,21 +99,23 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
     return [future.result() for future in futures]
 
 
-def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> Together | None:
+def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> ConcurrentVerdict | None:
     """Return that one of them moved a wrong byte, if one did."""
     for name, each in zip(names, samples, strict=True):
         if each.corruption is not None:
             words = f"{what} of {name} beside {len(set(names)) - 1} others: {each.corruption}"
-            return Together(Verdict.CORRUPT, words, "run that pair alone; look at both hosts' memory and adapters")
+            return ConcurrentVerdict(
+                Verdict.CORRUPT, words, "run that pair alone; look at both hosts' memory and adapters"
+            )
     return None
 
 
-def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Together:
+def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> ConcurrentVerdict:
     """Measure one row of every pair of ranks at the same time, and judge what it says of the network between them.
 
     :param what: the kind of link, in words.
     """
-    wrong: list[Together] = []
+    wrong: list[ConcurrentVerdict] = []
     names = [f"ranks {pair[0]}-{pair[1]}" for pair in (link.key(block).pair for link in links)]
 
     def rates() -> list[float]:
@@ -133,5 +135,5 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Togethe
     )
     if found.starving is not None:
         remedy = "look at what these two ranks share with others: a switch's uplink, a host, an adapter"
-        return Together(Verdict.WARN, f"{words}: that pair starves beside the others", remedy)
-    return Together(Verdict.PASS, words)
+        return ConcurrentVerdict(Verdict.WARN, f"{words}: that pair starves beside the others", remedy)
+    return ConcurrentVerdict(Verdict.PASS, words)

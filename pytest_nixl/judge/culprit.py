@@ -26,7 +26,7 @@ ACTION = (
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedPair:
     """A pair of ranks that failed: the row of the most bytes, which is measured again."""
 
     key: RowKey
@@ -39,7 +39,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Retest:
     """One end of a failed pair, as initiator, with another rank: bytes flow through it the same way as in that row."""
 
     suspect: int
@@ -53,10 +53,10 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tried:
+class RetestResult:
     """What came of a trial: its verdict, and over which transports and devices the suspect's bytes went."""
 
-    trial: Trial
+    trial: Retest
     judgement: Judgement
     transports: tuple[str, ...] = ()
 
@@ -66,12 +66,12 @@ class Tried:
         return self.judgement.verdict in BAD
 
 
-def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[Failed]:
+def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[FailedPair]:
     """Return the pairs that failed, one for each backend, those of the ranks first that are in the most of them.
 
     :param keys: of the rows that were measured, by their text.
     """
-    worst: dict[tuple[str, RankPair], Failed] = {}
+    worst: dict[tuple[str, RankPair], FailedPair] = {}
     for result in results:
         key = keys.get(result.row)
         if key is None or result.verdict not in BAD or key.pair[0] == key.pair[1]:
@@ -79,12 +79,12 @@ def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[Fai
         place = (key.backend, key.pair)
         known = worst.get(place)
         if known is None or key.block >= known.key.block:
-            worst[place] = Failed(key, Judgement(result.verdict, result.reason, result.remedy))
+            worst[place] = FailedPair(key, Judgement(result.verdict, result.reason, result.remedy))
     often = Counter(rank for backend, pair in worst for rank in pair)
     return sorted(worst.values(), key=lambda each: -sum(often[rank] for rank in each.ranks))
 
 
-def trials(failed: Failed, all_failed: Sequence[Failed], ranks: int) -> list[Trial]:
+def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[Retest]:
     """Return the two trials that tell the ends of a pair apart; none where there are only two ranks.
 
     The partner is in no failed pair, where there is such a rank; else in the fewest.
@@ -97,11 +97,11 @@ def trials(failed: Failed, all_failed: Sequence[Failed], ranks: int) -> list[Tri
     found = []
     for suspect, op in ((one, failed.key.op), (other, _OTHER[failed.key.op])):
         key = replace(failed.key, op=op, pair=(suspect, partners[0]))
-        found.append(Trial(suspect, partners[0], key))
+        found.append(Retest(suspect, partners[0], key))
     return found
 
 
-def blame(failed: Failed, tried: Sequence[Tried], names: Sequence[str]) -> tuple[list[int], str]:
+def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str]) -> tuple[list[int], str]:
     """Return the ranks that are to blame, and a sentence with their hosts and interfaces.
 
     :param tried: the two trials with what each came to.
@@ -129,7 +129,7 @@ def _over(transports: Sequence[str]) -> str:
     return ", ".join(transports) or "interface"
 
 
-def by_direction(failed: Sequence[Failed], results: Sequence[Result], keys: dict[str, RowKey], names: Sequence[str]
+def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], keys: dict[str, RowKey], names: Sequence[str]
                  ) -> Iterator[str]:  # fmt: skip
     """Yield, of two ranks, what the directions tell: bytes of a WRITE leave the initiator, those of a READ reach it."""
     for each in failed:

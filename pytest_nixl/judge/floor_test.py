@@ -125,7 +125,7 @@ def _rate(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedFloor:
     """What good runs of a row give.
 
     :param floor: bytes per second; None: fewer than three runs agree, or they scatter so that no floor is left.
@@ -140,7 +140,7 @@ class Learned:
     outliers: tuple[int, ...]
 
 
-def learn(values_by_key: Mapping[K, Sequence[float]]) -> dict[K, Learned]:
+def learn(values_by_key: Mapping[K, Sequence[float]]) -> dict[K, LearnedFloor]:
     """Return for each row what floor its runs give: min(0.95 median, median - 5 MAD); values are bytes per second.
 
     A run that is further from the median of all than both 5 % of it and 5 MAD is an outlier: named and left out.
@@ -150,7 +150,7 @@ def learn(values_by_key: Mapping[K, Sequence[float]]) -> dict[K, Learned]:
     return {key: _learn(key, values) for key, values in values_by_key.items()}
 
 
-def _learn(key: object, values: Sequence[float]) -> Learned:
+def _learn(key: object, values: Sequence[float]) -> LearnedFloor:
     if not values:
         raise ValueError(f"{key}: no run")
     if not all(0 < value < math.inf for value in values):
@@ -160,7 +160,7 @@ def _learn(key: object, values: Sequence[float]) -> Learned:
     kept = list(compress(values, near))
     centre, mad = median(kept), _mad(kept)
     floor = centre - _margin(centre, mad)
-    return Learned(
+    return LearnedFloor(
         floor=floor if len(kept) >= FEWEST_LAUNCHES and floor > 0 else None,
         median=centre,
         mad=mad,

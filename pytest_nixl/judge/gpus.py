@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.units import format_size, gigabytes
-from pytest_nixl.host.gpu import Gpu as FactsGpu
-from pytest_nixl.host.gpu_nic_affinity import FAR, Near, Placed, Topology
+from pytest_nixl.host.gpu import GpuFacts
+from pytest_nixl.host.gpu_nic_affinity import FAR, GpuNics, Placed, Topology
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
-from pytest_nixl.judge.concurrent import Spread, Together, corrupt, measure_at_once, spread
+from pytest_nixl.judge.concurrent import ConcurrentRates, ConcurrentVerdict, corrupt, measure_at_once, spread
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.machine import card, is_network
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.gpus import Gpu
+from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.session.parsers import DevicePair
 
 #: What tells UCX which network cards to use, each as ``name:port``.
@@ -38,14 +38,14 @@ def pairs_of(initiators: int, targets: int, *, one_host: bool) -> list[DevicePai
 
 
 @dataclass(frozen=True)
-class Seat:
+class GpuEnd:
     """A GPU, and the network cards nearest to it.
 
     :param near: None: where it hangs on the bus is not known.
     """
 
-    gpu: Gpu
-    near: Near | None
+    gpu: LinkGpu
+    near: GpuNics | None
     node: str = ""
 
     @property
@@ -61,7 +61,7 @@ class Seat:
         return f"GPU {self.gpu.number} ({', '.join(filter(None, [self.gpu.pci, self.node]))})"
 
 
-def seats(gpus: Sequence[Gpu], known: Sequence[FactsGpu], cards: Sequence[RdmaDevice]) -> list[Seat]:
+def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
     """Return where each of a worker's GPUs hangs, and its share of the network cards that can be used.
 
     :param gpus: those that the worker sees, as it counts them.
@@ -75,19 +75,19 @@ def seats(gpus: Sequence[Gpu], known: Sequence[FactsGpu], cards: Sequence[RdmaDe
               if nic.active and nic.uverbs and not nic.closed and nic.path]  # fmt: skip
     near = {each.gpu: each for each in Topology(tuple(placed), tuple(usable)).nearest()}
     nodes = {int(each.name): each.node for each in placed}
-    return [Seat(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
+    return [GpuEnd(gpu, near.get(gpu.number), nodes.get(gpu.number, "")) for gpu in gpus]
 
 
 @dataclass(frozen=True)
-class Lane:
+class GpuPair:
     """One pair of GPUs: what it moves alone and beside the others, in bytes per second, and over what.
 
     :param initiator: where the initiator's GPU is; ``target`` is that of the other end.
     :param transports: what carried the bytes as the backend reports it.
     """
 
-    initiator: Seat
-    target: Seat
+    initiator: GpuEnd
+    target: GpuEnd
     alone: float
     transports: tuple[str, ...]
 
@@ -105,7 +105,9 @@ class Lane:
         return tuple(dict.fromkeys(name for name in used if name and name not in near.devices))
 
 
-def judge_gpus(what: str, block: int, lanes: Sequence[Lane], found: Spread, scaling: float | None) -> Together:
+def judge_gpus(
+    what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None
+) -> ConcurrentVerdict:
     """Judge what GPUs moved together.
 
     :param what: the kind of link, in words.
@@ -123,22 +125,29 @@ def judge_gpus(what: str, block: int, lanes: Sequence[Lane], found: Spread, scal
         f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
     )
     if found.starving is not None:
-        return Together(Verdict.FAIL, f"{words}: it starves beside the others", REMEDY)
+        return ConcurrentVerdict(Verdict.FAIL, f"{words}: it starves beside the others", REMEDY)
     if scaling is not None and efficiency < scaling:
-        return Together(Verdict.FAIL, f"{words}: the profile wants {scaling:.0%}", REMEDY)
+        return ConcurrentVerdict(Verdict.FAIL, f"{words}: the profile wants {scaling:.0%}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
         remedy = f"let the backend choose by the bus: unset what names devices ({UCX_CARDS}, FI_EFA_IFACE)"
-        return Together(Verdict.WARN, f"{words}; not by the network cards nearest to it: {'; '.join(strayed)}", remedy)
+        return ConcurrentVerdict(
+            Verdict.WARN, f"{words}; not by the network cards nearest to it: {'; '.join(strayed)}", remedy
+        )
     if scaling is None:
         remedy = "put `scaling` under [machine] of the profile: the share that a good machine of yours has"
-        return Together(Verdict.NO_EXPECTATION, f"{words}; the profile does not say what is good", remedy)
-    return Together(Verdict.PASS, words)
+        return ConcurrentVerdict(Verdict.NO_EXPECTATION, f"{words}; the profile does not say what is good", remedy)
+    return ConcurrentVerdict(Verdict.PASS, words)
 
 
 def measure_gpus(
-    what: str, links: Sequence[Link], seated: Sequence[tuple[Seat, Seat]], block: int, depth: int, scaling: float | None
-) -> Together:
+    what: str,
+    links: Sequence[Link],
+    seated: Sequence[tuple[GpuEnd, GpuEnd]],
+    block: int,
+    depth: int,
+    scaling: float | None,
+) -> ConcurrentVerdict:
     """Measure one row of each link alone, one after the other, then of all at the same time, and judge that.
 
     :param what: the kind of link, in words.
@@ -159,6 +168,6 @@ def measure_gpus(
     fault = corrupt(what, [names[number % len(names)] for number in range(len(moved))], moved)
     if fault is not None:
         return fault
-    lanes = [Lane(one, other, before.bandwidth, now.transports)
+    lanes = [GpuPair(one, other, before.bandwidth, now.transports)
              for (one, other), before, now in zip(seated, alone, beside, strict=True)]  # fmt: skip
     return judge_gpus(what, block, lanes, found, scaling)

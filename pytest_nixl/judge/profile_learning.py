@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_nixl.core import units
-from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, Learned, learn
+from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import parse_profile
 from pytest_nixl.model.row_source import program_of
 
@@ -18,14 +18,14 @@ RUNS_FORM = "files that --benchmark-json or --benchmark-autosave of the bandwidt
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRows:
     """One row of one run: its delivered bandwidth in bytes per second, and the transports that carried it."""
 
     bandwidth: float
     transports: tuple[str, ...]
 
 
-def read_run(path: Path) -> dict[str, Measured]:
+def read_run(path: Path) -> dict[str, MeasuredRows]:
     """Return what one run measured, by row key.
 
     :raises ValueError: in one sentence, where the file is no such record, or has no row of ours.
@@ -33,7 +33,7 @@ def read_run(path: Path) -> dict[str, Measured]:
     try:
         records = json.loads(path.read_text())["benchmarks"]
         rows = {
-            str(record["extra_info"]["key"]): Measured(
+            str(record["extra_info"]["key"]): MeasuredRows(
                 float(record["extra_info"]["GB/s"]) * 1e9, tuple(record["extra_info"]["transports"])
             )
             for record in records
@@ -67,20 +67,20 @@ def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
     return text, remarks
 
 
-def _remarks(key: str, found: Learned, paths: Sequence[Path]) -> Iterator[str]:
+def _remarks(key: str, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
     for number in found.outliers:
         yield f"{key}: {paths[number]} was left out, it is far from the others"
     if found.floor is None:
         yield f"{key}: no floor, fewer than {FEWEST_LAUNCHES} runs agree or they scatter too far"
 
 
-def _names(runs: Sequence[Mapping[str, Measured]], key: str) -> tuple[str, ...]:
+def _names(runs: Sequence[Mapping[str, MeasuredRows]], key: str) -> tuple[str, ...]:
     """The transports that carried a row in any run, without their devices."""
     return tuple(dict.fromkeys(one.partition("/")[0] for run in runs for one in run[key].transports))
 
 
 def _lines(
-    name: str, floors: Mapping[str, Learned], transports: Mapping[str, tuple[str, ...]], runs: int
+    name: str, floors: Mapping[str, LearnedFloor], transports: Mapping[str, tuple[str, ...]], runs: int
 ) -> Iterator[str]:
     yield "[profile]"
     yield f"name = {_quoted(name)}"
@@ -108,7 +108,7 @@ def _lines(
         yield f"source = {_quoted(_source(found))}"
 
 
-def _source(found: Learned) -> str:
+def _source(found: LearnedFloor) -> str:
     used = found.runs - len(found.outliers)
     return (
         f"{used} of {found.runs} runs: median {units.gigabytes(found.median)} GB/s, median absolute deviation "

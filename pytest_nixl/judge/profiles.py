@@ -73,7 +73,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ReferenceRun:
     """A figure that somebody reported: shown, never judged by.
 
     Bandwidth is bytes per second; ``p50``, ``p99`` and ``latency`` (where the report does not say which) are seconds;
@@ -114,7 +114,7 @@ class Profile:
     required: tuple[str, ...]
     expectations: tuple[Expectation, ...]
     machine: Machine | None = None
-    recorded: tuple[Recorded, ...] = ()
+    recorded: tuple[ReferenceRun, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
 
     def acceptance(self, finding: str) -> Acceptance | None:
@@ -179,7 +179,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
     except (ValueError, RecursionError) as error:
         fault = str(error).rstrip(".") or "nested too deeply"
         raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
-    document = _Table(where, data, PROFILE_FORM)
+    document = _ProfileTable(where, data, PROFILE_FORM)
     document.allow("profile", "required", "machine", "expect", "recorded", "accept")
     head = document.table("profile", mandatory=True)
     head.allow("name", "summary")
@@ -206,7 +206,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
     )
 
 
-def _accepted(tables: Sequence[_Table]) -> tuple[Acceptance, ...]:
+def _accepted(tables: Sequence[_ProfileTable]) -> tuple[Acceptance, ...]:
     accepted: dict[str, Acceptance] = {}
     for table in tables:
         table.allow("id", "reason", "expires")
@@ -218,7 +218,7 @@ def _accepted(tables: Sequence[_Table]) -> tuple[Acceptance, ...]:
     return tuple(accepted.values())
 
 
-def _machine(table: _Table) -> Machine:
+def _machine(table: _ProfileTable) -> Machine:
     table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "scaling", "source")
     nics = table.count("nics", mandatory=True) or 0
     nics_per_gpu = table.count("nics_per_gpu")
@@ -236,10 +236,10 @@ def _machine(table: _Table) -> Machine:
     )
 
 
-def _recorded(table: _Table, machine: Machine | None) -> Recorded:
+def _recorded(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
     table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
                 "note", "source")  # fmt: skip
-    item = Recorded(
+    item = ReferenceRun(
         source=table.text("source", "a text that names the document and quotes it", _filled, mandatory=True) or "",
         note=table.text("note", "a text", _filled) or "",
         plausible=table.flag("plausible", default=True),
@@ -262,12 +262,12 @@ def _recorded(table: _Table, machine: Machine | None) -> Recorded:
     return item
 
 
-def _above_line_rate(table: _Table, key: str, machine: Machine, cards: int) -> str:
+def _above_line_rate(table: _ProfileTable, key: str, machine: Machine, cards: int) -> str:
     total = units.gigabytes(cards * machine.nic_rate)
     return f"{table.data[key]!r} is above the line rate of {machine.describe(cards)}, {total} GB/s"
 
 
-def _check_line_rate(table: _Table, item: Expectation, machine: Machine) -> None:
+def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) -> None:
     """Refuse what no network card there can carry, unless a transport is accepted that needs none."""
     if item.transports is not None and not all(is_network(name) for name in item.transports):
         return
@@ -281,7 +281,7 @@ def _check_line_rate(table: _Table, item: Expectation, machine: Machine) -> None
             )
 
 
-def _expectation(table: _Table, machine: Machine | None) -> Expectation:
+def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
     table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
                 "transports", "raw", "source")  # fmt: skip
     item = Expectation(
@@ -311,7 +311,7 @@ def _expectation(table: _Table, machine: Machine | None) -> Expectation:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _ProfileTable:
     """One table of the file, and how the messages call it."""
 
     where: str
@@ -330,19 +330,21 @@ class _Table:
                 hint = f" (did you mean {near[0]}?)" if near else ""
                 raise self.fault(key, f"unknown key{hint}", ", ".join(keys))
 
-    def table(self, key: str, *, mandatory: bool = False) -> _Table:
+    def table(self, key: str, *, mandatory: bool = False) -> _ProfileTable:
         if key not in self.data and mandatory:
             raise self.fault(key, "missing", self.form)
         value = self.data.get(key, {})
         if not isinstance(value, dict):
             raise self.fault(key, f"{_kind(value)}, not a table", f"[{key}]")
-        return _Table(f"{self.where}, {key}", value, self.form)
+        return _ProfileTable(f"{self.where}, {key}", value, self.form)
 
-    def tables(self, key: str) -> list[_Table]:
+    def tables(self, key: str) -> list[_ProfileTable]:
         value = self.data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.fault(key, f"{_kind(value)}, not a list of tables", f"[[{key}]], with two brackets")
-        return [_Table(f"{self.where}, {key} #{number}", item, self.form) for number, item in enumerate(value, 1)]
+        return [
+            _ProfileTable(f"{self.where}, {key} #{number}", item, self.form) for number, item in enumerate(value, 1)
+        ]
 
     def text(self, key: str, form: str, read: Callable[[str], T], *, mandatory: bool = False) -> T | None:
         """Read the text at ``key``; None where there is none."""

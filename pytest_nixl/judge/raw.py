@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.judge.floor_test import DISTURBED_CORES
 from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.row import describe, percentage, rate
-from pytest_nixl.model.raw_comparison import Ratio
+from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -33,14 +33,14 @@ _DISTURBED = "Stop what else runs on the machine and run this again."
 
 
 @dataclass(frozen=True)
-class Beside:
+class RawComparison:
     """A row that was measured, its raw figure, and what the profile expects of it.
 
     :param failed: whether the row is below its floor.
     """
 
     key: RowKey
-    ratio: Ratio
+    ratio: RawRatio
     expectation: Expectation | None
     failed: bool = False
 
@@ -50,7 +50,7 @@ class Beside:
         return self.expectation.raw if self.expectation is not None else None
 
 
-def judge_raw(beside: Sequence[Beside]) -> Judgement:
+def judge_raw(beside: Sequence[RawComparison]) -> Judgement:
     """Judge one kind of link by its rows: the worst of them, with what is said of each in the reason."""
     each = [judge_ratio(one) for one in beside]
     order = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.NOT_APPLICABLE)
@@ -59,7 +59,7 @@ def judge_raw(beside: Sequence[Beside]) -> Judgement:
     return Judgement(worst, "; ".join(dict.fromkeys(one.reason for one in said)), said[0].remedy)
 
 
-def judge_ratio(one: Beside) -> Judgement:
+def judge_ratio(one: RawComparison) -> Judgement:
     """Judge one row.
 
     Where both did not go the same way, the ratio says nothing: UNKNOWN for a row that failed or has a bound, else

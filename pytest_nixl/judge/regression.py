@@ -87,7 +87,7 @@ def compare_launches(before: Sequence[float], now: Sequence[float], margin: floa
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RegressionTest:
     """Two runs: the verdict over all rows, and each row's own.
 
     :param pooled: over the rows that both runs have; None: they have none.
@@ -110,14 +110,14 @@ class Comparison:
 
 def compare_rows(
     before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], margin: float
-) -> Comparison:
+) -> RegressionTest:
     """Compare the rows that both runs have, each by its key."""
     keys = [key for key in now if key in before]
     if not keys:
-        return Comparison(None, {})
+        return RegressionTest(None, {})
     alone = {key: compare_launches(before[key], now[key], margin) for key in keys}
     if len(keys) == 1:
-        return Comparison(alone[keys[0]], alone)
+        return RegressionTest(alone[keys[0]], alone)
     pool = _pool(before, now, keys)
     sides = [[*(run[key] for key in keys), pooled] for run, pooled in zip((before, now), pool, strict=True)]
     *single, together = _joint_p_values(*sides)
@@ -127,7 +127,7 @@ def compare_rows(
         for key, effect in rows.items()
         if alone[key].verdict is Verdict.REGRESSED and effect.verdict is not Verdict.REGRESSED
     )
-    return Comparison(compare_launches(*pool, margin, p=together), rows, frozenset(suspects))
+    return RegressionTest(compare_launches(*pool, margin, p=together), rows, frozenset(suspects))
 
 
 def _pool(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pytest_nixl.core import units
 from pytest_nixl.judge.regression import (
     PROOF,
-    Comparison,
     Effect,
+    RegressionTest,
     change,
     compare_launches,
     compare_rows,
@@ -22,7 +22,7 @@ from pytest_nixl.model.row_source import program_of
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.parsers import COMPARED_LAUNCHES, MOST_LAUNCHES
 from pytest_nixl.store.provenance import Change, changes, other_machine
-from pytest_nixl.store.record_reader import Recorded, Row
+from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
 
 #: The check that a comparison makes, as the gate names it.
 CHECK = "regression"
@@ -32,22 +32,22 @@ _NO_BANDWIDTH = {Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, 
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunComparison:
     """What came of judging ``now`` by ``before``.
 
     :param results: what the gate takes: the run's verdict, and each row that is REGRESSED, suspect, MISSING or new.
     :param changes: what differs between the two runs and could explain it.
     """
 
-    before: Recorded
-    now: Recorded
+    before: RecordedRun
+    now: RecordedRun
     margin: float
-    comparison: Comparison
+    comparison: RegressionTest
     results: tuple[Result, ...]
     changes: tuple[Change, ...]
 
 
-def refuse_other_machine(before: Recorded, now: Recorded) -> None:
+def refuse_other_machine(before: RecordedRun, now: RecordedRun) -> None:
     """Refuse to compare figures of two kinds of machine. :raises ValueError: naming what differs."""
     if different := other_machine(before.provenance, now.provenance):
         said = "; ".join(f"{item.what} {item.before} there, {item.now} here" for item in different)
@@ -57,13 +57,13 @@ def refuse_other_machine(before: Recorded, now: Recorded) -> None:
         )
 
 
-def compare_runs(before: Recorded, now: Recorded, margin: float, *, in_turn: bool = False) -> Compared:
+def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_turn: bool = False) -> RunComparison:
     """Judge a run by another one.
 
     Rows of other projects' programs are left out: those are measured once, and are no subject of ours.
 
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
-    :param in_turn: whether both were measured now, launch by launch, as --nixl-against does.
+    :param in_turn: whether both were measured now, launch by launch, as --nixl-compare-image does.
     """
     before, now = _own(before), _own(now)
     old, new = _usable(before), _usable(now)
@@ -76,14 +76,14 @@ def compare_runs(before: Recorded, now: Recorded, margin: float, *, in_turn: boo
         *_pooled(before, comparison, margin, different, in_turn),
         *_rows(before, old, new, comparison, margin, different, in_turn),
     )
-    return Compared(before, now, margin, comparison, results, different)
+    return RunComparison(before, now, margin, comparison, results, different)
 
 
-def _own(run: Recorded) -> Recorded:
+def _own(run: RecordedRun) -> RecordedRun:
     return replace(run, rows={key: row for key, row in run.rows.items() if not program_of(key)})
 
 
-def wants_launch(before: Row | None, values: tuple[float, ...], margin: float) -> bool:
+def wants_launch(before: RecordedRow | None, values: tuple[float, ...], margin: float) -> bool:
     """Whether one more launch of a row could decide what those so far leave open."""
     if before is None or len(values) >= MOST_LAUNCHES:
         return False
@@ -92,13 +92,15 @@ def wants_launch(before: Row | None, values: tuple[float, ...], margin: float) -
     return compare_launches(before.values, values, margin).verdict is Verdict.INCONCLUSIVE
 
 
-def _usable(run: Recorded) -> dict[str, Row]:
+def _usable(run: RecordedRun) -> dict[str, RecordedRow]:
     """Return the rows whose bytes arrived, right and over an accepted transport."""
     bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}
 
 
-def _missing(before: Recorded, now: Recorded, old: Mapping[str, Row], new: Mapping[str, Row]) -> Iterator[Result]:
+def _missing(
+    before: RecordedRun, now: RecordedRun, old: Mapping[str, RecordedRow], new: Mapping[str, RecordedRow]
+) -> Iterator[Result]:
     for key in before.rows:
         if key not in old:
             reason = f"{before.name} has the row {key}, which failed there: it is no figure to judge by"
@@ -117,7 +119,7 @@ def _missing(before: Recorded, now: Recorded, old: Mapping[str, Row], new: Mappi
 
 
 def _pooled(
-    before: Recorded, comparison: Comparison, margin: float, different: tuple[Change, ...], in_turn: bool
+    before: RecordedRun, comparison: RegressionTest, margin: float, different: tuple[Change, ...], in_turn: bool
 ) -> Iterator[Result]:
     effect = comparison.pooled
     if effect is None:
@@ -133,10 +135,10 @@ def _pooled(
 
 
 def _rows(
-    before: Recorded,
-    old: Mapping[str, Row],
-    new: Mapping[str, Row],
-    comparison: Comparison,
+    before: RecordedRun,
+    old: Mapping[str, RecordedRow],
+    new: Mapping[str, RecordedRow],
+    comparison: RegressionTest,
     margin: float,
     different: tuple[Change, ...],
     in_turn: bool,
@@ -158,7 +160,7 @@ def _rows(
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
 
 
-def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: Recorded, in_turn: bool) -> str:
+def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
     if effect.verdict is Verdict.REGRESSED:
         what = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
         more = f" and {len(different) - 8} more" if len(different) > 8 else ""
@@ -166,16 +168,16 @@ def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before
         if in_turn:
             return f"{differs} Both images were measured now, in turn: look at these differences."
         return (
-            f"{differs} Measure the two images in turn with --nixl-against to exclude what else changed between the "
+            f"{differs} Measure the two images in turn with --nixl-compare-image to exclude what else changed between the "
             "two runs."
         )
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if effect.unprovable:
         return _more_launches(effect)
-    again = "Stop what else runs on the machine and run again with --nixl-launches=7"
+    again = "Stop what else runs on the machine and run again with --nixl-min-launches=7"
     if not in_turn:
-        again += ", or measure the two images in turn with --nixl-against"
+        again += ", or measure the two images in turn with --nixl-compare-image"
     return f"{again}; launches that differ by more than {100 * margin:.3g} % by themselves tell nothing."
 
 
@@ -183,10 +185,10 @@ def _more_launches(effect: Effect) -> str:
     needed = launches_for(effect.before, MOST_LAUNCHES)
     least = f"{effect.now} launches against {effect.before} give p = {least_p(effect.before, effect.now):.2g} at best"
     if needed is not None and needed > effect.now:
-        return f"{least}: run with --nixl-launches={needed}."
+        return f"{least}: run with --nixl-min-launches={needed}."
     if needed is None:
-        return f"{least}: record the baseline with --nixl-launches={MOST_LAUNCHES}."
-    return "Run again with --nixl-launches=7, or measure this row alone."
+        return f"{least}: record the baseline with --nixl-min-launches={MOST_LAUNCHES}."
+    return "Run again with --nixl-min-launches=7, or measure this row alone."
 
 
 def _result(verdict: Verdict, reason: str, remedy: str) -> Result:

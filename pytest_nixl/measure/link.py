@@ -25,7 +25,7 @@ from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import choose
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.nixl.worker.transfer import COUNTED
-from pytest_nixl.processes.hosts import Place
+from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 from pytest_nixl.session.parsers import DevicePair, MemoryPair
 from pytest_nixl.session.settings import Settings
@@ -55,7 +55,7 @@ class _Transfers:
     tagged: list[Ref]
 
 
-class Pair:
+class WorkerPair:
     """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it.
 
     Of a storage backend it is one worker with one agent, whose target is a file.
@@ -70,7 +70,7 @@ class Pair:
 
     def __init__(
         self,
-        places: tuple[Place, Place],
+        places: tuple[Host, Host],
         settings: Settings,
         backend: Backend,
         memory: MemoryPair,
@@ -174,7 +174,9 @@ class Link:
     :param asked: the GPUs that were asked for by number, and so are part of the rows' keys.
     """
 
-    def __init__(self, pairs: Pairs, pair: Pair, op: str, settings: Settings, asked: DevicePair | None = None) -> None:
+    def __init__(
+        self, pairs: WorkerPairs, pair: WorkerPair, op: str, settings: Settings, asked: DevicePair | None = None
+    ) -> None:
         self._pairs = pairs
         self._settings = settings
         self.backend = pair.backend.NAME
@@ -183,7 +185,7 @@ class Link:
         self._asked = asked
         self._use(pair)
 
-    def _use(self, pair: Pair) -> None:
+    def _use(self, pair: WorkerPair) -> None:
         self._pair = pair
         self.initiator = pair.initiator.agent
         self.target = pair.target.agent
@@ -308,7 +310,9 @@ class Link:
     def _announced(self) -> bool:
         """Whether this release sends no notification but the one that a handle was made with."""
         version = str(self.initiator.worker.versions.get("nixl", ""))
-        return not self._pair.backend.DONE_IS_DELIVERED and nixl_releases.sends_the_first_notification(version)
+        return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
+            version
+        )
 
     def _verify(self, phase: str, transfers: _Transfers, size: int) -> Corruption | None:
         seed = self._fill(size, poison=True)
@@ -369,7 +373,7 @@ class Link:
             tagged=transfers.tagged,
             patience=seconds,
             acknowledged=self.op == "WRITE" and not storage,
-            tag_each=not self._pair.backend.DONE_IS_DELIVERED,
+            tag_each=not self._pair.backend.COMPLETION_IMPLIES_DELIVERY,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             **arguments,
@@ -377,7 +381,7 @@ class Link:
         return results([running], serving=serving)[0]
 
 
-class Pairs:
+class WorkerPairs:
     """The pairs of a session, made when first needed and used again while they are healthy.
 
     Those of two ranks are ended before those of two others start: one pair of ranks is measured at a time, and memory
@@ -386,10 +390,10 @@ class Pairs:
     :param places: where workers start, by rank.
     """
 
-    def __init__(self, places: Sequence[Place], settings: Settings) -> None:
+    def __init__(self, places: Sequence[Host], settings: Settings) -> None:
         self._places = places
         self._settings = settings
-        self._pairs: dict[_Kind, Pair] = {}
+        self._pairs: dict[_Kind, WorkerPair] = {}
         self._refused: dict[_Kind, NotApplicableError] = {}
 
     def link(
@@ -435,7 +439,7 @@ class Pairs:
         self._end(lambda kind: kind not in kinds)
         return [self._link(kind, op) for kind in kinds]
 
-    def replace(self, pair: Pair) -> Pair:
+    def replace(self, pair: WorkerPair) -> WorkerPair:
         """End a pair and return a new one like it: one more launch."""
         pair.close()
         return self._launch(next(kind for kind, one in self._pairs.items() if one is pair))
@@ -462,14 +466,14 @@ class Pairs:
                 raise
         return Link(self, pair, op, self._settings, kind.devices)
 
-    def _launch(self, kind: _Kind) -> Pair:
+    def _launch(self, kind: _Kind) -> WorkerPair:
         blocks = self._settings.blocks
         capacity = max(blocks) * max(self._settings.batch) * max(self._settings.depth)
         one, other = kind.ranks
         places = self._places[one], self._places[other]
         backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
         variables = (dict(kind.variables[0]), dict(kind.variables[1])) if kind.variables else ({}, {})
-        pair = Pair(places, self._settings, backend, kind.memory, capacity, alignment, kind.devices, variables)
+        pair = WorkerPair(places, self._settings, backend, kind.memory, capacity, alignment, kind.devices, variables)
         self._pairs[kind] = pair
         return pair
 

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_nixl.model.device_counters import (
     CARRIED_SHARE,
     SOURCES,
-    Reading,
+    CounterReading,
     difference,
     emulation,
     is_emulated,
@@ -42,17 +42,17 @@ class Carrier:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CarrierBytes:
     """All devices whose counters could be read before and after the timed transfers, and the bytes of those."""
 
     devices: tuple[Carrier, ...]
     payload: int
 
-    def __add__(self, other: Counted) -> Counted:
+    def __add__(self, other: CarrierBytes) -> CarrierBytes:
         """Return the sums over two launches; a device that only one of them saw is left out."""
         there = {item.device: item for item in other.devices}
         both = (_sum(item, there[item.device]) for item in self.devices if item.device in there)
-        return Counted(tuple(both), self.payload + other.payload)
+        return CarrierBytes(tuple(both), self.payload + other.payload)
 
     def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
         """Return the devices that these transports can have used and that carried a part of the payload."""
@@ -141,14 +141,14 @@ def _sum(one: Carrier, other: Carrier) -> Carrier:
     return replace(one, carried=one.carried + other.carried, packets=packets)
 
 
-class Counting:
+class CarrierByteCounter:
     """Reads the counters when it is entered and when it is left: in a worker, around the timed windows."""
 
     def __init__(self, op: str) -> None:
         self._op = op
-        self._before = self._after = Reading({})
+        self._before = self._after = CounterReading({})
 
-    def __enter__(self) -> Counting:
+    def __enter__(self) -> CarrierByteCounter:
         self._before = read_sysfs(only=SOURCES)
         return self
 
@@ -165,6 +165,6 @@ class Counting:
         ]
 
 
-def counted(plain: Sequence[Any], payload: int) -> Counted:
-    """Restore what :meth:`Counting.plain` returned, for a payload in bytes."""
-    return Counted(tuple(Carrier(*item) for item in plain), payload)
+def counted(plain: Sequence[Any], payload: int) -> CarrierBytes:
+    """Restore what :meth:`CarrierByteCounter.plain` returned, for a payload in bytes."""
+    return CarrierBytes(tuple(Carrier(*item) for item in plain), payload)

@@ -41,7 +41,7 @@ SOURCES = frozenset(name for sources in _SOURCES.values() for name, _ in sources
 
 
 @dataclass(frozen=True)
-class Device:
+class CountedDevice:
     """One device, or one of the ports of an adapter, at one moment.
 
     :param kind: ``efa``, ``rdma`` (any other adapter that does RDMA) or ``net`` (an interface of the kernel).
@@ -58,10 +58,10 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CounterReading:
     """All devices at one moment, by their printed names, and in words what could not be read."""
 
-    devices: Mapping[str, Device]
+    devices: Mapping[str, CountedDevice]
     faults: tuple[str, ...] = ()
 
 
@@ -74,7 +74,7 @@ class Moved:
     :param faults: in words, what is missing or went backwards.
     """
 
-    device: Device
+    device: CountedDevice
     tx_bytes: int | None = None
     rx_bytes: int | None = None
     rdma_write_bytes: int | None = None
@@ -105,7 +105,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CounterComparison:
     """What the devices that moved bytes carried, beside the payload of the run.
 
     :param devices: those that carried it, each with its share of the bytes.
@@ -122,7 +122,7 @@ class Comparison:
     emulated: bool = False
 
 
-def read_counters(path: Path) -> Reading:
+def read_counters(path: Path) -> CounterReading:
     """Read a folder or a text. :raises ValueError: if it is neither, in one sentence. :raises OSError: unreadable."""
     if path.is_dir():
         reading = read_sysfs(path)
@@ -133,7 +133,7 @@ def read_counters(path: Path) -> Reading:
     return reading
 
 
-def parse_counters(text: str, origin: str) -> Reading:
+def parse_counters(text: str, origin: str) -> CounterReading:
     """Read the text form. :raises ValueError: for a line that is none of it, in one sentence."""
     *lines, unfinished = text.split("\n")
     if unfinished.strip():
@@ -141,7 +141,7 @@ def parse_counters(text: str, origin: str) -> Reading:
             f"{origin}, line {len(lines) + 1}: has no end, so that its last number may be cut off: "
             "expected a text whose last line ends"
         )
-    devices: dict[str, Device] = {}
+    devices: dict[str, CountedDevice] = {}
     host = ""
     for number, line in enumerate((line.strip() for line in lines), 1):
         if not line or line.startswith("#"):
@@ -156,13 +156,13 @@ def parse_counters(text: str, origin: str) -> Reading:
             )
         pairs = [item.split("=") for item in match[2].split()]
         values = {name: int(value) for name, value in pairs}
-        device = Device(match[1], _kind(values), values, host)
+        device = CountedDevice(match[1], _kind(values), values, host)
         if str(device) in devices or len(values) != len(pairs):
             raise ValueError(
                 f"{origin}, line {number}: {device} or one of its counters is there twice: expected it once"
             )
         devices[str(device)] = device
-    return Reading(devices)
+    return CounterReading(devices)
 
 
 def _kind(values: Mapping[str, int]) -> str:
@@ -172,14 +172,14 @@ def _kind(values: Mapping[str, int]) -> str:
     return "rdma" if any(name.startswith(("port_", "rdma_")) for name in values) else "net"
 
 
-def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None) -> Reading:
+def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None) -> CounterReading:
     """Read every RDMA port and every network interface under ``root``.
 
     Bonds and bridges are left out, as they count again what their members count.
 
     :param only: the counters to read; None: all.
     """
-    devices: dict[str, Device] = {}
+    devices: dict[str, CountedDevice] = {}
     faults: list[str] = []
     for adapter in _children(root / "class" / "infiniband"):
         ports = _children(adapter / "ports")
@@ -189,13 +189,13 @@ def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None
                 values.update(_values(port / folder, faults, only))
             name = adapter.name if len(ports) == 1 else f"{adapter.name}:{port.name}"
             kind = _kind(values) if values else "rdma"
-            devices[name] = Device(name, "efa" if kind == "efa" else "rdma", values)
+            devices[name] = CountedDevice(name, "efa" if kind == "efa" else "rdma", values)
     for interface in _children(root / "class" / "net"):
         if any((interface / folder).is_dir() for folder in ("bonding", "bridge")):
             continue
         if values := _values(interface / "statistics", faults, only):
-            devices[interface.name] = Device(interface.name, "net", values)
-    return Reading(devices, tuple(faults))
+            devices[interface.name] = CountedDevice(interface.name, "net", values)
+    return CounterReading(devices, tuple(faults))
 
 
 def _children(folder: Path) -> list[Path]:
@@ -224,7 +224,7 @@ def _values(folder: Path, faults: list[str], only: Collection[str] | None) -> di
     return values
 
 
-def difference(before: Reading, after: Reading) -> dict[str, Moved]:
+def difference(before: CounterReading, after: CounterReading) -> dict[str, Moved]:
     """Return what each device counted from one reading to the other, by its printed name."""
     moved = {}
     for name in [*before.devices, *(name for name in after.devices if name not in before.devices)]:
@@ -241,7 +241,9 @@ def difference(before: Reading, after: Reading) -> dict[str, Moved]:
     return moved
 
 
-def _count(first: Device, last: Device, sources: Iterable[tuple[str, int]], faults: list[str]) -> int | None:
+def _count(
+    first: CountedDevice, last: CountedDevice, sources: Iterable[tuple[str, int]], faults: list[str]
+) -> int | None:
     """Return the bytes of the first counter that is in both readings and is worth something."""
     for name, factor in sources:
         start, end = first.values.get(name), last.values.get(name)
@@ -299,7 +301,7 @@ def emulating(moved: Iterable[Moved], op: str, payload: int | None = None) -> tu
     return tuple(item for item, exact in efa if item.packets(op) - exact >= least)
 
 
-def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
+def compare(moved: Mapping[str, Moved], op: str, payload: int) -> CounterComparison:
     """Compare what the devices carried with the bytes that the run was to move.
 
     They agree where devices that count payload alone counted exactly that, or the others that and up to
@@ -322,7 +324,7 @@ def compare(moved: Mapping[str, Moved], op: str, payload: int) -> Comparison:
         relation = f"the payload of {payload:,} and {100 * (carried - payload) / payload:.1f} % of headers"
     number = "no device" if not devices else f"{len(devices)} device{'s' if len(devices) > 1 else ''}"
     words = f"{number} carried {carried:,} bytes, {relation}" if devices else f"no device carried it, {relation}"
-    return Comparison(devices, op, carried, payload, agrees, words)
+    return CounterComparison(devices, op, carried, payload, agrees, words)
 
 
 def emulation(op: str, devices: int, exact: int, packets: int, payload: int) -> str:
@@ -334,11 +336,11 @@ def emulation(op: str, devices: int, exact: int, packets: int, payload: int) -> 
     )
 
 
-def _compare_emulated(devices: tuple[Moved, ...], op: str, payload: int) -> Comparison:
+def _compare_emulated(devices: tuple[Moved, ...], op: str, payload: int) -> CounterComparison:
     packets = sum(item.packets(op) for item in devices)
     exact = sum(item.exact(op) or 0 for item in devices)
     words = emulation(op, len(devices), exact, packets, payload)
     agrees = packets <= payload * (1 + HEADERS_SHARE)
     if not agrees:
         words += "; others used these devices meanwhile"
-    return Comparison(devices, op, packets, payload, agrees, words, emulated=True)
+    return CounterComparison(devices, op, packets, payload, agrees, words, emulated=True)

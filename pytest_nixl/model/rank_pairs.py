@@ -14,7 +14,7 @@ _KINDS = ("first", "ring", "all")
 
 
 @dataclass(frozen=True)
-class Pairing:
+class RankPairing:
     """A choice of pairs, initiator and target: by a rule, or listed one by one.
 
     :param kind: ``first``, ``ring``, ``all``; empty: those that are listed.
@@ -24,7 +24,7 @@ class Pairing:
     listed: tuple[RankPair, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Pairing:
+    def parse(cls, text: str) -> RankPairing:
         """Read one. :raises ValueError: where it is none."""
         if text.strip().lower() in _KINDS:
             return cls(text.strip().lower())

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawMeasurement:
     """What a raw tool moved.
 
     :param value: bytes per second.
@@ -34,7 +34,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class RawRatio:
     """A row of NIXL beside the raw figure of the same block, depth and pair of ranks.
 
     :param row: the row's key, which this is no part of.
@@ -44,7 +44,7 @@ class Ratio:
 
     row: str
     nixl: float
-    raw: Raw
+    raw: RawMeasurement
     comparable: bool = True
 
     @property
@@ -53,9 +53,9 @@ class Ratio:
         return self.nixl / self.raw.value
 
     @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Ratio:
+    def from_plain(cls, data: Mapping[str, Any]) -> RawRatio:
         """Restore it from its JSON values. :raises ValueError, TypeError: where they are something else."""
-        raw = Raw(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
+        raw = RawMeasurement(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
         found = cls(str(data["row"]), float(data["nixl"]), raw, bool(data["comparable"]))
         if not isinstance(raw.value, (int, float)) or not 0 < raw.value < math.inf or not 0 <= found.nixl < math.inf:
             raise ValueError(f"the raw figure of the row {found.row} is not a number above zero")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.model.machine import row_ceiling
-from pytest_nixl.model.raw_comparison import Ratio
+from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.verdicts import Verdict
 
@@ -63,7 +63,7 @@ _NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
 _TEXTS = ("check", "nodeid", "reason", "remedy", "row", "repeat", "finding")
 
 #: On an item: rows beside what a raw tool moved.
-RATIOS = pytest.StashKey[tuple[Ratio, ...]]()
+RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
 #: On an item: the figures of the row that its test measured.
 FIGURES = pytest.StashKey[Figures]()
 
@@ -83,7 +83,7 @@ class Result:
     #: The id of the finding that the check looked for.
     finding: str = ""
     #: Rows beside what a raw tool moved over the same path.
-    ratios: tuple[Ratio, ...] = ()
+    ratios: tuple[RawRatio, ...] = ()
     #: Whether a known limit of NIXL was seen that this deployment does not meet.
     known_limit: bool = False
 
@@ -108,7 +108,7 @@ class Result:
             figures = Figures(**{**figures, **tuples, **unknown})
             if not all(isinstance(getattr(figures, name), (int, float)) for name in _NUMBERS):
                 raise TypeError("a result has figures that are not numbers")
-        ratios = tuple(Ratio.from_plain(ratio) for ratio in data.get("ratios", ()))
+        ratios = tuple(RawRatio.from_plain(ratio) for ratio in data.get("ratios", ()))
         found = cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios})
         if not all(isinstance(getattr(found, name), str) for name in _TEXTS):
             raise TypeError("a result has texts that are not strings")

@@ -11,7 +11,7 @@ from statistics import median
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import DISTURBED_CORES
-from pytest_nixl.model.carrier_bytes import Counted
+from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 
@@ -78,7 +78,7 @@ class Samples:
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
     launches: tuple[int, ...] = ()
-    counted: Counted | None = None
+    counted: CarrierBytes | None = None
     others: tuple[float, ...] = ()
     obstacle: str = ""
 

@@ -15,13 +15,13 @@ from pytest_nixl.core.errors import FindingError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.nixl.backends import between_agents, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
-from pytest_nixl.processes.hosts import Place
+from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import NixlError, Pending, Worker
 from pytest_nixl.session.parsers import HOST
 from pytest_nixl.session.settings import Settings
 
 if TYPE_CHECKING:
-    from pytest_nixl.nixl.gpus import Gpu
+    from pytest_nixl.nixl.gpus import LinkGpu
 
 #: ``(address, length in bytes, device)``; with a fourth element, a string, for memory that is registered.
 Descriptor = Sequence[Any]
@@ -158,7 +158,7 @@ class NixlAgent:
         given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
         return self.worker.call("run", agent=self.ref, function=function, arguments=given)
 
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[LinkGpu]:
         """Return the GPUs that the worker sees.
 
         :raises NotApplicableError: where there is none: the test is then skipped with the reason.
@@ -450,7 +450,7 @@ class NixlAgent:
 class Agents:
     """Agents in workers of their own, which all end when the context is left."""
 
-    def __init__(self, place: Place, settings: Settings) -> None:
+    def __init__(self, place: Host, settings: Settings) -> None:
         self._place = place
         self.settings = settings
         self._workers: list[Worker] = []
@@ -461,7 +461,7 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
-        place: Place | None = None,
+        place: Host | None = None,
         **options: Any,
     ) -> NixlAgent:
         """Start a worker and an agent in it.
@@ -481,7 +481,7 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
-        places: Sequence[Place] = (),
+        places: Sequence[Host] = (),
         **options: Any,
     ) -> list[NixlAgent]:
         """Start a worker with an agent for each name. The workers load NIXL at the same time; else as :meth:`start`.

@@ -32,7 +32,7 @@ _SHOWN, _LISTED = 200, 8
 Resolver = Callable[[str, str, socket.AddressFamily], Sequence[str]]
 
 
-class Outcome(str, Enum):
+class ReadOutcome(str, Enum):
     """What becomes of an agent with such a text."""
 
     PUBLISHES = "publishes"
@@ -64,7 +64,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Reading:
+class EndpointReading:
     """How one program reads the text.
 
     :param works: whether it makes an address of it; whether something answers there is another question.
@@ -89,16 +89,16 @@ class Explanation:
     """
 
     text: str
-    nixl: Reading
-    kvbench: Reading
-    etcdctl: Reading
+    nixl: EndpointReading
+    kvbench: EndpointReading
+    etcdctl: EndpointReading
     rewrite: str
     advice: tuple[str, ...] = ()
     #: Whether the addresses in ``contacts`` may be pieces of a password: they are then not to be shown.
     private: bool = False
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> tuple[EndpointReading, ...]:
         """All three."""
         return (self.nixl, self.kvbench, self.etcdctl)
 
@@ -113,7 +113,7 @@ class Explanation:
         write = f"write {self.rewrite}" if self.rewrite else "write http://HOST:PORT"
         return "; ".join((write, *self.advice))
 
-    def predict(self, answers: Callable[[Address], bool], version: str = "") -> Outcome:
+    def predict(self, answers: Callable[[Address], bool], version: str = "") -> ReadOutcome:
         """Return what a real agent will do.
 
         :param answers: whether an etcd answers in plaintext at an address.
@@ -121,8 +121,8 @@ class Explanation:
         """
         if not self.nixl.works:
             refused = not self.text and refuses_no_endpoints(version)
-            return Outcome.NO_AGENT if refused else Outcome.INVALID
-        return Outcome.PUBLISHES if any(map(answers, self.nixl.contacts)) else Outcome.UNREACHED
+            return ReadOutcome.NO_AGENT if refused else ReadOutcome.INVALID
+        return ReadOutcome.PUBLISHES if any(map(answers, self.nixl.contacts)) else ReadOutcome.UNREACHED
 
 
 def resolve(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
@@ -244,9 +244,9 @@ class _Member:
     fault: str
 
 
-def _nixl(text: str, resolver: Resolver) -> Reading:
+def _nixl(text: str, resolver: Resolver) -> EndpointReading:
     if not text:
-        return Reading(
+        return EndpointReading(
             "NIXL",
             False,
             "it is empty, and NIXL makes no agent where the variable is set and empty "
@@ -260,7 +260,9 @@ def _nixl(text: str, resolver: Resolver) -> Reading:
         used = [(address, item) for item in members for address in item.v6]
     if not used:
         why = next((f"{item.name} {item.fault}" for item in members if item.fault), "it has no member")
-        return Reading("NIXL", False, f"{why}; it says only {INVALID!r}", notes=tuple(_nixl_notes(text, members, [])))
+        return EndpointReading(
+            "NIXL", False, f"{why}; it says only {INVALID!r}", notes=tuple(_nixl_notes(text, members, []))
+        )
     contacts = []
     for address, item in used:
         port = _grpc_port(item.port)
@@ -268,14 +270,14 @@ def _nixl(text: str, resolver: Resolver) -> Reading:
             why = f"{item.name} has the port{names.part(item.port)}, which is no number from 0 to 65535"
             if len(members) > 1:
                 why += ", and one such member spoils the others"
-            return Reading("NIXL", False, f"{why}; it says only {INVALID!r}")
+            return EndpointReading("NIXL", False, f"{why}; it says only {INVALID!r}")
         contacts.append(Address(address, port))
     contacts = list(dict.fromkeys(contacts))
     notes = tuple(_nixl_notes(text, members, [item for _, item in used]))
     if names.torn:
-        return Reading("NIXL", True, "it reads addresses in it, which are not shown as they may hold credentials",
+        return EndpointReading("NIXL", True, "it reads addresses in it, which are not shown as they may hold credentials",
                        tuple(contacts), notes)  # fmt: skip
-    return Reading("NIXL", True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
+    return EndpointReading("NIXL", True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
 
 
 def _split(text: str) -> list[str]:
@@ -397,25 +399,27 @@ def _port(digits: str) -> int:
 # The KV benchmark
 
 
-def _kvbench(text: str, resolver: Resolver) -> Reading:
+def _kvbench(text: str, resolver: Resolver) -> EndpointReading:
     reader = "KV benchmark"
     match = re.match(r"(https?://)?([^:]+)(?::([0-9]+))?$", text)
     if match is None:
-        return Reading(reader, False, f"{_kvbench_fault(text)}; it reads one [http://]HOST[:PORT] and nothing else")
+        return EndpointReading(
+            reader, False, f"{_kvbench_fault(text)}; it reads one [http://]HOST[:PORT] and nothing else"
+        )
     if "@" in text:
-        return Reading(reader, False, "it takes the user for a part of the host's name")
+        return EndpointReading(reader, False, "it takes the user for a part of the host's name")
     host, port = match[2], _port(match[3]) if match[3] else DEFAULT_PORT
     if "," in host:
-        return Reading(reader, False, "it takes a list for one host")
+        return EndpointReading(reader, False, "it takes a list for one host")
     if re.search(r"[/\s]", host):
-        return Reading(reader, False, f"it takes {_quoted(host)} for the host's name")
+        return EndpointReading(reader, False, f"it takes {_quoted(host)} for the host's name")
     if not port:
-        return Reading(reader, False, f"{_quoted(match[3] or '')} is no port")
+        return EndpointReading(reader, False, f"{_quoted(match[3] or '')} is no port")
     if not _resolves_in_full(Address(host, port), resolver):
-        return Reading(reader, False, f"the host {_quoted(host)} does not resolve")
+        return EndpointReading(reader, False, f"the host {_quoted(host)} does not resolve")
     notes = (Note("https is ignored and spoken in plaintext"),) if match[1] == "https://" else ()
     default = "" if match[3] else f", as it takes port {DEFAULT_PORT} where none is named"
-    return Reading(reader, True, f"it contacts {Address(host, port)}{default}", (Address(host, port),), notes)
+    return EndpointReading(reader, True, f"it contacts {Address(host, port)}{default}", (Address(host, port),), notes)
 
 
 def _kvbench_fault(text: str) -> str:
@@ -441,12 +445,12 @@ def _kvbench_fault(text: str) -> str:
 # etcdctl
 
 
-def _etcdctl(text: str, resolver: Resolver) -> Reading:
+def _etcdctl(text: str, resolver: Resolver) -> EndpointReading:
     reader = "etcdctl"
     try:
         parts = [part.strip() for part in next(csv.reader([text.split("\n")[0]], strict=True), [])]
     except csv.Error:
-        return Reading(reader, False, "it has quotes that are not closed")
+        return EndpointReading(reader, False, "it has quotes that are not closed")
     names = _Names(text, len(parts))
     contacts: list[Address] = []
     notes: list[Note] = []
@@ -464,9 +468,11 @@ def _etcdctl(text: str, resolver: Resolver) -> Reading:
         if "@" in part:
             notes.append(Note("it ignores the user and password in the address: they are given by --user"))
     if not contacts:
-        return Reading(reader, False, faults[0] if faults else "it is empty")
+        return EndpointReading(reader, False, faults[0] if faults else "it is empty")
     where = "addresses that are not shown, as they may hold credentials" if names.torn else _joined(contacts)
-    return Reading(reader, True, f"it contacts {where}", tuple(dict.fromkeys(contacts)), tuple(dict.fromkeys(notes)))
+    return EndpointReading(
+        reader, True, f"it contacts {where}", tuple(dict.fromkeys(contacts)), tuple(dict.fromkeys(notes))
+    )
 
 
 #: A name, in brackets or not, or an address in brackets with or without its zone; and a port.

@@ -12,7 +12,7 @@ from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LinkGpu:
     """A GPU of a worker: ``number`` is CUDA's among those that this worker sees, and its device for NIXL.
 
     :param uuid: the same in every process that sees this GPU.
@@ -28,7 +28,7 @@ class Gpu:
         return f"GPU {self.number}, {self.name} ({self.pci})"
 
 
-def gpus(worker: Worker, what: object = "this test") -> list[Gpu]:
+def gpus(worker: Worker, what: object = "this test") -> list[LinkGpu]:
     """Return the GPUs that a worker sees.
 
     :param what: what needs one, for the sentence.
@@ -38,10 +38,10 @@ def gpus(worker: Worker, what: object = "this test") -> list[Gpu]:
     if not told["devices"]:
         why = told["why"] or "CUDA sees none"
         raise NotApplicableError(f"{what} needs a GPU, and {why}{_where(worker)}", told["remedy"])
-    return [Gpu(**each) for each in told["devices"]]
+    return [LinkGpu(**each) for each in told["devices"]]
 
 
-def require_gpu(worker: Worker, number: int, what: object = "this test") -> Gpu:
+def require_gpu(worker: Worker, number: int, what: object = "this test") -> LinkGpu:
     """Return one GPU of a worker. :raises NotApplicableError: where it does not see that one."""
     found = gpus(worker, what)
     if not 0 <= number < len(found):

@@ -13,8 +13,8 @@ from typing import Any
 from pytest_nixl.core.cpu_contention import too_many
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.nixl.worker.tools import TOOLS, Kept
-from pytest_nixl.processes.hosts import Place
+from pytest_nixl.nixl.worker.tools import TOOLS, RingBuffer
+from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS, WorkerError
 
 #: Lines of a program's output that a failure quotes, and seconds for which one look at it waits.
@@ -34,7 +34,7 @@ class Tool:
     :raises WorkerError: where the worker does not start.
     """
 
-    def __init__(self, place: Place, name: str, timeout: float, start_timeout: float = START_SECONDS) -> None:
+    def __init__(self, place: Host, name: str, timeout: float, start_timeout: float = START_SECONDS) -> None:
         self.name = name
         self.worker = place.start("tool", {}, timeout, start_timeout)
         try:
@@ -71,7 +71,7 @@ class Tool:
         """How failures name it."""
         return f"{self.name} of rank {self.worker.rank} on {self.worker.versions['host']}"
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str | None] | None = None) -> Started:
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str | None] | None = None) -> RunningProgram:
         """Start it.
 
         :param variables: what differs from that rank's own, of UCX, libfabric, NIXL and CUDA's visible devices; None
@@ -86,14 +86,14 @@ class Tool:
             )
         except WorkerError as error:
             raise ToolError(error.reason, error.remedy, error.detail) from None
-        return Started(self, found["program"], found["pid"], [self.path, *arguments])
+        return RunningProgram(self, found["program"], found["pid"], [self.path, *arguments])
 
     def close(self) -> None:
         """End the worker, and with it whatever it has started."""
         self.worker.close()
 
 
-class Started:
+class RunningProgram:
     """A program that runs, or has ended; left as a context manager, it is killed."""
 
     def __init__(self, tool: Tool, ref: Ref, pid: int, argv: Sequence[str]) -> None:
@@ -102,13 +102,13 @@ class Started:
         self.pid = pid
         self.argv = tuple(argv)
         self._ref = ref
-        self._output, self._seen = Kept(), 0
+        self._output, self._seen = RingBuffer(), 0
         self._code: int | None = None
         #: When it has ended, in seconds: ``clock``, and of processor time what it took (``own``) and its whole host
         #: meanwhile (``all``), of so many ``processors``.
         self.cost: dict[str, float] = {}
 
-    def __enter__(self) -> Started:
+    def __enter__(self) -> RunningProgram:
         return self
 
     def __exit__(
@@ -212,7 +212,7 @@ class Started:
             patience = 0.0
 
 
-def others_beside(first: Started, second: Started) -> float | None:
+def others_beside(first: RunningProgram, second: RunningProgram) -> float | None:
     """Return the cores that others of the first one's host took, while it ran, of those that the two programs need.
 
     None: it is not known, as one of them has not ended.
@@ -224,7 +224,7 @@ def others_beside(first: Started, second: Started) -> float | None:
     return too_many(max(0.0, taken), int(first.cost["processors"]), len(here))
 
 
-def _host(started: Started) -> str:
+def _host(started: RunningProgram) -> str:
     return str(started.tool.worker.versions["host"])
 
 

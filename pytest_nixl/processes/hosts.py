@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pytest_nixl.processes.local_process import LocalProcess
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 
-class Place(Protocol):
+class Host(Protocol):
     """A rank, as somewhere to start workers."""
 
     rank: int
@@ -33,7 +33,7 @@ class Place(Protocol):
         ...
 
 
-class Here:
+class LocalHost:
     """The host of this process.
 
     :param rank: the rank that its workers work for: with no cluster this process starts its one peer's as well.
@@ -44,14 +44,14 @@ class Here:
 
     def __init__(
         self,
-        keeper: Keeper,
+        supervisor: SupervisorClient,
         rank: int = 0,
         prefix: Sequence[str] = (),
         own: Mapping[str, str | None] | None = None,
     ) -> None:
         self.rank = rank
         self._own = own or {}
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._prefix = prefix
 
     def start(
@@ -62,5 +62,5 @@ class Here:
         start_timeout: float = START_SECONDS,
     ) -> Worker:
         """Start a worker as a child of this process."""
-        process = LocalProcess(self._keeper, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix)
+        process = LocalProcess(self._supervisor, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix)
         return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 
 class LocalProcess:
@@ -22,15 +22,15 @@ class LocalProcess:
     """
 
     def __init__(
-        self, keeper: Keeper, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
+        self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
     ) -> None:
-        self._keeper = keeper
+        self._supervisor = supervisor
         if not prefix:  # what a prefix enters may have a /dev/shm of its own
-            environment = {**_own_segments(keeper), **environment}
+            environment = {**_own_segments(supervisor), **environment}
         self.channel, theirs = socket.socketpair()
         with theirs:
             script = Path(__file__).parents[1] / "nixl" / "worker" / "__main__.py"
-            self.log = _log_path(keeper.directory, name)
+            self.log = _log_path(supervisor.directory, name)
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
@@ -41,7 +41,7 @@ class LocalProcess:
                     env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
                     start_new_session=True,
                 )
-        keeper.watch_process(self._process.pid)
+        supervisor.watch_process(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -66,7 +66,7 @@ class LocalProcess:
             self._process.kill()
         self._process.wait()
         self.channel.close()
-        self._keeper.unwatch_process(self.pid)
+        self._supervisor.unwatch_process(self.pid)
 
     def state(self) -> str:
         """Say what the kernel has it doing."""
@@ -100,11 +100,11 @@ _STATES = {
 _SEGMENTS = "UCX_POSIX_DIR"
 
 
-def _own_segments(keeper: Keeper) -> dict[str, str]:
+def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:
     """Return where UCX is to make its shared memory, so that what a killed worker leaves is known to be ours."""
-    if _SEGMENTS in os.environ or not keeper.shared_memory:
+    if _SEGMENTS in os.environ or not supervisor.shared_memory:
         return {}
-    return {_SEGMENTS: keeper.shared_memory}
+    return {_SEGMENTS: supervisor.shared_memory}
 
 
 def _log_path(directory: Path, name: str) -> Path:

@@ -28,9 +28,9 @@ from pytest_nixl.core.errors import NixlPluginError
 if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
 
-#: Seconds for the keeper to start, and to answer one request (ending a process takes it 2 s at most).
+#: Seconds for the supervisor to start, and to answer one request (ending a process takes it 2 s at most).
 ANSWER_SECONDS = 90.0
-#: Seconds that :func:`close_keeper` waits for the cleaning.
+#: Seconds that :func:`close_supervisor` waits for the cleaning.
 CLEAN_SECONDS = 10.0
 
 _MAIN = Path(__file__).with_name("supervisor_main.py")
@@ -38,23 +38,23 @@ _RUN_VARIABLE = "PYTEST_XDIST_TESTRUNUID"
 _DOCKER_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "HOME", "PATH")
 
 
-class KeeperError(NixlPluginError):
-    """The keeper could not be started, has gone, or could not do what it was asked."""
+class SupervisorError(NixlPluginError):
+    """The supervisor could not be started, has gone, or could not do what it was asked."""
 
 
-class Keeper:
-    """The connection of this process to a keeper. May be used by several threads."""
+class SupervisorClient:
+    """The connection of this process to a supervisor. May be used by several threads."""
 
     def __init__(self, directory: Path, connection: socket.socket, *, shared: bool) -> None:
         #: The private run directory; it goes with everything in it.
         self.directory = directory
-        #: Whether the workers of pytest-xdist share this keeper.
+        #: Whether the workers of pytest-xdist share this supervisor.
         self.shared = shared
         self._connection = connection
         self._reader = connection.makefile("rb")
         self._lock = threading.Lock()
         self._shared_memory: str | None = None
-        #: The keeper's own process.
+        #: The supervisor's own process.
         self.pid: int = self._ask("hello", path=[os.path.abspath(part) for part in sys.path])
 
     def spawn(
@@ -64,7 +64,7 @@ class Keeper:
 
         :param log: name in the run directory of the file that gets its stdout and stderr.
         :param env: what to add to the environment; None for a variable to remove.
-        :raises KeeperError: where the program cannot be executed.
+        :raises SupervisorError: where the program cannot be executed.
         """
         if Path(log).name != log:
             raise ValueError(f"{log!r} is not the name of a file in the run directory")
@@ -121,7 +121,7 @@ class Keeper:
         user: str = "",
         password: str = "",
     ) -> None:
-        """Have every key under ``prefix`` deleted at the end. The credentials stay in the keeper's memory."""
+        """Have every key under ``prefix`` deleted at the end. The credentials stay in the supervisor's memory."""
         parts = [[e.scheme, e.host, e.port, e.user, e.password] for e in endpoints]
         files = {name: os.path.abspath(path) if path else "" for name, path in
                  (("cacert", cacert), ("cert", cert), ("key", key))}  # fmt: skip
@@ -135,7 +135,7 @@ class Keeper:
 
     @property
     def shared_memory(self) -> str:
-        """A directory in /dev/shm for what processes share; it goes with the keeper. Empty: none can be made."""
+        """A directory in /dev/shm for what processes share; it goes with the supervisor. Empty: none can be made."""
         if self._shared_memory is None:
             self._shared_memory = str(self._ask("shared_memory"))
         return self._shared_memory
@@ -153,7 +153,7 @@ class Keeper:
     def _ask(self, operation: str, **request: Any) -> Any:
         with self._lock:
             if self.closed:
-                raise KeeperError("the keeper of this run was left already", "call keeper() again")
+                raise SupervisorError("the supervisor of this run was left already", "call supervisor() again")
             try:
                 self._connection.sendall(json.dumps({"do": operation, **request}).encode() + b"\n")
                 line = self._reader.readline()
@@ -164,25 +164,25 @@ class Keeper:
         answer = json.loads(line)
         if "error" in answer:
             what = f" {request['argv'][0]}" if "argv" in request else ""
-            raise KeeperError(f"the keeper could not {operation.replace('_', ' ')}{what}: {answer['error']}")
+            raise SupervisorError(f"the supervisor could not {operation.replace('_', ' ')}{what}: {answer['error']}")
         return answer.get("result")
 
-    def _gone(self, why: str) -> KeeperError:
+    def _gone(self, why: str) -> SupervisorError:
         self.close()
-        return KeeperError(
-            f"the keeper of this run (process {getattr(self, 'pid', 'unknown')}) has gone: {why}",
+        return SupervisorError(
+            f"the supervisor of this run (process {getattr(self, 'pid', 'unknown')}) has gone: {why}",
             "find out who killed it: the processes that it owned have ended with it",
         )
 
 
-_current: Keeper | None = None
+_current: SupervisorClient | None = None
 _current_lock = threading.RLock()
 
 
-def keeper() -> Keeper:
-    """Return this process's keeper; the first use, and the first after a close or a fork, starts or joins one.
+def supervisor() -> SupervisorClient:
+    """Return this process's supervisor; the first use, and the first after a close or a fork, starts or joins one.
 
-    :raises KeeperError: where it cannot be started.
+    :raises SupervisorError: where it cannot be started.
     """
     global _current
     with _current_lock:
@@ -191,8 +191,8 @@ def keeper() -> Keeper:
         return _current
 
 
-def close_keeper() -> None:
-    """Leave this process's keeper, if there is one; where this was its last client, wait until it has cleaned."""
+def close_supervisor() -> None:
+    """Leave this process's supervisor, if there is one; where this was its last client, wait until it has cleaned."""
     global _current
     with _current_lock:
         if _current is None or _current.closed:
@@ -203,7 +203,7 @@ def close_keeper() -> None:
         _wait_until_gone(leaving)
 
 
-def _wait_until_gone(leaving: Keeper) -> None:
+def _wait_until_gone(leaving: SupervisorClient) -> None:
     deadline = time.monotonic() + CLEAN_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -217,7 +217,7 @@ def _wait_until_gone(leaving: Keeper) -> None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child has no claim on its parent's keeper, and must not keep the connection open."""
+    """A forked child has no claim on its parent's supervisor, and must not keep the connection open."""
     global _current, _current_lock
     _current_lock = threading.RLock()
     if _current is not None:
@@ -228,7 +228,7 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-atexit.register(close_keeper)
+atexit.register(close_supervisor)
 
 
 def _run_name() -> str:
@@ -245,19 +245,19 @@ def _run_name() -> str:
     return "" if f"{_RUN_VARIABLE}={run}".encode() in inherited else run
 
 
-def _join(run: str) -> Keeper:
+def _join(run: str) -> SupervisorClient:
     if not os.path.isdir("/proc/self/fd"):
-        raise KeeperError(
+        raise SupervisorError(
             "/proc is not mounted, and without it no process that a run starts can be found and ended",
             "mount it: `mount -t proc proc /proc`",
         )
     if not run:
-        return Keeper(*_start_own(), shared=False)
+        return SupervisorClient(*_start_own(), shared=False)
     directory = Path(tempfile.gettempdir()) / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
     while True:
         _make_private(directory)
         with _locked(directory) as current:
-            # A keeper that has just cleaned took the directory away under us.
+            # A supervisor that has just cleaned took the directory away under us.
             if not current:
                 continue
             try:
@@ -265,7 +265,7 @@ def _join(run: str) -> Keeper:
             except OSError:
                 _start(directory)
                 connection = _connect(directory)
-            return Keeper(directory, connection, shared=True)
+            return SupervisorClient(directory, connection, shared=True)
 
 
 def _make_private(directory: Path) -> None:
@@ -274,7 +274,7 @@ def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise KeeperError(
+            raise SupervisorError(
                 f"the run directory {directory} is not a private directory of this user",
                 "remove it, or point TMPDIR at a directory of your own",
             )
@@ -301,7 +301,7 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def locked(owner: Keeper, name: str) -> Iterator[None]:
+def locked(owner: SupervisorClient, name: str) -> Iterator[None]:
     """Hold a lock that the workers of one run share; it goes with the process that holds it.
 
     :param name: of the lock's file in the run directory.
@@ -315,8 +315,8 @@ def locked(owner: Keeper, name: str) -> Iterator[None]:
 
 
 def _start_own() -> tuple[Path, socket.socket]:
-    """Start a keeper that nobody shares. It makes the run directory itself, once it holds its end of our connection:
-    whenever this process is killed, the keeper reads that, or there is no directory yet.
+    """Start a supervisor that nobody shares. It makes the run directory itself, once it holds its end of our connection:
+    whenever this process is killed, the supervisor reads that, or there is no directory yet.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -331,15 +331,15 @@ def _start_own() -> tuple[Path, socket.socket]:
 
 def _start(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        (directory / "keeper.socket").unlink()
-    with open(directory / "keeper.log", "a+b") as log:
+        (directory / "supervisor.socket").unlink()
+    with open(directory / "supervisor.log", "a+b") as log:
         _launch(log, [str(directory)], [])
 
 
 def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]) -> bytes:
-    """Start the keeper's process, wait until it is ready, and return its run directory.
+    """Start the supervisor's process, wait until it is ready, and return its run directory.
 
-    :raises KeeperError: where it does not start.
+    :raises SupervisorError: where it does not start.
     """
     ready, tell = os.pipe()
     with os.fdopen(ready, "rb") as pipe:
@@ -360,7 +360,7 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
         process.wait(ANSWER_SECONDS)
         log.seek(0)
         text = log.read().decode(errors="replace").strip()
-        raise KeeperError("the keeper did not start", "see what it wrote", text[-2000:])
+        raise SupervisorError("the supervisor did not start", "see what it wrote", text[-2000:])
     # It outlives this process; without a returncode, Popen would warn of that.
     process.returncode = 0
     return line.removeprefix(b"ready ").rstrip(b"\n")
@@ -372,7 +372,7 @@ def _connect(directory: Path) -> socket.socket:
     # By a descriptor of the folder: the path itself may be longer than a socket's address can be.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        connection.connect(f"/proc/self/fd/{folder}/keeper.socket")
+        connection.connect(f"/proc/self/fd/{folder}/supervisor.socket")
     except OSError:
         connection.close()
         raise

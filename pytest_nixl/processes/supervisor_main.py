@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper process: owns what must not outlive a test run, and cleans when its last client has gone.
+"""The supervisor process: owns what must not outlive a test run, and cleans when its last client has gone.
 
 Started by :mod:`pytest_nixl.processes.supervisor` as ``python -I -S supervisor_main.py READY DIRECTORY``, or with a folder in which it
 makes that directory, and the socket of its first client: ``READY FOLDER SOCKET``. Only the standard library is there;
@@ -29,7 +29,7 @@ CLEAN_SECONDS = 8.0
 ZOMBIE_SECONDS = 0.5
 #: Seconds for the processes that write to a directory that is removed to have ended.
 REMOVE_SECONDS = 5.0
-#: Seconds without any client after which a keeper that nobody ever connected to ends.
+#: Seconds without any client after which a supervisor that nobody ever connected to ends.
 LONELY_SECONDS = 10.0
 
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +69,7 @@ class Client:
         self.path: list[str] = []
 
 
-class Keeper:
+class Supervisor:
     """The loop, and what it owns."""
 
     def __init__(self, directory: str, ready: int, first: int | None = None) -> None:
@@ -106,7 +106,7 @@ class Keeper:
     def _listen(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
         # By the folder's descriptor: the path itself may be longer than a socket's address can be.
-        self.listener.bind(f"/proc/self/fd/{self.folder}/keeper.socket")
+        self.listener.bind(f"/proc/self/fd/{self.folder}/supervisor.socket")
         self.listener.listen(128)
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ)
@@ -230,7 +230,7 @@ class Keeper:
         return self.shm
 
     def do_spawn(self, client: Client, argv: list[str], env: dict[str, str | None], log: str, shared: bool) -> int:
-        """Start a process that dies with the keeper."""
+        """Start a process that dies with the supervisor."""
         environment = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
         for name in (name for name, value in env.items() if value is None):
             environment.pop(name, None)
@@ -248,7 +248,7 @@ class Keeper:
         return _LATER
 
     def do_kill(self, client: Client, pid: int, number: int) -> bool:
-        """Send a signal to the group of a process that the keeper started."""
+        """Send a signal to the group of a process that the supervisor started."""
         if pid not in self.living:
             return False
         return _signal_group(pid, number)
@@ -263,7 +263,7 @@ class Keeper:
             self._reap()
         if pid in self.living:
             return {"alive": True, "how": "running"}
-        return {"alive": False, "how": self.ended.get(pid, "was not started by this keeper")}
+        return {"alive": False, "how": self.ended.get(pid, "was not started by this supervisor")}
 
     def do_watch_process(self, client: Client, pid: int) -> bool:
         """Kill a process that the client started when the client vanishes."""
@@ -288,7 +288,7 @@ class Keeper:
 
     def _fork(self, argv: list[str], environment: dict[str, str], log: str) -> int:
         prctl = _prctl()
-        keeper = os.getpid()
+        supervisor = os.getpid()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         failed, fail = os.pipe()
         pid = os.fork()
@@ -296,7 +296,7 @@ class Keeper:
             try:
                 os.setsid()
                 prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != keeper:
+                if os.getppid() != supervisor:
                     os._exit(1)
                 null = os.open(os.devnull, os.O_RDONLY)
                 for number, descriptor in enumerate((null, output, output)):
@@ -390,7 +390,7 @@ class Keeper:
         self.selector.unregister(self.listener)
         self.listener.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink("keeper.socket", dir_fd=self.folder)
+            os.unlink("supervisor.socket", dir_fd=self.folder)
         # A prefix in an etcd of ours needs no cleaning, but one in another does; ours end after both.
         self._clean(self.shared)
         deadline = time.monotonic() + CLEAN_SECONDS + 1.0
@@ -425,8 +425,8 @@ def _make_shared_memory(name: str) -> str:
 
 
 def _write_log(directory: str) -> None:
-    """Write to the keeper's log from now on."""
-    log = os.open(os.path.join(directory, "keeper.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """Write to the supervisor's log from now on."""
+    log = os.open(os.path.join(directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)
@@ -441,7 +441,7 @@ def _remove(directory: str) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                print(f"keeper: {directory}: {error}", file=sys.stderr)
+                print(f"supervisor: {directory}: {error}", file=sys.stderr)
                 return
             time.sleep(0.05)
 
@@ -487,7 +487,7 @@ def clean_remote(items: list[dict[str, Any]]) -> None:
             else:
                 _delete_prefix(item)
         except Exception as error:
-            print(f"keeper: {item['kind']} {item['name']}: {error}", file=sys.stderr)
+            print(f"supervisor: {item['kind']} {item['name']}: {error}", file=sys.stderr)
             failed += 1
     if failed:
         raise SystemExit(1)
@@ -526,7 +526,7 @@ def _delete_prefix(item: dict[str, Any]) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory and what is in it. (``shutil`` would cost a third of the keeper's start.)"""
+    """Remove a directory and what is in it. (``shutil`` would cost a third of the supervisor's start.)"""
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -539,6 +539,6 @@ def remove_tree(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    Keeper(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None).run()
+    Supervisor(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None).run()
     # Nothing is left to be done that the interpreter's own end would do.
     os._exit(0)

@@ -16,7 +16,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.session.run import Run
 
 if TYPE_CHECKING:
-    from pytest_nixl.store.record_reader import Recorded
+    from pytest_nixl.store.record_reader import RecordedRun
 
 
 def in_action() -> bool:
@@ -65,19 +65,19 @@ def _store(config: pytest.Config, run: Run) -> None:
 
 
 def _report(run: Run) -> None:
-    from pytest_nixl.report.files import Report, write
+    from pytest_nixl.report.files import ReportFormat, write
     from pytest_nixl.report.github import add_summary, workflow_commands
     from pytest_nixl.session.record_writer import this_run
     from pytest_nixl.store.store import Store
 
-    history: list[Recorded] = []
+    history: list[RecordedRun] = []
     skipped: list[str] = []
     if run.settings.store:
         try:
             history, skipped = Store(Path(run.settings.store)).summaries()
         except OSError as error:
             skipped = [f"{run.settings.store} has no history to show ({error.strerror})"]
-    report = Report(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
+    report = ReportFormat(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
     if in_action():
         run.annotations = list(workflow_commands(report))
         try:

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_nixl.core.units import parse_size
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import Report
+from pytest_nixl.report.files import ReportFormat
 from pytest_nixl.session.conclusion import Conclusion
 
 
-def metrics(report: Report) -> str:
+def metrics(report: ReportFormat) -> str:
     """Return all metrics of a run: base units, as Prometheus wants them."""
     return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: ReportFormat) -> Iterator[str]:
     run = report.run
     yield from _metric("nixl_run_timestamp_seconds", "When the run ended.", [({}, run.when.timestamp())])
     image = run.provenance.image

@@ -9,13 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_nixl.cluster.placement import Asked
+from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import Line, lines
+from pytest_nixl.report.table import TextLine, lines
 from pytest_nixl.session.conclusion import known_limits_line, summary_line
 from pytest_nixl.session.options import given_options
 from pytest_nixl.session.run import Run
@@ -26,7 +26,7 @@ from pytest_nixl.session.suites import not_chosen
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
-def header(settings: Settings, asked: Asked) -> Iterator[str]:
+def header(settings: Settings, asked: Placement) -> Iterator[str]:
     """Yield each setting with where it came from, and which rank this is."""
     yield f"pytest-nixl {_own_version()}:"
     for line in settings.lines():
@@ -63,7 +63,7 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
     if known := known_limits_line(run.results, nixl_version(run)):
-        shown.insert(-1, Line(known))
+        shown.insert(-1, TextLine(known))
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))

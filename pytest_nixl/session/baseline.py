@@ -35,7 +35,7 @@ def find(run: Run) -> None:
 
 def another_to_compare(samples: Samples, run: Run) -> bool:
     """Whether one more launch of a row could decide what the comparison of it leaves open."""
-    from pytest_nixl.store.record_reader import Row
+    from pytest_nixl.store.record_reader import RecordedRow
 
     if not run.settings.compares:
         return False
@@ -45,7 +45,7 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
     if run.baseline is not None:
         before = run.baseline.rows.get(key)
     else:
-        before = Row(key, run.others[key].values, {}) if key in run.others else None
+        before = RecordedRow(key, run.others[key].values, {}) if key in run.others else None
     return wants_launch(before, samples.values, run.settings.max_regression)
 
 

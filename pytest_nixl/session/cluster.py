@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.nixl.worker.tools import own_variables
-from pytest_nixl.processes.hosts import Here, Place
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.rank_session import Party
+    from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.etcd_servers.sources import EtcdServer
     from pytest_nixl.session.run import Run
 
@@ -22,7 +22,7 @@ class Cluster:
     :param places: where workers start, by rank. With no cluster these are two, both of them this host.
     """
 
-    def __init__(self, places: Sequence[Place], party: Party | None) -> None:
+    def __init__(self, places: Sequence[Host], party: RankSession | None) -> None:
         self.places = places
         self._party = party
 
@@ -30,9 +30,9 @@ class Cluster:
     def of(cls, run: Run) -> Cluster:
         """Return that of a run."""
         own = own_variables(run.settings.programs)
-        here = Here(keeper(), 0, own=own)
+        here = LocalHost(supervisor(), 0, own=own)
         if run.party is None or run.party.driver is None:
-            return cls([here, Here(keeper(), 1, own=own)], None)
+            return cls([here, LocalHost(supervisor(), 1, own=own)], None)
         peers = run.party.driver.peers
         return cls([here, *(peers[rank] for rank in sorted(peers))], run.party)
 

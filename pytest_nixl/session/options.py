@@ -13,7 +13,7 @@ import pytest
 
 from pytest_nixl.core import units
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, redact
-from pytest_nixl.model.rank_pairs import PAIRING_FORM, Pairing
+from pytest_nixl.model.rank_pairs import PAIRING_FORM, RankPairing
 from pytest_nixl.session import parsers
 
 
@@ -99,7 +99,7 @@ OPTIONS: tuple[Option, ...] = (
            "launcher's job, or default", "NAME"),
     Option("group_token", parsers.parse_token, "a text that is not empty", "", "what all of them know and nobody else; "
            "better given by the environment", "TOKEN", ("NIXL_GROUP_TOKEN",), secret=True),
-    Option("pairs", Pairing.parse, PAIRING_FORM, "ring", "the pairs of ranks that are measured", "PAIRS"),
+    Option("pairs", RankPairing.parse, PAIRING_FORM, "ring", "the pairs of ranks that are measured", "PAIRS"),
     Option("join_timeout", parsers.parse_timeout, units.TIME_FORM, "5min", "deadline for all ranks to come", "TIME"),
     Option("logs", parsers.parse_store, "a directory, which is made where there is none", "", "where each rank leaves "
            "its verdict and its workers' logs, in a directory of its own", "DIR"),

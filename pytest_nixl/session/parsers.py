@@ -91,7 +91,7 @@ class DevicePair:
 
 
 @dataclass(frozen=True)
-class Against:
+class AlternateImage:
     """Another image on the same nodes: its label, and the command that its workers are started with."""
 
     image: str
@@ -180,9 +180,9 @@ def parse_token(text: str) -> str:
 
 
 def parse_listen(text: str) -> str:
-    from pytest_nixl.etcd_servers.rank0 import Listen
+    from pytest_nixl.etcd_servers.rank0 import ListenAddress
 
-    return str(Listen.parse(text))
+    return str(ListenAddress.parse(text))
 
 
 def parse_iterations(text: str) -> int | None:
@@ -279,14 +279,14 @@ def parse_profile(text: str) -> str:
     return text
 
 
-def parse_against(text: str) -> Against:
+def parse_against(text: str) -> AlternateImage:
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{text!r} is no command ({error})") from None
     if len(words) < 2:
         raise ValueError(f"{text!r} names no command after the image")
-    return Against(parse_image(words[0]), tuple(words[1:]))
+    return AlternateImage(parse_image(words[0]), tuple(words[1:]))
 
 
 def parse_share(text: str) -> float:

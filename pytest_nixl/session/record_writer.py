@@ -17,15 +17,15 @@ from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.samples import Samples, percentile
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.benchmark import described, rounds
-from pytest_nixl.session.parsers import Against
+from pytest_nixl.session.parsers import AlternateImage
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.provenance import Provenance, gather
-from pytest_nixl.store.record_reader import FORM, OURS, Recorded, Row
+from pytest_nixl.store.record_reader import FORM, OURS, RecordedRow, RecordedRun
 
 
-def this_run(run: Run) -> Recorded:
+def this_run(run: Run) -> RecordedRun:
     """Return this run as far as it has come."""
-    return Recorded(
+    return RecordedRun(
         source="this run",
         when=datetime.now(timezone.utc),
         provenance=gather(run.settings.image, run.versions, ranks=_hosts(run)),
@@ -40,11 +40,11 @@ def _hosts(run: Run) -> list[str]:
     return [member.host for member in run.party.membership.members] if run.party is not None else []
 
 
-def _rows(run: Run) -> Iterator[Row]:
+def _rows(run: Run) -> Iterator[RecordedRow]:
     for result in run.results:
         figures = result.figures
         if figures is not None and figures.values:
-            yield Row(
+            yield RecordedRow(
                 key=result.row,
                 values=figures.values,
                 latencies={name: seconds for name, seconds in _latencies(figures) if not math.isnan(seconds)},
@@ -58,10 +58,10 @@ def _latencies(figures: Figures) -> Iterator[tuple[str, float]]:
     yield from (("p50", figures.p50), ("p90", figures.p90), ("p99", figures.p99), ("p99.9", figures.p999))
 
 
-def other_run(run: Run, against: Against) -> Recorded:
+def other_run(run: Run, against: AlternateImage) -> RecordedRun:
     """Return what was measured in turn with this run, as a run of its own."""
     rows = {
-        key: Row(
+        key: RecordedRow(
             key,
             samples.values,
             {f"p{percent:g}": percentile(samples.latencies, percent) for percent in (50, 90, 99, 99.9)},
@@ -75,10 +75,10 @@ def other_run(run: Run, against: Against) -> Recorded:
         if samples.corruption is not None
     )
     when, provenance = datetime.now(timezone.utc), _other_provenance(run, against)
-    return Recorded("measured in turn", when, provenance, rows, failed, interrupted=run.interrupted)
+    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.interrupted)
 
 
-def _other_provenance(run: Run, against: Against) -> Provenance:
+def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
     """The other image's: the same host, with what its command sets where that is ``env NAME=VALUE``."""
     changed = {}
     if os.path.basename(against.prefix[0]) == "env":
@@ -100,7 +100,7 @@ def add_ours(record: dict[str, Any], run: Run) -> None:
             benchmark["extra_info"] |= {"image": str(image), "floor": row.floor, "ceiling": row.ceiling}
 
 
-def _ours(found: Recorded) -> dict[str, Any]:
+def _ours(found: RecordedRun) -> dict[str, Any]:
     return {
         "form": FORM,
         "provenance": found.provenance.plain(),
@@ -134,7 +134,7 @@ def _last_of_each_row(run: Run) -> list[Any]:
     return list(last.values())
 
 
-def other_record(record: Mapping[str, Any], run: Run, other: Recorded) -> dict[str, Any]:
+def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dict[str, Any]:
     """Return the record of what was measured in turn, in the form of this run's."""
     found = []
     for benchmark in record["benchmarks"]:

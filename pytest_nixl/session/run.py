@@ -22,15 +22,15 @@ from pytest_nixl.session.parsers import DevicePair, MemoryPair
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_nixl.cluster.placement import Asked
-    from pytest_nixl.cluster.rank_session import Party
+    from pytest_nixl.cluster.placement import Placement
+    from pytest_nixl.cluster.rank_session import RankSession
     from pytest_nixl.core.host_load import HostLoad
-    from pytest_nixl.judge.run_comparison import Compared
+    from pytest_nixl.judge.run_comparison import RunComparison
     from pytest_nixl.model.rank_pairs import RankPair
     from pytest_nixl.model.results import Result
     from pytest_nixl.model.samples import RowKey, Samples
     from pytest_nixl.session.settings import Settings
-    from pytest_nixl.store.record_reader import Recorded
+    from pytest_nixl.store.record_reader import RecordedRun
 
 RUN = pytest.StashKey["Run"]()
 
@@ -75,7 +75,7 @@ class LinkParam:
         return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks, self.devices)
 
 
-def asked_links(settings: Settings, asked: Asked) -> list[LinkParam]:
+def asked_links(settings: Settings, asked: Placement) -> list[LinkParam]:
     """Return the links that are asked for: operations vary fastest, then pairs of ranks, and backends slowest."""
     from pytest_nixl.nixl.backends import BACKENDS
 
@@ -110,18 +110,18 @@ class Run:
     benchmarks: list[Any] = field(default_factory=list)
     #: The keys of rows that were measured, by their text.
     keys: dict[str, RowKey] = field(default_factory=dict)
-    #: What workers told of themselves: this image's, and those of ``--nixl-against``.
+    #: What workers told of themselves: this image's, and those of ``--nixl-compare-image``.
     versions: dict[str, str] = field(default_factory=dict)
     other_versions: dict[str, str] = field(default_factory=dict)
     #: By row key, what was measured of the other image, in turn with the row.
     others: dict[str, Samples] = field(default_factory=dict)
     #: The run to judge this one by, and what came of it.
-    baseline: Recorded | None = None
-    compared: Compared | None = None
+    baseline: RecordedRun | None = None
+    compared: RunComparison | None = None
     #: Sentences on what went wrong beside the checks: a record that could not be stored, say.
     notes: list[str] = field(default_factory=list)
     #: This process's place among several ranks; None: it is alone, or has not joined yet.
-    party: Party | None = None
+    party: RankSession | None = None
     #: Workflow commands for GitHub Actions, to be written on lines of their own.
     annotations: list[str] = field(default_factory=list)
     #: How far the run came and what ended it early, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``; empty: it is
@@ -152,14 +152,14 @@ class Run:
         return read_settings(self.config)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> Placement:
         """How many ranks there are. :raises pytest.UsageError: where options and launcher contradict each other."""
         from pytest_nixl.cluster.placement import ALONE
 
         return self._asked if self.asked_for or self.checks else ALONE
 
     @cached_property
-    def _asked(self) -> Asked:
+    def _asked(self) -> Placement:
         from pytest_nixl.cluster.placement import ask
 
         return ask(self.settings)
@@ -320,7 +320,7 @@ def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, 
 
 def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
     """Return the command that runs this test, or this row, once more."""
-    left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-logs"}
+    left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-log-dir"}
     from pytest_nixl.model.row_source import backend_of
 
     given = {flag: value for flag, value in given_options(item.config).items() if flag not in left_out}

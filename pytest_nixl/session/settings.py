@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from pytest_nixl.etcd.endpoints import redact
-from pytest_nixl.model.rank_pairs import Pairing
+from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.options import OPTIONS, Option
 from pytest_nixl.session.parsers import (
     COMPARED_LAUNCHES,
     MEMORIES,
     RAW_TOOLS,
-    Against,
+    AlternateImage,
     DevicePair,
     MemoryPair,
     parse_target_memory,
@@ -50,7 +50,7 @@ class Settings:
     rank: int | None
     group: str
     group_token: str = field(repr=False)
-    pairs: Pairing
+    pairs: RankPairing
     join_timeout: float
     logs: str
     op: tuple[str, ...]
@@ -81,7 +81,7 @@ class Settings:
     keep_going: bool
     image: str
     baseline: str
-    against: Against | None
+    against: AlternateImage | None
     #: Share of its bandwidth that a row may lose and be called unchanged: 0.05 is 5 %.
     max_regression: float
     #: Whole launches of each row, at least; None: one, or as many as a comparison needs.
@@ -119,7 +119,7 @@ class Settings:
             return "--nixl-gate"
         if self.baseline:
             return "--nixl-baseline"
-        return "--nixl-against" if self.against is not None else ""
+        return "--nixl-compare-image" if self.against is not None else ""
 
     @property
     def fewest_launches(self) -> int:
@@ -270,14 +270,14 @@ def _check_memory(settings: Settings) -> None:
     if not given:
         return
     from pytest_nixl.host.memory import available_memory, in_bytes
-    from pytest_nixl.host.recorded_tree import Root
+    from pytest_nixl.host.recorded_tree import FactsRoot
 
     block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
     ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
     # Of several ranks, which may be on several hosts, one end is here at least.
     ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
     wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
-    available = available_memory(Root())
+    available = available_memory(FactsRoot())
     if available is not None and wanted > available.size:
         flags = ", ".join(f"--nixl-{name}" for name in given)
         raise pytest.UsageError(
@@ -289,7 +289,7 @@ def _check_memory(settings: Settings) -> None:
 def _check_comparison(settings: Settings) -> None:
     if settings.baseline and settings.against is not None:
         raise pytest.UsageError(
-            "--nixl-baseline judges by a run of another time and --nixl-against by one made now: give one of the two"
+            "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two"
         )
     if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
         raise pytest.UsageError(
@@ -297,7 +297,7 @@ def _check_comparison(settings: Settings) -> None:
             "expected --nixl-store DIR beside it, or the path of a record"
         )
     if settings.compares and importlib.util.find_spec("scipy") is None:
-        flag = "--nixl-baseline" if settings.baseline else "--nixl-against"
+        flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"
         raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
 
 

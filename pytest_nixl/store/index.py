@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.store.provenance import Provenance
-from pytest_nixl.store.record_reader import Recorded, Row, parse_json, read_regular, shallow
+from pytest_nixl.store.record_reader import RecordedRow, RecordedRun, parse_json, read_regular, shallow
 
 #: The name of the file in a store, and the number of its form: another one whenever records are read otherwise.
 INDEX, FORM = ".pytest-nixl-index", 1
@@ -33,7 +33,7 @@ _SETTLED = 3.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """What is known of a file.
 
     :param state: what the file looked like before it was read; None: it is no regular file, and is never known.
@@ -42,7 +42,7 @@ class Entry:
     """
 
     state: os.stat_result | tuple[int, int] | None
-    run: Recorded | None
+    run: RecordedRun | None
     fault: str = ""
 
 
@@ -50,9 +50,9 @@ class Entry:
 class Index:
     """What is known of the files of a store, by name."""
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, IndexEntry] = field(default_factory=dict)
 
-    def entry(self, name: str, state: os.stat_result | None) -> Entry | None:
+    def entry(self, name: str, state: os.stat_result | None) -> IndexEntry | None:
         """Return what is known of a file; None: nothing, or it is another one now."""
         found = self.entries.get(name)
         return replace(found, state=state) if found and state and found.state == _mark(state) else None
@@ -88,10 +88,10 @@ class Index:
         )
 
 
-def summary(run: Recorded) -> Recorded:
+def summary(run: RecordedRun) -> RecordedRun:
     """Return a run with the bandwidth and the transports of each row only."""
-    rows = {key: Row(key, (row.bandwidth,), {}, row.transports) for key, row in run.rows.items()}
-    return Recorded(run.source, run.when, run.provenance, rows, interrupted=run.interrupted)
+    rows = {key: RecordedRow(key, (row.bandwidth,), {}, row.transports) for key, row in run.rows.items()}
+    return RecordedRun(run.source, run.when, run.provenance, rows, interrupted=run.interrupted)
 
 
 def read_index(path: Path) -> Index:
@@ -102,7 +102,7 @@ def read_index(path: Path) -> Index:
         return Index()
 
 
-def _entries(data: Any) -> list[tuple[str, Entry]]:
+def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
     if data["form"] != FORM:
         return []
     provenances = [Provenance.from_plain(plain) for plain in data["provenances"]]
@@ -113,18 +113,18 @@ def _entries(data: Any) -> list[tuple[str, Entry]]:
     found = []
     for name, (size, changed, *told) in data["files"].items():
         if len(told) == 1:
-            found.append((name, Entry((size, changed), None, str(told[0]))))
+            found.append((name, IndexEntry((size, changed), None, str(told[0]))))
             continue
         when, place, told_rows, interrupted = told
         rows = {}
         for number, value, way in told_rows:
             if not 0.0 < value < math.inf:
                 raise ValueError("a bandwidth is not a number above zero")
-            rows[keys[number]] = Row(keys[number], (float(value),), {}, ways[way])
-        run = Recorded(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
+            rows[keys[number]] = RecordedRow(keys[number], (float(value),), {}, ways[way])
+        run = RecordedRun(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
         if run.when.tzinfo is None:
             raise ValueError("a time has no zone")
-        found.append((name, Entry((size, changed), run)))
+        found.append((name, IndexEntry((size, changed), run)))
     return found
 
 

@@ -29,7 +29,7 @@ SAME_MACHINE = ("cpu", "cores", "nics", "gpus")
 
 
 @dataclass(frozen=True)
-class Image:
+class ImageIdentity:
     """What was validated. ``digest`` is ``sha256:…``; ``source`` says who told it. Empty: nobody did."""
 
     reference: str = ""
@@ -50,7 +50,7 @@ class Provenance:
     :param host: of rank 0: name, CPU, cores, network cards with their rates, GPUs; of several ranks, their hosts.
     """
 
-    image: Image = field(default_factory=Image)
+    image: ImageIdentity = field(default_factory=ImageIdentity)
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     host: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Provenance:
     def from_plain(cls, data: Mapping[str, Any]) -> Provenance:
         """Restore what :meth:`plain` returned. :raises TypeError: where it is something else."""
         return cls(
-            Image(**{str(name): str(value) for name, value in data["image"].items()}),
+            ImageIdentity(**{str(name): str(value) for name, value in data["image"].items()}),
             {str(name): str(value) for name, value in data["versions"].items()},
             {str(name): str(value) for name, value in data["environment"].items()},
             dict(data["host"]),
@@ -102,7 +102,7 @@ def gather(
     )
 
 
-def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> Image:
+def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> ImageIdentity:
     """Return the image: by its setting, else by the annotations or labels of a downward API volume."""
     digest, source = environ.get("NIXL_IMAGE_DIGEST", ""), "--nixl-image or NIXL_IMAGE"
     if not reference or not digest:
@@ -111,7 +111,7 @@ def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> Image:
             reference, source = told[_IMAGE_KEY], "downward API"
         digest = digest or told.get(_DIGEST_KEY, "")
     name, _, pinned = reference.partition("@")
-    return Image(name, pinned or digest, source if reference else "")
+    return ImageIdentity(name, pinned or digest, source if reference else "")
 
 
 def _podinfo(folder: Path) -> dict[str, str]:

@@ -38,7 +38,7 @@ RECORD_FORM = "a file that --nixl-store, --benchmark-json or --benchmark-autosav
 
 
 @dataclass(frozen=True)
-class Row:
+class RecordedRow:
     """One row of a run: bytes per second of each launch, and seconds of each percentile of single transfers."""
 
     key: str
@@ -55,13 +55,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A run: when it was, where its figures come from, its rows by key, and what each of its checks came to."""
 
     source: str
     when: datetime
     provenance: Provenance
-    rows: Mapping[str, Row]
+    rows: Mapping[str, RecordedRow]
     results: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
     #: How far the run came and what ended it early; empty: it came to its end.
@@ -78,7 +78,7 @@ class Recorded:
         return self.when, self.source
 
 
-def read_recorded(path: Path) -> Recorded:
+def read_recorded(path: Path) -> RecordedRun:
     """Read a record.
 
     :raises ValueError: in one sentence that begins with the path, where the file is torn, foreign, too large, no
@@ -133,7 +133,7 @@ def read_regular(path: Path, largest: int, form: str) -> bytes:
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-def parse_recorded(data: Any, source: str) -> Recorded:
+def parse_recorded(data: Any, source: str) -> RecordedRun:
     """Read the JSON values of a record. :raises ValueError: as :func:`read_recorded`."""
     try:
         found = _parse(data, source)
@@ -150,7 +150,7 @@ def parse_recorded(data: Any, source: str) -> Recorded:
 _QUOTED = 200
 
 
-def _parse(data: Any, source: str) -> Recorded:
+def _parse(data: Any, source: str) -> RecordedRun:
     ours = data.get(OURS) or {}
     if ours and ours["form"] != FORM:
         raise ValueError(f"its form is {ours['form']!r}, and this version reads {FORM}")
@@ -159,12 +159,12 @@ def _parse(data: Any, source: str) -> Recorded:
     provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
-    rows: dict[str, Row] = {}
+    rows: dict[str, RecordedRow] = {}
     for row in _rows(data["benchmarks"]):
         if row.key in rows:
             raise ValueError(f"the row {row.key} is there twice")
         rows[row.key] = row
-    return Recorded(
+    return RecordedRun(
         source=source,
         when=when,
         provenance=provenance,
@@ -175,7 +175,7 @@ def _parse(data: Any, source: str) -> Recorded:
     )
 
 
-def _rows(records: Any) -> Iterator[Row]:
+def _rows(records: Any) -> Iterator[RecordedRow]:
     for record in records:
         extra = record.get("extra_info") or {}
         if "key" not in extra:
@@ -201,7 +201,7 @@ def _rows(records: Any) -> Iterator[Row]:
         transports = extra.get("transports", ())
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
-        yield Row(key, values, latencies, tuple(str(name) for name in transports), floor, ceiling)
+        yield RecordedRow(key, values, latencies, tuple(str(name) for name in transports), floor, ceiling)
 
 
 def shallow(value: Any) -> bool:

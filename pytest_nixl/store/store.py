@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.store.index import FEWEST_NEW, INDEX, Entry, Index, read_index, summary
-from pytest_nixl.store.record_reader import RECORD_FORM, Recorded, read_recorded
+from pytest_nixl.store.index import FEWEST_NEW, INDEX, Index, IndexEntry, read_index, summary
+from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, read_recorded
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Store:
         write_whole(path, json.dumps(record, indent=1, default=str))
         return path
 
-    def runs(self) -> tuple[list[Recorded], list[str]]:
+    def runs(self) -> tuple[list[RecordedRun], list[str]]:
         """Return all records, the oldest first, and one sentence for each file that is none.
 
         :raises OSError: where the directory cannot be read.
@@ -62,7 +62,7 @@ class Store:
                 skipped.append(f"skipped: {path}{fault}")
         return sorted(found, key=lambda run: run.order), skipped
 
-    def summaries(self) -> tuple[list[Recorded], list[str]]:
+    def summaries(self) -> tuple[list[RecordedRun], list[str]]:
         """Return what :meth:`runs` does, but of each row its bandwidth and transports only, and no result.
 
         Files that the index knows are not opened. Where many are new, a new index is left, if the directory allows it.
@@ -75,7 +75,7 @@ class Store:
             entry = index.entry(path.name, state)
             if entry is None:
                 run, fault = _read(path)
-                entry = Entry(state, summary(run) if run is not None else None, fault)
+                entry = IndexEntry(state, summary(run) if run is not None else None, fault)
                 new += 1
             if entry.run is not None:
                 found.append(replace(entry.run, source=str(path)))
@@ -100,7 +100,7 @@ class Store:
             yield self.directory / entry.name, state if regular else None
 
 
-def _read(path: Path) -> tuple[Recorded | None, str]:
+def _read(path: Path) -> tuple[RecordedRun | None, str]:
     """Return a record, or None and what is wrong with the file, to be said after its path."""
     try:
         return read_recorded(path), ""
@@ -146,7 +146,7 @@ def _not_stored(path: Path, error: OSError) -> NixlPluginError:
     )
 
 
-def newest(runs: Sequence[Recorded], image: str) -> Recorded | None:
+def newest(runs: Sequence[RecordedRun], image: str) -> RecordedRun | None:
     """Return the newest run of an image, which is named by its reference, its digest, or both as ``NAME@DIGEST``."""
     for run in reversed(runs):
         its = run.provenance.image
@@ -155,7 +155,7 @@ def newest(runs: Sequence[Recorded], image: str) -> Recorded | None:
     return None
 
 
-def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[Recorded, list[str]]:
+def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[RecordedRun, list[str]]:
     """Return the run that ``--nixl-baseline`` names, and one sentence for each file of a store that is left out.
 
     :param whole: whether only runs count that came to their end.

@@ -16,7 +16,7 @@ from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.model.results import FIGURES
 from pytest_nixl.model.row_source import measured_by
 from pytest_nixl.model.samples import RowKey
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 from pytest_nixl.session.settings import Settings
@@ -51,7 +51,7 @@ def _id(row: RowKey | None) -> str:
 @pytest.fixture(scope="session")
 def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: SessionEtcd) -> Iterator[Nixlbench]:
     """The nixlbench of each rank: that of ``--nixl-nixlbench``, or that on its PATH."""
-    with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, keeper) as started:
+    with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, supervisor) as started:
         yield started
 
 

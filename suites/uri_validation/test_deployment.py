@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import Settings
 
 from ..conftest import FindingFixture
@@ -52,7 +52,7 @@ def test_an_agent_publishes_through_the_endpoints(
     deployment: Deployment, nixl_settings: Settings, verdict: Callable[[Judgement], None]
 ) -> None:
     """A real agent that is given them verbatim publishes its metadata, and the key is there."""
-    verdict(judge_publication(deployment, nixl_settings, keeper()))
+    verdict(judge_publication(deployment, nixl_settings, supervisor()))
 
 
 @pytest.mark.parametrize(

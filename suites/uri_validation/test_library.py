@@ -15,8 +15,8 @@ from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.endpoint_readers import Outcome
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.settings import Settings
 
 
@@ -75,10 +75,10 @@ def test_the_patch_of_uri_validation_is_known(
         verdict(Judgement(Verdict.PASS, said))
 
 
-def _outcome(text: str, setting: str | None, etcd: PrivateEtcd, settings: Settings) -> Outcome:
+def _outcome(text: str, setting: str | None, etcd: PrivateEtcd, settings: Settings) -> ReadOutcome:
     (trial,) = try_texts(
-        {text: Outcome.INVALID},
-        keeper=keeper(),
+        {text: ReadOutcome.INVALID},
+        supervisor=supervisor(),
         client=etcd.client,
         namespace="/patch",
         timeout=settings.timeout,

@@ -101,7 +101,7 @@ def all_end_with(code: int, done: Sequence[Finished]) -> None:
 
 def report_options(folder: Path) -> list[str]:
     """Return the options by which every rank leaves its reports in one folder, which all share."""
-    return [f"--nixl-logs={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
+    return [f"--nixl-log-dir={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
 
 
 def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ class Story:
     ) -> None:
         """Start the command of one rank, on its host; ``tree`` is where its plugin and its test are."""
         common = [f"--nixl-ranks={len(self.hosts)}", f"--nixl-group={self.name}", *self.etcd, "--nixl-timeout=20s"]
-        own = [f"--nixl-rank={rank}", f"--nixl-logs={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
+        own = [f"--nixl-rank={rank}", f"--nixl-log-dir={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
         started = ["env", f"--chdir={tree}", *command(test, *common, *own, *options)]
         self.pids.append(self.ranks.start(self.hosts[rank], *started, **(env or {})))
 

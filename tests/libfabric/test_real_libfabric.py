@@ -19,11 +19,11 @@ from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
 from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.row import judge
-from pytest_nixl.measure.link import Link, Pairs
+from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.device_counters import HEADERS_SHARE
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import keeper
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.parsers import MemoryPair
 from pytest_nixl.session.settings import Settings
@@ -135,8 +135,8 @@ def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host)
 @contextmanager
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
-    one, other = (Here(keeper(), rank, host.prefix) for rank, host in enumerate(hosts))
-    pairs = Pairs((one, other), settings)
+    one, other = (LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts))
+    pairs = WorkerPairs((one, other), settings)
     try:
         yield pairs.link(backend, op, DRAM)
     finally:

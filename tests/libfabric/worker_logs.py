@@ -15,7 +15,7 @@ import pytest
 def pytest_unconfigure() -> None:
     if "pytest_nixl.processes.supervisor" not in sys.modules:
         return
-    from pytest_nixl.processes.supervisor import keeper
+    from pytest_nixl.processes.supervisor import supervisor
 
-    for log in Path(keeper().directory).glob("*.log"):
+    for log in Path(supervisor().directory).glob("*.log"):
         shutil.copy(log, os.environ["PYTEST_NIXL_TEST_LOGS"])

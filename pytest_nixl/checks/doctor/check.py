@@ -13,7 +13,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What the machine should be.
 
     :param image: whether only the image is judged: it is built where there is no GPU, no network card and no etcd.
@@ -44,7 +44,7 @@ class Wanted:
         return (self.machine.gpus or 0) if self.machine is not None else 0
 
 
-Judge = Callable[[Facts, Wanted], Judgement]
+Judge = Callable[[Facts, Requirements], Judgement]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def checks() -> Mapping[str, Check]:
     return dict(sorted(_REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
 
 
-def judge(id: str, facts: Facts, wanted: Wanted) -> Judgement:
+def judge(id: str, facts: Facts, wanted: Requirements) -> Judgement:
     """Ask one check."""
     return checks()[id].judge(facts, wanted)
 
@@ -119,12 +119,12 @@ NO_RDMA = "there is no RDMA device here, and the profile names none"
 NO_GPU = "there is no GPU here, and the profile names none"
 
 
-def has_rdma(facts: Facts, wanted: Wanted) -> bool:
+def has_rdma(facts: Facts, wanted: Requirements) -> bool:
     """Whether questions of RDMA arise."""
     return bool(facts.rdma) or wanted.rdma
 
 
-def has_gpu(facts: Facts, wanted: Wanted) -> bool:
+def has_gpu(facts: Facts, wanted: Requirements) -> bool:
     """Whether questions of GPUs arise: one is seen, or hangs on the bus unseen, or the profile has one."""
     return bool(facts.gpu.gpus) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pytest_nixl.checks.doctor.check import (
-    Wanted,
+    Requirements,
     check,
     failed,
     has_rdma,
@@ -130,7 +130,7 @@ _PROVIDERS = (
 @check(
     "variables-known", "Is every variable that looks like NIXL's, UCX's or libfabric's one that they know?", image=True
 )
-def variables_known(facts: Facts, wanted: Wanted) -> Judgement:
+def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
     """A misspelt one has no effect, and nobody says so, or only in a line of the log."""
     steering, software = facts.environment.steering, facts.software
     strange: dict[str, str] = {}
@@ -184,7 +184,7 @@ def _of_families(names: tuple[str, ...]) -> Iterator[str]:
 
 
 @check("transports-allowed", "Does UCX_TLS leave UCX the transports that this host has?")
-def transports_allowed(facts: Facts, wanted: Wanted) -> Judgement:
+def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     """A list without RDMA on a host that has it, one that cannot carry NIXL, or a name that UCX does not know."""
     if "UCX" not in wanted.backends:
         return not_applicable("UCX is not requested")
@@ -316,7 +316,7 @@ class _Transports:
 
 
 @check("devices-there", "Is every network device there that a variable names?")
-def devices_there(facts: Facts, wanted: Wanted) -> Judgement:
+def devices_there(facts: Facts, wanted: Requirements) -> Judgement:
     """UCX_NET_DEVICES, FI_TCP_IFACE and the like."""
     asked = devices_named(facts)
     if not asked:
@@ -341,7 +341,7 @@ def devices_there(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("provider-there", "Is the provider there that FI_PROVIDER names?")
-def provider_there(facts: Facts, wanted: Wanted) -> Judgement:
+def provider_there(facts: Facts, wanted: Requirements) -> Judgement:
     """Libfabric then has no other, and LIBFABRIC cannot be made."""
     text = facts.environment.get("FI_PROVIDER")
     if not text:
@@ -372,7 +372,7 @@ def provider_there(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("namespace-plain", "Has NIXL_ETCD_NAMESPACE a slash before it, and none behind?", image=True)
-def namespace_plain(facts: Facts, wanted: Wanted) -> Judgement:
+def namespace_plain(facts: Facts, wanted: Requirements) -> Judgement:
     """Keys are NAMESPACE/AGENT/…, slash for slash: ranks whose namespaces differ by one never meet."""
     text = facts.environment.get("NIXL_ETCD_NAMESPACE")
     if not text:
@@ -390,7 +390,7 @@ def namespace_plain(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("variables-agree", "Are the variables not at odds with each other or with this host?")
-def variables_agree(facts: Facts, wanted: Wanted) -> Judgement:
+def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
     """Settings that undo what the machine was bought for, or of which one wins without a word."""
     get = facts.environment.get
     found: list[tuple[str, str]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_nixl.checks.doctor.check import Wanted, check, failed, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown, warned
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
@@ -27,14 +27,14 @@ def _silent(facts: Facts) -> Judgement | None:
 
 
 @check("etcd-answers", "Does the etcd answer?")
-def etcd_answers(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_answers(facts: Facts, wanted: Requirements) -> Judgement:
     """At the address that is given."""
     silent = _silent(facts)
     return silent if silent is not None else passed(f"{facts.etcd.endpoints.value} answers")
 
 
 @check("etcd-version", "Is the etcd new enough?")
-def etcd_version(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
     """From 3.4 on."""
     silent = _silent(facts)
     if silent is not None:
@@ -49,7 +49,7 @@ def etcd_version(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("etcd-latency", "Does the etcd answer within a tenth of a second?")
-def etcd_latency(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
     """The median of five requests: a start of N ranks makes tens of them, one after the other."""
     silent = _silent(facts)
     if silent is not None:
@@ -65,7 +65,7 @@ def etcd_latency(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?")
-def etcd_clock(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
     """Leases do not depend on it; certificates do, and whoever compares the logs of two hosts."""
     silent = _silent(facts)
     if silent is not None:

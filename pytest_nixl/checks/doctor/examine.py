@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nixl.checks.doctor.check import Check, Wanted, checks
+from pytest_nixl.checks.doctor.check import Check, Requirements, checks
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
-from pytest_nixl.report.table import Line
+from pytest_nixl.report.table import TextLine
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """What a check came to, and what that makes of the command."""
 
     check: Check
@@ -28,23 +28,25 @@ class Answer:
 PLACED = ("rdma-devices", "gpus", "gpu-nics")
 
 
-def examine(facts: Facts, wanted: Wanted, *, gate: bool, only: Sequence[str] = ()) -> tuple[Answer, ...]:
+def examine(facts: Facts, wanted: Requirements, *, gate: bool, only: Sequence[str] = ()) -> tuple[CheckResult, ...]:
     """Ask every check, or those of an image, or only some by their ids."""
     answers = []
     for check in checks().values():
         if (check.image or not wanted.image) and (not only or check.id in only):
             judgement = check.judge(facts, wanted)
             required = check.id in wanted.profile.required
-            answers.append(Answer(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required))
+            answers.append(
+                CheckResult(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required)
+            )
     return tuple(answers)
 
 
-def failed(answers: Sequence[Answer]) -> bool:
+def failed(answers: Sequence[CheckResult]) -> bool:
     """Whether one of them fails."""
     return any(answer.outcome is Outcome.FAIL for answer in answers)
 
 
-def lines(answers: Sequence[Answer]) -> Iterator[Line]:
+def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
     """Yield a line for each answer, with its remedy below where it is not good, and then the sums."""
     width = max(len(answer.judgement.verdict.value) for answer in answers)
     names = max(len(answer.check.id) for answer in answers)
@@ -52,16 +54,16 @@ def lines(answers: Sequence[Answer]) -> Iterator[Line]:
         missed = answer.outcome is Outcome.FAIL and answer.judgement.verdict is Verdict.NOT_APPLICABLE
         reason = f"{answer.judgement.reason}; the profile requires it" if missed else answer.judgement.reason
         head = f"{answer.judgement.verdict.value:<{width}}  {answer.check.id:<{names}}  {reason}"
-        yield Line(head, answer.outcome)
+        yield TextLine(head, answer.outcome)
         if answer.judgement.remedy and answer.outcome is not Outcome.PASS:
-            yield Line(f"{'':<{width}}  {'':<{names}}  remedy: {answer.judgement.remedy}")
+            yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {answer.judgement.remedy}")
     counts = Counter(answer.judgement.verdict.value for answer in answers)
     bad = failed(answers)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    yield Line(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({told})", Outcome.FAIL if bad else Outcome.PASS)
+    yield TextLine(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({told})", Outcome.FAIL if bad else Outcome.PASS)
 
 
-def plain(facts: Facts, wanted: Wanted, answers: Sequence[Answer]) -> dict[str, Any]:
+def plain(facts: Facts, wanted: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
     """Return the same as JSON values."""
     return {
         "verdict": "FAIL" if failed(answers) else "PASS",

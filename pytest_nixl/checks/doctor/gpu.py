@@ -7,7 +7,7 @@ from collections import Counter
 
 from pytest_nixl.checks.doctor.check import (
     NO_GPU,
-    Wanted,
+    Requirements,
     check,
     failed,
     has_gpu,
@@ -48,7 +48,7 @@ _XIDS = {
 
 
 @check("gpus", "Are there as many GPUs, and of the model, as the profile says?")
-def gpus(facts: Facts, wanted: Wanted) -> Judgement:
+def gpus(facts: Facts, wanted: Requirements) -> Judgement:
     """Those that the driver has, beside those that hang on the bus."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -84,7 +84,7 @@ def gpus(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-driver", "Does the GPUs' driver suit the container and NIXL's build?")
-def gpu_driver(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
     """The container's NVML and CUDA are of the kernel's driver, and new enough for NIXL's CUDA."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -114,7 +114,7 @@ def gpu_driver(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-p2p", "Can every GPU read every other's memory?")
-def gpu_p2p(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_p2p(facts: Facts, wanted: Requirements) -> Judgement:
     """Without it, what goes from GPU to GPU of one host is copied through host memory."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -137,7 +137,7 @@ def gpu_p2p(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-nvlink", "Has every GPU as many NVLinks up as the others?")
-def gpu_nvlink(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_nvlink(facts: Facts, wanted: Requirements) -> Judgement:
     """One link less is a fraction of the bandwidth less, and no error."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -155,7 +155,7 @@ def gpu_nvlink(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-direct", "Can the network cards reach the GPUs' memory?")
-def gpu_direct(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_direct(facts: Facts, wanted: Requirements) -> Judgement:
     """By DMA-BUF, by nvidia_peermem, or, for EFA, by what its driver has of its own."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -185,7 +185,7 @@ def gpu_direct(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gdrcopy", "Is GDRCopy there, for small messages?")
-def gdrcopy(facts: Facts, wanted: Wanted) -> Judgement:
+def gdrcopy(facts: Facts, wanted: Requirements) -> Judgement:
     """UCX copies small messages to GPUs by it, and slower without."""
     if not facts.gpu.gpus:
         return not_applicable("there is no GPU here")
@@ -198,7 +198,7 @@ def gdrcopy(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-xid", "Has the driver reported no error of a GPU since the host started?")
-def gpu_xid(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_xid(facts: Facts, wanted: Requirements) -> Judgement:
     """Xid errors of the kernel's log."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -221,7 +221,7 @@ def gpu_xid(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-ecc", "Has no GPU's memory an error that could not be corrected?")
-def gpu_ecc(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_ecc(facts: Facts, wanted: Requirements) -> Judgement:
     """Since each was last reset."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -239,7 +239,7 @@ def gpu_ecc(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-bar1", "Can the bus reach all of every GPU's memory?")
-def gpu_bar1(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_bar1(facts: Facts, wanted: Requirements) -> Judgement:
     """A network card reaches a GPU's memory through its BAR1, and no more than that at once."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -257,7 +257,7 @@ def gpu_bar1(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-persistence", "Does the driver stay loaded while nobody uses a GPU?")
-def gpu_persistence(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_persistence(facts: Facts, wanted: Requirements) -> Judgement:
     """Without it the first use of a GPU takes seconds."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)
@@ -271,7 +271,7 @@ def gpu_persistence(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("gpu-nics", "Has every GPU the network cards beside it that the profile says?")
-def gpu_nics(facts: Facts, wanted: Wanted) -> Judgement:
+def gpu_nics(facts: Facts, wanted: Requirements) -> Judgement:
     """A card under another switch, or on another NUMA node, is reached across the processors."""
     if not has_gpu(facts, wanted):
         return not_applicable(NO_GPU)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from pytest_nixl.checks.doctor.check import Wanted, check, failed, named, not_applicable, passed, unknown, warned
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed, unknown, warned
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import Lacking
 from pytest_nixl.model.verdicts import Judgement
@@ -41,7 +41,7 @@ def _absent(facts: Facts) -> Judgement | None:
 
 
 @check("nixl-loads", "Can NIXL be loaded, and does it make an agent?", image=True)
-def nixl_loads(facts: Facts, wanted: Wanted) -> Judgement:
+def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """In a process of its own."""
     absent = _absent(facts)
     if absent is not None:
@@ -53,7 +53,7 @@ def nixl_loads(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("backend-loads", "Can every requested backend be made?", image=True)
-def backend_loads(facts: Facts, wanted: Wanted) -> Judgement:
+def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """And does it move host memory?"""
     absent = _absent(facts)
     if absent is not None:
@@ -91,7 +91,7 @@ def _remedy(plugin: str) -> str:
 
 
 @check("plugin-libraries", "Is every library there that the plugins of the requested backends need?", image=True)
-def plugin_libraries(facts: Facts, wanted: Wanted) -> Judgement:
+def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
     """With the versions of symbols that they ask for, and what those need in turn."""
     absent = _absent(facts)
     if absent is not None:
@@ -123,7 +123,7 @@ def plugin_libraries(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("libraries-once", "Is each library loaded once?", image=True)
-def libraries_once(facts: Facts, wanted: Wanted) -> Judgement:
+def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     """A second copy comes by LD_PRELOAD, LD_LIBRARY_PATH, or another package that brings its own."""
     absent = _absent(facts)
     if absent is not None:
@@ -150,7 +150,7 @@ def libraries_once(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("etcd-client-library", "Is the library there by which NIXL talks to etcd?", image=True)
-def etcd_client_library(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     """Where NIXL was built without, its agents exchange metadata by side channel only."""
     absent = _absent(facts)
     if absent is not None:
@@ -169,7 +169,7 @@ def etcd_client_library(facts: Facts, wanted: Wanted) -> Judgement:
     "Does that library take addresses as they are (ETCD_CPP_API_DISABLE_URI_VALIDATION)?",
     image=True,
 )
-def etcd_client_patch(facts: Facts, wanted: Wanted) -> Judgement:
+def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
     """The patch of the library that does not check addresses: images are built with it on purpose, or not at all."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
@@ -180,7 +180,7 @@ def etcd_client_patch(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
-def nixlbench_starts(facts: Facts, wanted: Wanted) -> Judgement:
+def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
     """It prints its help."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pytest_nixl.checks.doctor.check import (
     NO_RDMA,
-    Wanted,
+    Requirements,
     check,
     failed,
     has_gpu,
@@ -37,7 +37,7 @@ def amount(size: int) -> str:
 
 
 @check("memlock", "May a process lock as much memory as RDMA registers?")
-def memlock(facts: Facts, wanted: Wanted) -> Judgement:
+def memlock(facts: Facts, wanted: Requirements) -> Judgement:
     """RDMA locks what it registers: a limit stops it, mostly with no better word than 'Cannot allocate memory'."""
     if not has_rdma(facts, wanted):
         return not_applicable(f"{NO_RDMA}: nothing has to be locked")
@@ -61,7 +61,7 @@ def memlock(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("shm", "Is /dev/shm there, and larger than the 64 MiB of a container that asked for nothing?")
-def shm(facts: Facts, wanted: Wanted) -> Judgement:
+def shm(facts: Facts, wanted: Requirements) -> Judgement:
     """Transports of one host keep their queues in /dev/shm; where it is full, they die of SIGBUS."""
     size = facts.host.shm
     remedy = "`docker run --shm-size=8g` or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory at /dev/shm"
@@ -86,7 +86,7 @@ def shm(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("huge-pages", "Are huge pages reserved where EFA wants them for its buffers?")
-def huge_pages(facts: Facts, wanted: Wanted) -> Judgement:
+def huge_pages(facts: Facts, wanted: Requirements) -> Judgement:
     """EFA's provider has its bounce buffers in huge pages, and slower ones where there are none."""
     if not (facts.efa or wanted.efa):
         return not_applicable("there is no EFA here, and the profile names none: nothing else asks for huge pages")

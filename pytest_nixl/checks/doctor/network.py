@@ -7,7 +7,7 @@ import ipaddress
 import re
 
 from pytest_nixl.checks.doctor.check import (
-    Wanted,
+    Requirements,
     check,
     failed,
     named,
@@ -47,7 +47,7 @@ def _used(facts: Facts) -> list[Nic]:
 
 
 @check("nics-up", "Is every interface up that traffic goes over?")
-def nics_up(facts: Facts, wanted: Wanted) -> Judgement:
+def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
     """The one of the default route, those with an address, and those that a variable names."""
     used = _used(facts)
     if not used:
@@ -63,7 +63,7 @@ def nics_up(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
-def nic_rate(facts: Facts, wanted: Wanted) -> Judgement:
+def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
     """For machines whose network cards do no RDMA; of those that do, see rdma-rate."""
     if wanted.machine is None:
         return not_applicable("the profile names no network cards")
@@ -83,7 +83,7 @@ def nic_rate(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("mtu", "Do the interfaces of one kind have one MTU?")
-def mtu(facts: Facts, wanted: Wanted) -> Judgement:
+def mtu(facts: Facts, wanted: Requirements) -> Judgement:
     """Across ranks, comparing their facts tells; here, cards with one driver are compared."""
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
@@ -103,7 +103,7 @@ def mtu(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("link-local", "Do agents give others no address of 169.254.0.0/16?")
-def link_local(facts: Facts, wanted: Wanted) -> Judgement:
+def link_local(facts: Facts, wanted: Requirements) -> Judgement:
     """UCX took such an address for one like any other (mended by openucx/ucx#11504), and no other host gets there."""
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
     if not local:
@@ -126,7 +126,7 @@ def link_local(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("names-resolve", "Do the names resolve that ranks meet by?")
-def names_resolve(facts: Facts, wanted: Wanted) -> Judgement:
+def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
     """A pod with hostNetwork has the node's resolver, which knows no Service, unless its dnsPolicy says otherwise."""
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
@@ -156,7 +156,7 @@ def names_resolve(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("peer-reachable", "Are the other hosts reached?")
-def peer_reachable(facts: Facts, wanted: Wanted) -> Judgement:
+def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
     """Packets get to each host that was named, and back."""
     if not facts.peers:
         return not_applicable("no other host is named (--peer of `pytest-nixl doctor`), and this run has one rank")

@@ -19,7 +19,7 @@ _OWN_OF_A_HOST = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "NIXL_PLUGIN_DIR", "NIXL_IM
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankDifference:
     """Something that differs between ranks.
 
     :param subject: what differs, such as ``NIXL`` or ``MTU``.
@@ -131,7 +131,7 @@ def _whose(names: Sequence[str], who: Sequence[str]) -> str:
     return f"all {len(names)} ranks" if len(who) == len(names) else named(who, 8)
 
 
-def compare_hosts(hosts: Sequence[Facts]) -> tuple[Finding, ...]:
+def compare_hosts(hosts: Sequence[Facts]) -> tuple[RankDifference, ...]:
     """Compare the facts of ranks 0, 1, …, and return what differs; nothing: they are alike."""
     return (*_compared(hosts), *_namespaces(hosts), *_variables(hosts))
 
@@ -150,14 +150,14 @@ def ranks_agree(hosts: Sequence[Facts]) -> Judgement:
     return warned(reasons, remedies) if findings else passed(f"{plural(len(hosts), 'rank')} are alike")
 
 
-def _compared(hosts: Sequence[Facts]) -> Iterator[Finding]:
+def _compared(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     for subject in _SUBJECTS:
         values = [subject.read(facts) for facts in hosts]
         if "" not in values and len(set(values)) > 1:
             yield _finding(subject.name, hosts, values, subject.remedy, grave=subject.grave)
 
 
-def _namespaces(hosts: Sequence[Facts]) -> Iterator[Finding]:
+def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     values = [facts.environment.get(_NAMESPACE) or "/nixl/agents/ (the default)" for facts in hosts]
     if len(set(values)) < 2:
         return
@@ -167,7 +167,7 @@ def _namespaces(hosts: Sequence[Facts]) -> Iterator[Finding]:
     yield _finding(_NAMESPACE, hosts, values, remedy, why=why)
 
 
-def _variables(hosts: Sequence[Facts]) -> Iterator[Finding]:
+def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     prefixes = ("UCX_", "FI_", "NIXL_", "ETCD_ENDPOINTS")
     names = sorted({name for facts in hosts for name in facts.environment.steering if name.startswith(prefixes)})
     for name in names:
@@ -179,11 +179,11 @@ def _variables(hosts: Sequence[Facts]) -> Iterator[Finding]:
 
 def _finding(
     subject: str, hosts: Sequence[Facts], values: Sequence[str], remedy: str, *, grave: bool = True, why: str = ""
-) -> Finding:
+) -> RankDifference:
     counts = Counter(values)
     usual, most = counts.most_common(1)[0]
     clear = most > len(values) / 2
     odd = tuple(rank for rank, value in enumerate(values) if not clear or value != usual)
     told = named((f"rank {rank} ({hosts[rank].host.name.value}) has {values[rank]}" for rank in odd), 8)
     rest = f", the other {most} {usual}" if clear and most > 1 else f", the other {usual}" if clear else ""
-    return Finding(subject, odd, (failed if grave else warned)(f"{subject} differs: {told}{rest}{why}", remedy))
+    return RankDifference(subject, odd, (failed if grave else warned)(f"{subject} differs: {told}{rest}{why}", remedy))

@@ -7,7 +7,7 @@ from collections import Counter
 
 from pytest_nixl.checks.doctor.check import (
     NO_RDMA,
-    Wanted,
+    Requirements,
     check,
     failed,
     has_rdma,
@@ -24,13 +24,13 @@ from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.model.verdicts import Judgement
 
 
-def _devices(facts: Facts, wanted: Wanted) -> tuple[RdmaDevice, ...]:
+def _devices(facts: Facts, wanted: Requirements) -> tuple[RdmaDevice, ...]:
     """The devices that the profile speaks of: EFA where it says so, else all."""
     return facts.efa if wanted.efa else facts.rdma
 
 
 @check("rdma-devices", "Are there as many RDMA devices as the profile says?")
-def rdma_devices(facts: Facts, wanted: Wanted) -> Judgement:
+def rdma_devices(facts: Facts, wanted: Requirements) -> Judgement:
     """Each has a driver that the kernel knows it by."""
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
@@ -57,7 +57,7 @@ def rdma_devices(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("rdma-ports", "Is a port of every RDMA device active?")
-def rdma_ports(facts: Facts, wanted: Wanted) -> Judgement:
+def rdma_ports(facts: Facts, wanted: Requirements) -> Judgement:
     """A port that is not ACTIVE carries nothing, and the others are then asked for more than they can."""
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
@@ -72,7 +72,7 @@ def rdma_ports(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("rdma-rate", "Is every RDMA device as fast as the profile says, and as the others?")
-def rdma_rate(facts: Facts, wanted: Wanted) -> Judgement:
+def rdma_rate(facts: Facts, wanted: Requirements) -> Judgement:
     """A link that was negotiated slower than its neighbours slows every transfer that is spread over all."""
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)
@@ -95,7 +95,7 @@ def rdma_rate(facts: Facts, wanted: Wanted) -> Judgement:
 
 
 @check("uverbs-open", "Can a process open the device node of every RDMA device?")
-def uverbs_open(facts: Facts, wanted: Wanted) -> Judgement:
+def uverbs_open(facts: Facts, wanted: Requirements) -> Judgement:
     """One that is seen and cannot be opened makes libfabric give up EFA altogether (ofiwg/libfabric#12708)."""
     if not has_rdma(facts, wanted):
         return not_applicable(NO_RDMA)

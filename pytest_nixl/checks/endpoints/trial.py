@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.endpoints import redact
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.endpoint_readers import INVALID, Outcome
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import Keeper
+from pytest_nixl.nixl.endpoint_readers import INVALID, ReadOutcome
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 #: Workers at a time, at most.
@@ -33,7 +33,7 @@ _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROX
 
 
 @dataclass(frozen=True)
-class Trial:
+class EndpointTrial:
     """What became of one text.
 
     :param words: NIXL's own, without credentials; empty where it said nothing.
@@ -41,27 +41,27 @@ class Trial:
     """
 
     text: str
-    outcome: Outcome
+    outcome: ReadOutcome
     words: str
     version: str
 
-    def agrees(self, prediction: Outcome) -> bool:
+    def agrees(self, prediction: ReadOutcome) -> bool:
         """Whether this is what was predicted; NIXL before 1.5 does not tell one failure from another."""
-        if not self.words and Outcome.PUBLISHES not in (self.outcome, prediction):
-            return Outcome.NO_AGENT not in (self.outcome, prediction)
+        if not self.words and ReadOutcome.PUBLISHES not in (self.outcome, prediction):
+            return ReadOutcome.NO_AGENT not in (self.outcome, prediction)
         return self.outcome is prediction
 
 
 def try_texts(
-    texts: Mapping[str, Outcome],
+    texts: Mapping[str, ReadOutcome],
     *,
-    keeper: Keeper,
+    supervisor: SupervisorClient,
     client: EtcdClient,
     namespace: str,
     timeout: float,
     start_timeout: float = START_SECONDS,
     environment: Mapping[str, str | None] | None = None,
-) -> Iterator[Trial]:
+) -> Iterator[EndpointTrial]:
     """Give each text to an agent of its own and yield, in their order, what became of it.
 
     :param texts: each with what is expected of it: a key that is expected is waited for up to ``timeout``.
@@ -79,11 +79,11 @@ def try_texts(
         **(environment or {}),
     }
     count = max(1, min(WORKERS, len(texts) // 8))
-    workers = [Here(keeper).start("trial", variables, timeout, start_timeout) for _ in range(count)]
+    workers = [LocalHost(supervisor).start("trial", variables, timeout, start_timeout) for _ in range(count)]
     try:
         queue = deque(texts.items())
         benches = [_Bench(worker, queue, client, namespace, timeout) for worker in workers]
-        done: dict[str, Trial] = {}
+        done: dict[str, EndpointTrial] = {}
         while len(done) < len(texts):
             found = [trial for bench in benches if (trial := bench.step()) is not None]
             done |= {trial.text: trial for trial in found}
@@ -99,7 +99,7 @@ class _Bench:
     """A worker that tries one text after the other: an agent's thread may read the variable after it was made."""
 
     def __init__(
-        self, worker: Worker, queue: deque[tuple[str, Outcome]], client: EtcdClient, namespace: str, timeout: float
+        self, worker: Worker, queue: deque[tuple[str, ReadOutcome]], client: EtcdClient, namespace: str, timeout: float
     ) -> None:
         self._first = NixlAgent.within(worker, backends=[], progress_thread=False)
         self._queue = queue
@@ -109,30 +109,30 @@ class _Bench:
         self._text = self._name = ""
         self._until: float | None = None
 
-    def step(self) -> Trial | None:
+    def step(self) -> EndpointTrial | None:
         """Begin with the next text, or see what has become of the one that was begun."""
         if self._until is None:
             return self._begin() if self._queue else None
         if self._client.get(f"{self._namespace}/{self._name}/") is not None:
-            return self._end(Outcome.PUBLISHES, "")
+            return self._end(ReadOutcome.PUBLISHES, "")
         words = complaint(self._first.worker.output(), self._name)
         if words or time.monotonic() > self._until:
-            return self._end(Outcome.INVALID if INVALID in words else Outcome.UNREACHED, words)
+            return self._end(ReadOutcome.INVALID if INVALID in words else ReadOutcome.UNREACHED, words)
         return None
 
-    def _begin(self) -> Trial | None:
+    def _begin(self) -> EndpointTrial | None:
         self._text, expected = self._queue.popleft()
         self._name = f"trial-{secrets.token_hex(4)}"
         function = "pytest_nixl.nixl.worker.extra_agent:make"
         refusal = self._first.run(function, name=self._name, endpoints=self._text)
         if refusal:
-            return self._end(Outcome.NO_AGENT, redact(refusal))
-        self._until = time.monotonic() + (self._timeout if expected is Outcome.PUBLISHES else SILENCE)
+            return self._end(ReadOutcome.NO_AGENT, redact(refusal))
+        self._until = time.monotonic() + (self._timeout if expected is ReadOutcome.PUBLISHES else SILENCE)
         return None
 
-    def _end(self, outcome: Outcome, words: str) -> Trial:
+    def _end(self, outcome: ReadOutcome, words: str) -> EndpointTrial:
         self._until = None
-        return Trial(self._text, outcome, words, str(self._first.worker.versions["nixl"]))
+        return EndpointTrial(self._text, outcome, words, str(self._first.worker.versions["nixl"]))
 
 
 def complaint(output: str, agent: str) -> str:

@@ -17,10 +17,10 @@ from functools import partial
 
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.group import Group
-from pytest_nixl.checks.nixlbench.table import Fault, Output, Trouble, read_output
+from pytest_nixl.checks.nixlbench.table import Fault, NixlbenchOutput, Trouble, read_output
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.processes.external_program import Started, Tool, ended, others_beside
+from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 
 #: Seconds for which nixlbench sleeps at one point, in its ETCD runtime: nothing is to be seen of it meanwhile.
 _SLEEPS = 20.0
@@ -64,7 +64,7 @@ class Ran:
     :param others: cores that others of the initiator's host took of those that the run needed; None: not known.
     """
 
-    output: Output
+    output: NixlbenchOutput
     log: str
     inconsistent: str = ""
     remarks: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class _Rank:
     """One process: its number in nixlbench's own count, and what it has written."""
 
     number: int
-    started: Started
+    started: RunningProgram
     text: str = ""
     code: int | None = None
 

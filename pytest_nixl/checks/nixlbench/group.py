@@ -12,11 +12,11 @@ from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, OwnEtcd, Removal
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.processes.supervisor import Keeper, KeeperError
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 
 #: Keys that a message names.
 _NAMED = 6
-#: Seconds that the end of the run waits for an etcd that does not answer, before it leaves the keys to the keeper.
+#: Seconds that the end of the run waits for an etcd that does not answer, before it leaves the keys to the supervisor.
 _LAST_TRY = 1.0
 
 
@@ -27,7 +27,7 @@ class Group:
     groups are never touched.
 
     :param endpoint: the etcd's URLs, without credentials: nixlbench sends none.
-    :param keeper: removes the keys where this process is killed.
+    :param supervisor: removes the keys where this process is killed.
     :param own: the etcd, if this run has started it.
     :param removals: gets what removes the keys later, if the etcd does not answer at the end.
     """
@@ -36,7 +36,7 @@ class Group:
         self,
         client: EtcdClient,
         endpoint: str,
-        keeper: Keeper,
+        supervisor: SupervisorClient,
         *,
         own: OwnEtcd | None = None,
         removals: list[Removal] | None = None,
@@ -50,12 +50,12 @@ class Group:
         self._client = client
         self.endpoint = endpoint
         self._endpoints = parse_endpoints(endpoint)
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._removals = removals if removals is not None else []
         self._watch = EtcdWatch(endpoint, self.prefix, own)
 
     def __enter__(self) -> Group:
-        self._keeper.watch_prefix(self.prefix, self._endpoints)
+        self._supervisor.watch_prefix(self.prefix, self._endpoints)
         self._watch.__enter__()
         return self
 
@@ -73,12 +73,12 @@ class Group:
         except EtcdError:
             if error is None:
                 raise
-        # An etcd that does not answer would hold us up. The keeper tries at the end of the run, too.
+        # An etcd that does not answer would hold us up. The supervisor tries at the end of the run, too.
         self._removals.append(Removal(self.endpoint, self.prefix, self._forget))
 
     def _forget(self) -> None:
-        with suppress(KeeperError):  # it has ended with the run
-            self._keeper.unwatch_prefix(self.prefix, self._endpoints)
+        with suppress(SupervisorError):  # it has ended with the run
+            self._supervisor.unwatch_prefix(self.prefix, self._endpoints)
 
     def registered(self, rank: int) -> bool:
         """Whether a process was registered as this rank when the etcd answered last."""
@@ -102,7 +102,7 @@ class Group:
 
 
 def finish_removals(removals: list[Removal]) -> None:
-    """Try once more to remove what is left; what then stays is the keeper's."""
+    """Try once more to remove what is left; what then stays is the supervisor's."""
     for removal in removals:
         removal.close(_LAST_TRY)
     removals.clear()

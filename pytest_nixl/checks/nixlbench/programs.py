@@ -19,13 +19,13 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.rdma import read_rdma
-from pytest_nixl.host.recorded_tree import Root
+from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.row_source import backend_of
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import Tool
-from pytest_nixl.processes.hosts import Here
-from pytest_nixl.processes.supervisor import Keeper, KeeperError
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.settings import Settings
 
@@ -36,14 +36,16 @@ class Nixlbench:
     """The programs of all ranks, found when they are first asked for.
 
     :param etcd: of the session; it is started where the processes are to meet in it.
-    :param keeper: returns the keeper, which owns keys and workers.
+    :param supervisor: returns the supervisor, which owns keys and workers.
     """
 
-    def __init__(self, settings: Settings, cluster: Cluster, etcd: SessionEtcd, keeper: Callable[[], Keeper]) -> None:
+    def __init__(
+        self, settings: Settings, cluster: Cluster, etcd: SessionEtcd, supervisor: Callable[[], SupervisorClient]
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._etcd = etcd
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._tools: dict[int, Tool] = {}
         self._flags: dict[int, frozenset[str]] = {}
         self._removals: list[Removal] = []
@@ -102,12 +104,12 @@ class Nixlbench:
         server = self._etcd.server()
         own = None if server.kind == "external" else server
         with server.client() as client:
-            group = Group(client, server.endpoint, self._keeper(), own=own, removals=self._removals)
+            group = Group(client, server.endpoint, self._supervisor(), own=own, removals=self._removals)
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
                 # One of ours that has died is told by this error: the next row gets a new one.
-                with suppress(EtcdError, KeeperError):
+                with suppress(EtcdError, SupervisorError):
                     self._etcd.check()
                 raise
 
@@ -124,9 +126,9 @@ class Nixlbench:
 
     def line_rates(self, row: RowKey) -> dict[str, float]:
         """Return the line rates of the initiator's network cards in bytes per second, where that is this host."""
-        if not isinstance(self._cluster.places[row.pair[0]], Here):
+        if not isinstance(self._cluster.places[row.pair[0]], LocalHost):
             return {}
-        root = Root()
+        root = FactsRoot()
         cards = {nic.name: nic.rate for nic in read_network(root).nics if not nic.virtual}
         cards |= {adapter.name: adapter.rate for adapter in read_rdma(root)}
         return {name: rate for name, rate in cards.items() if rate}

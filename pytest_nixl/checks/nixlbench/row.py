@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
-from pytest_nixl.checks.nixlbench.table import REMEDIES, Row, Trouble
+from pytest_nixl.checks.nixlbench.table import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.checks.nixlbench.verdict import judge_latency
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
@@ -84,7 +84,7 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
 
 
 def _utilisation(
-    name: str, row: Row, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
+    name: str, row: NixlbenchRow, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
 ) -> Iterator[str]:
     """Say which part of the real line rate a row is; nixlbench itself divides by 50 GB/s on every machine."""
     cards = [card for card in devices(transports) or () if card != "lo"]

@@ -94,7 +94,7 @@ _READY = "All processes are ready to proceed"
 
 
 @dataclass(frozen=True)
-class Row:
+class NixlbenchRow:
     """One line of the table. Bandwidths are bytes per second, times seconds; None: the table has no such column.
 
     :param bandwidth: of rank 0 alone.
@@ -188,7 +188,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Registration:
+class NixlbenchRegistration:
     """What a process was told when it registered: its rank, its place, and how many are expected."""
 
     rank: int
@@ -261,7 +261,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Output:
+class NixlbenchOutput:
     """What one text of nixlbench says.
 
     :param tables: how many tables it has; two or more are several runs in one text.
@@ -275,9 +275,9 @@ class Output:
     :param losses: lines in which a process misses another one, or its key in etcd.
     """
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[NixlbenchRow, ...] = ()
     configuration: Configuration = field(default_factory=Configuration)
-    registrations: tuple[Registration, ...] = ()
+    registrations: tuple[NixlbenchRegistration, ...] = ()
     warnings: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     tables: int = 0
@@ -298,7 +298,7 @@ class Output:
         return bool(said or known or self.ready or self.roles)
 
 
-def read_output(text: str) -> Output:
+def read_output(text: str) -> NixlbenchOutput:
     """Read what nixlbench printed: the output of one rank, or of several after each other. It never raises."""
     *lines, unfinished = text.split("\n")
     reader = _Reader()
@@ -307,7 +307,7 @@ def read_output(text: str) -> Output:
     return reader.output(unfinished)
 
 
-def read_files(paths: Sequence[Path]) -> Output:
+def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
     """Read what the ranks of one run printed, in one file or in several, without holding it in memory.
 
     Lines that ``srun --label`` or ``mpirun --tag-output`` labelled with their rank are read rank by rank. Colours and
@@ -315,7 +315,7 @@ def read_files(paths: Sequence[Path]) -> Output:
 
     :raises OSError: where a file cannot be read.
     """
-    outputs: list[Output] = []
+    outputs: list[NixlbenchOutput] = []
     for path in paths:
         readers: dict[str, _Reader] = {}
         unfinished: dict[str, str] = {}
@@ -331,7 +331,7 @@ def read_files(paths: Sequence[Path]) -> Output:
                 else:
                     unfinished[label] = line
         outputs += [reader.output(unfinished.get(label, "")) for label, reader in readers.items()]
-    return _merged(outputs) if outputs else Output()
+    return _merged(outputs) if outputs else NixlbenchOutput()
 
 
 #: Characters of a line that are read: a longer one is none of nixlbench's. Ranks that one file may be labelled with,
@@ -365,7 +365,7 @@ def _unlabelled(line: str) -> tuple[str, str]:
     return (match[1] or match[2], line[match.end() :]) if match else ("", line)
 
 
-def _merged(outputs: Sequence[Output]) -> Output:
+def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
     """Return what several outputs of one run say together."""
     if len(outputs) == 1:
         return outputs[0]
@@ -378,7 +378,7 @@ def _merged(outputs: Sequence[Output]) -> Output:
         fault = _duplicate(rank, size)
         if count > 1 and fault.text not in already:
             faults.append(fault)
-    return Output(
+    return NixlbenchOutput(
         rows=tuple(row for output in outputs for row in output.rows)[:_MOST_ROWS],
         configuration=main.configuration,
         registrations=tuple(registrations),
@@ -404,9 +404,9 @@ class _Reader:
     """Reads one output line by line, and keeps only what it says."""
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[NixlbenchRow] = []
         self._values: dict[str, str] = {}
-        self._registrations: list[Registration] = []
+        self._registrations: list[NixlbenchRegistration] = []
         self._waiting: set[tuple[int, int]] = set()
         self._warnings: dict[str, None] = {}
         self._faults: list[Fault] = []
@@ -450,7 +450,7 @@ class _Reader:
             if line[0] != "E" or not _GLOG.match(line):
                 return
         if " registered as rank " in line.lower() and (match := _REGISTERED.fullmatch(line)):
-            self._registered(Registration(int(match[1]), int(match[2]), int(match[3])))
+            self._registered(NixlbenchRegistration(int(match[1]), int(match[2]), int(match[3])))
         elif line == _READY:
             # Ranks met: the next that registers is of another run.
             self._ready = True
@@ -471,7 +471,7 @@ class _Reader:
         elif "rail" in line or "fabric_attr" in line or line.startswith("pytest-nixl: interface"):
             self._report.append(line)
 
-    def _registered(self, one: Registration) -> None:
+    def _registered(self, one: NixlbenchRegistration) -> None:
         if len(self._registrations) >= _MOST_ROWS:
             return
         self._registrations.append(one)
@@ -479,9 +479,9 @@ class _Reader:
             self._faults.append(_duplicate(one.rank, one.size))
         self._waiting.add((one.rank, one.size))
 
-    def output(self, unfinished: str) -> Output:
+    def output(self, unfinished: str) -> NixlbenchOutput:
         """Return what was said. ``unfinished`` stands after the last end of a line."""
-        return Output(
+        return NixlbenchOutput(
             rows=tuple(self._rows),
             configuration=Configuration(self._values),
             registrations=tuple(self._registrations),
@@ -517,7 +517,7 @@ def _headings(line: str) -> tuple[tuple[str, Decimal], ...]:
     return tuple(columns) if {name for name, _ in columns} >= _NEEDED else ()
 
 
-def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> Row | None:
+def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> NixlbenchRow | None:
     words = line.split()
     if len(words) != len(columns) or not all(_NUMBER.fullmatch(word) for word in words):
         return None
@@ -526,7 +526,7 @@ def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> Row | None:
     if not _COUNT.fullmatch(block) or not _COUNT.fullmatch(batch):
         return None
     figures = {name: float(Decimal(word) * factor) for name, (word, factor) in named.items()}
-    return Row(block=int(block), batch=int(batch), **figures)
+    return NixlbenchRow(block=int(block), batch=int(batch), **figures)
 
 
 def _option(line: str) -> Iterator[tuple[str, str]]:

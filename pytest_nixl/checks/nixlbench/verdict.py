@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.nixlbench.table import Configuration, Output, Row, Trouble
+from pytest_nixl.checks.nixlbench.table import Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Expectation, Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
-from pytest_nixl.model.device_counters import Comparison, Moved, compare, devices_that_moved
+from pytest_nixl.model.device_counters import CounterComparison, Moved, compare, devices_that_moved
 from pytest_nixl.model.machine import EMULATED, Machine
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.samples import RowKey, Samples
@@ -68,7 +68,7 @@ class _Limit:
     of_the_run: bool = False
 
 
-def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
+def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
     """Judge each row of a run, what is missing of it, what it says went wrong, and the counters of its devices.
 
     :param moved: what the devices of the initiator's host counted meanwhile; None: it was not read.
@@ -91,7 +91,7 @@ def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | Non
     if comparison is not None and (comparison.agrees or comparison.emulated):
         transports = _transports(configuration.backend, carriers, emulated=comparison.emulated)
     unheard = _unheard(output)
-    by_size: dict[tuple[int, int], dict[Row, None]] = {}
+    by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
     for row in output.rows:
         by_size.setdefault((row.block, row.batch), {})[row] = None
     for alike in by_size.values():
@@ -114,7 +114,7 @@ def judge_run(output: Output, profile: Profile, moved: Mapping[str, Moved] | Non
     return JudgedRun(tuple(results), tuple(notes))
 
 
-def _check(output: Output) -> None:
+def _check(output: NixlbenchOutput) -> None:
     if not output.recognised:
         raise ValueError("holds nothing that nixlbench prints: expected the output of its rank 0")
     if output.tables > 1:
@@ -141,7 +141,7 @@ def _key(configuration: Configuration, block: int, batch: int) -> RowKey:
 
 
 def _judged(
-    row: Row,
+    row: NixlbenchRow,
     configuration: Configuration,
     profile: Profile,
     limit: _Limit | None,
@@ -185,7 +185,7 @@ def _judged(
     return _result("bandwidth", judgement, key, figures)
 
 
-def _reported(output: Output, row: Row) -> tuple[str, ...]:
+def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
     """Return what UCX or libfabric report in the output of the transport of a row; empty: nothing."""
     configuration = output.configuration
     backend = BACKENDS.get(configuration.backend)
@@ -198,7 +198,7 @@ def _reported(output: Output, row: Row) -> tuple[str, ...]:
         return ()  # an address that is none
 
 
-def _unheard(output: Output) -> str:
+def _unheard(output: NixlbenchOutput) -> str:
     """Say that a process was to compare the bytes whose output is not here; empty: there is none."""
     configuration = output.configuration
     if configuration.values.get("check_consistency") != "1":
@@ -237,7 +237,7 @@ def _doubted(judged: list[Result]) -> Result:
 
 
 def _crashed(
-    output: Output, planned: tuple[tuple[int, int], ...] | None, missing: list[tuple[int, int]]
+    output: NixlbenchOutput, planned: tuple[tuple[int, int], ...] | None, missing: list[tuple[int, int]]
 ) -> Iterator[Result]:
     """Yield what ended the run in its midst: in which row, and by whose words."""
     causes = output.crashes or output.losses
@@ -256,7 +256,7 @@ def _crashed(
     yield _result("nixlbench", Judgement(Verdict.ERROR, words, remedy))
 
 
-def _exit(output: Output, missing: list[tuple[int, int]]) -> Iterator[str]:
+def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[str]:
     """Yield what was odd once all rows were there."""
     causes = output.crashes or output.losses
     if causes and output.rows and not missing and output.configuration.planned():
@@ -264,7 +264,7 @@ def _exit(output: Output, missing: list[tuple[int, int]]) -> Iterator[str]:
         yield f"nixlbench: after its last row, {last}, which changes no figure: {causes[0]}"
 
 
-def judge_latency(row: Row, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
     """Judge latency bounds by what the table has: a part that is over the bound of the whole; else it cannot tell."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement
@@ -303,7 +303,7 @@ def _bound(
     return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
 
 
-def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: Comparison | None) -> _Limit | None:
+def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None) -> _Limit | None:
     if machine is None:
         return None
     count = len(carriers) or None
@@ -323,7 +323,7 @@ def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: Com
 
 
 def _implausible(
-    row: Row, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
+    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
 ) -> Judgement:
     """Return IMPLAUSIBLE where a row is over a ceiling, also where the gate would only say that it does not know."""
     if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
@@ -348,8 +348,8 @@ def _implausible(
 
 
 def _compared(
-    output: Output, moved: Mapping[str, Moved], profile: Profile, *, complete: bool
-) -> tuple[Judgement, Comparison | None]:
+    output: NixlbenchOutput, moved: Mapping[str, Moved], profile: Profile, *, complete: bool
+) -> tuple[Judgement, CounterComparison | None]:
     configuration = output.configuration
     payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
     if not complete:
@@ -372,7 +372,7 @@ def _compared(
     return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
 
 
-def _emulated(output: Output, comparison: Comparison, profile: Profile) -> Judgement:
+def _emulated(output: NixlbenchOutput, comparison: CounterComparison, profile: Profile) -> Judgement:
     """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT where the profile accepts RDMA only."""
     configuration = output.configuration
     (name,) = {each.partition("/")[0] for each in _transports(configuration.backend, comparison.devices, emulated=True)}
@@ -398,7 +398,7 @@ def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = F
     return tuple(dict.fromkeys(f"{names[item.device.kind]}/{item.device.name}" for item in carriers))
 
 
-def _missing(output: Output, missing: list[tuple[int, int]]) -> Iterator[Result]:
+def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[Result]:
     configuration = output.configuration
     cut = "the text ends in the midst of a line" if output.unfinished else "the text ends before it"
     if output.rows or output.tables:
@@ -412,7 +412,7 @@ def _missing(output: Output, missing: list[tuple[int, int]]) -> Iterator[Result]
         yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
 
 
-def _faults(output: Output) -> Iterator[Result]:
+def _faults(output: NixlbenchOutput) -> Iterator[Result]:
     known = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
     stranger = any(fault.trouble is Trouble.STALE_GROUP for fault in known)
     for fault in dict.fromkeys(known or output.faults):
@@ -428,7 +428,7 @@ def _faults(output: Output) -> Iterator[Result]:
         yield _result("nixlbench", Judgement(verdict, words, fault.remedy))
 
 
-def _described(output: Output) -> Iterator[str]:
+def _described(output: NixlbenchOutput) -> Iterator[str]:
     configuration = output.configuration
     if configuration.backend:
         key = _key(configuration, 1, 1)
@@ -444,7 +444,7 @@ def _described(output: Output) -> Iterator[str]:
 
 
 def _counted(
-    moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: Comparison | None, op: str
+    moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None, op: str
 ) -> Iterator[str]:
     if moved is None:
         yield "counters: none given, so that nothing tells which devices carried the bytes"
@@ -459,7 +459,7 @@ def _counted(
             yield f"counters: {fault}"
 
 
-def _peak(rows: tuple[Row, ...]) -> Row | None:
+def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
     finite = [row for row in rows if 0 < row.bandwidth < math.inf]
     return max(finite, key=lambda row: row.bandwidth, default=None)
 

@@ -16,9 +16,9 @@ from enum import Enum
 
 from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import describe_order, overlap
-from pytest_nixl.checks.rank_race.system_under_test import Outcome, Running, Subject, leases, waits_for_lock
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
 from pytest_nixl.etcd.client import EtcdClient, Lease
-from pytest_nixl.etcd.proxy import EtcdPath, PathClient, Request
+from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
 
 #: Seconds for each step of all claimants: the first request, the first write or the wait for a lock, and the rank.
 SECONDS = 300.0
@@ -33,7 +33,7 @@ _WRITES = {"Put", "Txn", "DeleteRange"}
 class Amplified:
     """What came of one amplified run."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ClaimOutcome, ...]
     #: What is wrong with the ranks: of claimants that are all through with it, or that two have one rank.
     faults: tuple[str, ...]
     #: Whether every claimant's first write was held until all had one.
@@ -64,7 +64,7 @@ class _Stands(Enum):
 
 
 def amplify(
-    path: EtcdPath,
+    path: EtcdProxy,
     etcd: EtcdClient,
     subject: Subject,
     clients: int,
@@ -119,7 +119,7 @@ def amplify(
 
 
 def _wait_for_first_requests(
-    path: EtcdPath, ways: Sequence[PathClient], running: Sequence[Running], seconds: float
+    path: EtcdProxy, ways: Sequence[ProxyClient], running: Sequence[Running], seconds: float
 ) -> str:
     """Hold the first request of each claimant until all have made one. Return why that was not so; empty: it was."""
 
@@ -134,10 +134,10 @@ def _wait_for_first_requests(
 
 
 def _wait_for_first_writes(
-    path: EtcdPath,
+    path: EtcdProxy,
     etcd: EtcdClient,
     subject: Subject,
-    ways: Sequence[PathClient],
+    ways: Sequence[ProxyClient],
     running: Sequence[Running],
     group: str,
     seconds: float,
@@ -163,7 +163,7 @@ def _wait_for_first_writes(
             return found
 
 
-def _stand(way: PathClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
+def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
     if one.outcome() is not None:
         return _Stands.ENDED
     if way.held:
@@ -172,7 +172,7 @@ def _stand(way: PathClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
 
 
 def _why_apart(
-    ways: Sequence[PathClient],
+    ways: Sequence[ProxyClient],
     running: Sequence[Running],
     stands: Sequence[_Stands],
     names: Mapping[str, str],

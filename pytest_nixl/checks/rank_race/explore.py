@@ -3,7 +3,7 @@
 
 Four things that know nothing of each other's insides: the path, which holds requests; :class:`_Scene`, which knows when
 nobody can move without us, by rule and not by waiting; :class:`_Tree`, which chooses what moves next, depth first, and
-prunes by sleep sets (or :class:`~pytest_nixl.checks.rank_race.random_scheduler.Chance`, which draws); and the oracle, which says whether the
+prunes by sleep sets (or :class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler`, which draws); and the oracle, which says whether the
 ranks are right.
 
 Two events whose order cannot matter (they touch no common key, or both only read it) are tried in one order only. A
@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, replace
 
 from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import overlap
-from pytest_nixl.checks.rank_race.random_scheduler import Chance
-from pytest_nixl.checks.rank_race.system_under_test import Outcome, Running, Subject, leases
+from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, Lease
-from pytest_nixl.etcd.proxy import Access, EtcdPath, PathClient, Request, State
+from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request, State
 from pytest_nixl.etcd.proxy.request import EVERYTHING
 
 #: Seconds for a client to make its next move, where nothing keeps it: more is a fault of the subject, or of ours.
@@ -46,7 +46,7 @@ class DivergenceError(NixlPluginError):
 
 
 @dataclass(frozen=True)
-class Event:
+class RequestEvent:
     """One move.
 
     :param kind: empty for a request that goes on, ``l`` for one that goes on and loses its answer, ``c`` for a crash,
@@ -76,7 +76,7 @@ class Event:
         what = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
         return f"client {self.client}: {what}"
 
-    def dependent(self, other: Event, replaced: Mapping[int, int]) -> bool:
+    def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
         """Whether the order of the two can matter.
 
         :param replaced: client number to that of the one that crashed and that it replaces.
@@ -91,12 +91,12 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Run:
+class ExploredRun:
     """One order that was run."""
 
     seed: str
-    events: tuple[Event, ...]
-    outcomes: tuple[Outcome, ...]
+    events: tuple[RequestEvent, ...]
+    outcomes: tuple[ClaimOutcome, ...]
     faults: tuple[str, ...]
     #: Why a rank was given twice, if no fault that was made here is needed to explain it; else empty.
     overlap: str = ""
@@ -120,7 +120,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExplorationReport:
     """What an exploration came to."""
 
     subject: str
@@ -133,7 +133,7 @@ class Report:
     #: Orders that the runs stand for, themselves included.
     orders: int
     #: Orders that break it: those that were run, and those that they stand for.
-    bad: tuple[Run, ...]
+    bad: tuple[ExploredRun, ...]
     bad_orders: int
     #: Why it ended before all was run; empty where it did not.
     stopped: str
@@ -156,7 +156,7 @@ class Report:
         return f"{text}; stopped: {self.stopped}" if self.stopped else text
 
 
-def _never(run: Run) -> bool:
+def _never(run: ExploredRun) -> bool:
     return False
 
 
@@ -171,7 +171,7 @@ class Explorer:
 
     def __init__(
         self,
-        path: EtcdPath,
+        path: EtcdProxy,
         etcd: EtcdClient,
         subject: Subject,
         clients: int,
@@ -193,17 +193,17 @@ class Explorer:
         *,
         runs: int = 10_000,
         seconds: float = 60.0,
-        until: Callable[[Run], bool] = _never,
+        until: Callable[[ExploredRun], bool] = _never,
         by_chance: bool = False,
-    ) -> Report:
+    ) -> ExplorationReport:
         """Run the orders, until all are done, or ``runs`` or ``seconds`` are reached.
 
         :param until: whether a bad order is all that is looked for.
         :param by_chance: whether orders are drawn, of a subject that does not do the same twice; there is no last one.
         """
         start = time.monotonic()
-        tree: _Tree | Chance = Chance() if by_chance else _Tree()
-        bad: list[Run] = []
+        tree: _Tree | RandomScheduler = RandomScheduler() if by_chance else _Tree()
+        bad: list[ExploredRun] = []
         ran = left = orders = bad_orders = 0
         stopped = ""
         while tree.more:
@@ -226,12 +226,12 @@ class Explorer:
                 stopped = f"after {runs} runs, as it was asked to"
             elif tree.more and time.monotonic() - start > seconds:
                 stopped = f"after {seconds:g} s, as it was asked to"
-        return Report(
+        return ExplorationReport(
             self._subject.name, self._clients, self._crashes, self._losses, ran, left, orders, tuple(bad), bad_orders,
             stopped if tree.more else "", time.monotonic() - start,
         )  # fmt: skip
 
-    def replay(self, seed: str) -> Run:
+    def replay(self, seed: str) -> ExploredRun:
         """Run the order of a seed again.
 
         :raises ValueError: where it is none.
@@ -244,7 +244,7 @@ class Explorer:
             )
         moves = iter(match["moves"].split(".") if match["moves"] else ())
 
-        def choose(depth: int, enabled: Sequence[Event], replaced: Mapping[int, int]) -> Event | None:
+        def choose(depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
             move = next(moves, None)
             if move is None:
                 raise DivergenceError(f"the order of seed {seed} has ended, and {enabled[0]} is still to come")
@@ -262,9 +262,9 @@ class Explorer:
             )
         return run
 
-    def _run(self, choose: Choose, *, by_chance: bool = False) -> tuple[Run | None, Mapping[int, int]]:
+    def _run(self, choose: Choose, *, by_chance: bool = False) -> tuple[ExploredRun | None, Mapping[int, int]]:
         scene = _Scene(self._path, self._etcd, self._subject, self._clients, f"{self._group}{secrets.token_hex(4)}/")
-        events: list[Event] = []
+        events: list[RequestEvent] = []
         missed = 0
         try:
             for number in range(self._clients):
@@ -294,11 +294,13 @@ class Explorer:
             keys = self._etcd.get_prefix(self._subject.keys(scene.group))
             found = faults(outcomes, self._clients, [key.replace(scene.group, "<group>/") for key in keys])
             why = overlap(scene.ways, owners_of_one_rank(outcomes), {scene.group: "<group>/"})
-            return Run(seed_of(self._clients, events), tuple(events), outcomes, tuple(found), why), scene.replaced
+            return ExploredRun(
+                seed_of(self._clients, events), tuple(events), outcomes, tuple(found), why
+            ), scene.replaced
         finally:
             scene.close()
 
-    def _enabled(self, scene: _Scene, events: Sequence[Event]) -> Iterator[Event]:
+    def _enabled(self, scene: _Scene, events: Sequence[RequestEvent]) -> Iterator[RequestEvent]:
         """Return what may happen next, always in the same order."""
         spent = any(event.fault for event in events)
         for number, way in enumerate(scene.ways):
@@ -311,15 +313,15 @@ class Explorer:
                 continue
             if self._losses:
                 for event in requests:
-                    yield Event(event.client, "l", event.label, event.nth, event.place, event.accesses)
+                    yield RequestEvent(event.client, "l", event.label, event.nth, event.place, event.accesses)
             if self._crashes and number < self._clients and requests:
-                yield Event(number, "c", "", 1)
+                yield RequestEvent(number, "c", "", 1)
 
 
-Choose = Callable[[int, Sequence[Event], Mapping[int, int]], "Event | None"]
+Choose = Callable[[int, Sequence[RequestEvent], Mapping[int, int]], "RequestEvent | None"]
 
 
-def seed_of(clients: int, events: Sequence[Event]) -> str:
+def seed_of(clients: int, events: Sequence[RequestEvent]) -> str:
     """Return what an order is replayed from: its moves, and a sum of what they were."""
     check = zlib.crc32("\n".join(map(str, events)).encode())
     return f"{clients}:{'.'.join(event.move for event in events)}@{check:08x}"
@@ -328,9 +330,9 @@ def seed_of(clients: int, events: Sequence[Event]) -> str:
 class _Scene:
     """The clients of one run, and when nobody of them can move without us."""
 
-    def __init__(self, path: EtcdPath, etcd: EtcdClient, subject: Subject, size: int, group: str) -> None:
+    def __init__(self, path: EtcdProxy, etcd: EtcdClient, subject: Subject, size: int, group: str) -> None:
         self.group = group
-        self.ways: list[PathClient] = []
+        self.ways: list[ProxyClient] = []
         self.dead: set[int] = set()
         self.replaced: dict[int, int] = {}
         self._path, self._etcd, self._subject, self._size = path, etcd, subject, size
@@ -381,23 +383,23 @@ class _Scene:
         found = self._etcd.by_creation(self._subject.keys(self.group))
         return {item.key: item.value for item in found}
 
-    def events(self, number: int, way: PathClient) -> list[Event]:
+    def events(self, number: int, way: ProxyClient) -> list[RequestEvent]:
         """Return what a living client has asked for, and not been given."""
         if self._running[number].outcome() is not None:
             return []
         held = sorted(way.held, key=self._label)
         return [
-            Event(number, "", label := self._label(request), self._done.get((number, label), 0) + 1, place,
+            RequestEvent(number, "", label := self._label(request), self._done.get((number, label), 0) + 1, place,
                   request.accesses if request.method != "LeaseRevoke" else (EVERYTHING,))
             for place, request in enumerate(held)
         ]  # fmt: skip
 
-    def endings(self, number: int) -> Iterator[Event]:
+    def endings(self, number: int) -> Iterator[RequestEvent]:
         """Return the end of a dead client's leases, where that is still to come."""
         if number not in self._ended and leases(self.ways[number]):
-            yield Event(number, "e", "", 1, 0, (EVERYTHING,))
+            yield RequestEvent(number, "e", "", 1, 0, (EVERYTHING,))
 
-    def do(self, event: Event) -> Event | None:
+    def do(self, event: RequestEvent) -> RequestEvent | None:
         """Let one event happen, wait until it has, and return it.
 
         A client may have gone, or given its request up, since it was looked at: what happened then is returned, which
@@ -449,11 +451,13 @@ class _Scene:
         new = set(queue) - set(before)
         return bool(new if first else new - set(queue[:1]))
 
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[ClaimOutcome, ...]:
         """Return what became of every claimant that was not killed."""
         return tuple(
             running.outcome()
-            or Outcome(way.name, error=f"waits for ever, its last request was {way.requests[-1].label(self._names())}")
+            or ClaimOutcome(
+                way.name, error=f"waits for ever, its last request was {way.requests[-1].label(self._names())}"
+            )
             for number, (way, running) in enumerate(zip(self.ways, self._running, strict=True))
             if number not in self.dead
         )
@@ -482,12 +486,12 @@ class _Scene:
 class _Node:
     """A point at which something was chosen: what there was, what needs no trying there, and what was tried."""
 
-    enabled: tuple[Event, ...]
-    asleep: frozenset[Event]
-    chosen: Event | None = None
-    done: list[Event] = field(default_factory=list)
+    enabled: tuple[RequestEvent, ...]
+    asleep: frozenset[RequestEvent]
+    chosen: RequestEvent | None = None
+    done: list[RequestEvent] = field(default_factory=list)
 
-    def next(self) -> Event | None:
+    def next(self) -> RequestEvent | None:
         return next((event for event in self.enabled if event not in self.asleep and event not in self.done), None)
 
 
@@ -498,7 +502,7 @@ class _Tree:
         self._nodes: list[_Node] = []
         self.more = True
 
-    def choose(self, depth: int, enabled: Sequence[Event], replaced: Mapping[int, int]) -> Event | None:
+    def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
         """Return what moves next; None where every order from here on was run already."""
         if depth < len(self._nodes):
             node = self._nodes[depth]
@@ -510,7 +514,7 @@ class _Tree:
                 )
             # What was stored has the accesses of an earlier run's group.
             return next(event for event in enabled if event == node.chosen)
-        asleep: frozenset[Event] = frozenset()
+        asleep: frozenset[RequestEvent] = frozenset()
         if self._nodes:
             last = self._nodes[-1]
             assert last.chosen is not None
@@ -539,13 +543,13 @@ class _Tree:
         self.more = False
 
 
-def _dependent(event: Event, chosen: Event, node: _Node, replaced: Mapping[int, int]) -> bool:
+def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced: Mapping[int, int]) -> bool:
     # Both as they were at the same point of the same run, so that their keys are of one group.
     same = next((item for item in node.enabled if item == event), event)
     return same.dependent(chosen, replaced)
 
 
-def linear_extensions(events: Sequence[Event], replaced: Mapping[int, int]) -> int:
+def linear_extensions(events: Sequence[RequestEvent], replaced: Mapping[int, int]) -> int:
     """Return how many orders differ from this one in nothing that matters, itself included."""
     chains: dict[int, list[int]] = {}
     for place, event in enumerate(events):

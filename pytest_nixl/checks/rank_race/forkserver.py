@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claimants in processes of their own, started in milliseconds: forked by a process that has loaded what they need.
 
-Run as ``python nursery.py FD PARENT`` it is that process; it and all its children end when its parent has gone.
+Run as ``python forkserver.py FD PARENT`` it is that process; it and all its children end when its parent has gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 180.0
 
 
-class Claimant:
+class ForkedClaimant:
     """One process that claims a rank, by a function ``module:function``.
 
     The function gets its arguments by name, and ``announce``, which it calls with the rank that it was given; that
@@ -87,7 +87,7 @@ class Claimant:
             self._changed.notify_all()
 
 
-class Nursery:
+class ForkServer:
     """The process that forks claimants. As a context manager it ends with its block, and they with it."""
 
     def __init__(self) -> None:
@@ -100,9 +100,9 @@ class Nursery:
             )
         self._channel = ours
         self._channel.settimeout(_START_SECONDS)
-        self._claimants: list[Claimant] = []
+        self._claimants: list[ForkedClaimant] = []
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -110,7 +110,7 @@ class Nursery:
 
     def start(
         self, function: str, arguments: Mapping[str, Any], changed: threading.Condition | None = None
-    ) -> Claimant:
+    ) -> ForkedClaimant:
         """Fork a claimant that calls ``module:function``. ``changed`` is notified of all that it says."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -120,7 +120,7 @@ class Nursery:
         if len(answer) < 4:
             ours.close()
             raise RuntimeError(f"the process that forks claimants has ended with {self._process.wait()}")
-        claimant = Claimant(int.from_bytes(answer, "big"), ours, changed or threading.Condition())
+        claimant = ForkedClaimant(int.from_bytes(answer, "big"), ours, changed or threading.Condition())
         self._claimants.append(claimant)
         return claimant
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pytest_nixl.checks.rank_race.system_under_test import Outcome
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 
 
-def faults(outcomes: Sequence[Outcome], size: int, keys: Iterable[str] = ()) -> list[str]:
+def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()) -> list[str]:
     """Return one sentence for each thing that is wrong, with the ranks, hosts and keys; nothing where all is right.
 
     :param outcomes: of every claimant that was not killed.
@@ -32,7 +32,7 @@ def faults(outcomes: Sequence[Outcome], size: int, keys: Iterable[str] = ()) -> 
     return found
 
 
-def given_twice(outcomes: Sequence[Outcome]) -> list[str]:
+def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
     """Return one sentence for each rank that was given more than once."""
     found = []
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
@@ -43,7 +43,7 @@ def given_twice(outcomes: Sequence[Outcome]) -> list[str]:
     return found
 
 
-def owners_of_one_rank(outcomes: Sequence[Outcome]) -> frozenset[str]:
+def owners_of_one_rank(outcomes: Sequence[ClaimOutcome]) -> frozenset[str]:
     """Return the names of the claimants whose rank another one has too."""
     ranks = [outcome.rank for outcome in outcomes if outcome.rank is not None]
     return frozenset(each.name for each in outcomes if each.rank is not None and ranks.count(each.rank) > 1)

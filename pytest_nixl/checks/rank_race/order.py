@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_nixl.etcd.proxy import Access, PathClient, Request, State
+from pytest_nixl.etcd.proxy import Access, ProxyClient, Request, State
 
 #: Requests of an order that are shown: a registration has ten at most.
 SHOWN = 40
 
 
-def sent_requests(ways: Sequence[PathClient]) -> list[Request]:
+def sent_requests(ways: Sequence[ProxyClient]) -> list[Request]:
     """Return the requests of all clients in the order in which they were sent on to etcd, without those of streams."""
     sent = [request for way in ways for request in way.requests if request.sent and not request.stream]
     return sorted(sent, key=lambda request: request.sent)
 
 
-def describe_order(ways: Sequence[PathClient], names: Mapping[str, str]) -> str:
+def describe_order(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
     """Return the order of the requests, one in a line.
 
     :param names: what to write for parts of keys that differ from run to run.
@@ -37,7 +37,7 @@ def _end(request: Request) -> str:
     return ", its connection ended before the answer" if request.state is State.UNANSWERED else ""
 
 
-def overlap(ways: Sequence[PathClient], owners: Collection[str], names: Mapping[str, str]) -> str:
+def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
     """Return one sentence if two clients read one key before either of them wrote it, so that no lost answer is needed
     to explain that both took one rank; else an empty string.
 

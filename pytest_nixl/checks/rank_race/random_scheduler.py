@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_nixl.checks.rank_race.explore import Event
+    from pytest_nixl.checks.rank_race.explore import RequestEvent
 
 
-class Chance:
+class RandomScheduler:
     """Chooses what moves next by chance; the one fault of a run happens at each depth in turn.
 
     :param seed: of the chance.
@@ -26,7 +26,7 @@ class Chance:
         self._random = random.Random(seed)
         self._fault_at = self._deepest = 0
 
-    def choose(self, depth: int, enabled: Sequence[Event], replaced: Mapping[int, int]) -> Event:
+    def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent:
         """Return what moves next: a fault from its depth on, where one is left to a run."""
         self._deepest = max(self._deepest, depth)
         faults = [event for event in enabled if event.fault]

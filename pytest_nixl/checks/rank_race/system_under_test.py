@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_nixl.checks.nixlbench.table import REMEDIES, Trouble, read_output
-from pytest_nixl.checks.rank_race.forkserver import Claimant, Nursery
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.proxy import PathClient, State
+from pytest_nixl.etcd.proxy import ProxyClient, State
 
 #: What nixlbench registers with: one byte to move, once; two ranks.
 _NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
@@ -28,7 +28,7 @@ _HOST = re.compile(r"hostname (\S+)")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClaimOutcome:
     """What became of one claim: a rank, or why there is none.
 
     :param name: of the client.
@@ -50,7 +50,7 @@ class Outcome:
 class Running(Protocol):
     """One claimant that was started."""
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> ClaimOutcome | None:
         """Return what became of its claim; None while that is open."""
 
     def go_on(self) -> None:
@@ -67,48 +67,50 @@ class Subject(Protocol):
     def name(self) -> str:
         """How failures name it."""
 
-    def start(self, way: PathClient, group: str, size: int) -> Running:
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
         """Start one claimant that reaches etcd by ``way``. ``group`` is what it has in common with the others."""
 
     def keys(self, group: str) -> str:
         """Return the prefix of the keys that a group uses."""
 
-    def blocked(self, way: PathClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         """Whether a claimant waits for what others do. ``keys`` are all of the group, by their create revision."""
 
-    def complete(self, way: PathClient) -> bool:
+    def complete(self, way: ProxyClient) -> bool:
         """Whether a claimant has made all the requests that it makes at this point, where that may be more than one."""
 
 
 class FunctionSubject:
     """A function ``module:function``: see :mod:`pytest_nixl.checks.rank_race.functions`."""
 
-    def __init__(self, nursery: Nursery, function: str) -> None:
+    def __init__(self, forkserver: ForkServer, function: str) -> None:
         self.name = function
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._function = function
 
-    def start(self, way: PathClient, group: str, size: int) -> Running:
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
         arguments = {"endpoint": way.endpoint, "group": group, "size": size}
-        return _Forked(way.name, self._nursery.start(self._function, arguments, way.path.changed))
+        return _Forked(way.name, self._forkserver.start(self._function, arguments, way.path.changed))
 
     def keys(self, group: str) -> str:
         return group
 
-    def blocked(self, way: PathClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         return waits_for_lock(way, keys)
 
-    def complete(self, way: PathClient) -> bool:
+    def complete(self, way: ProxyClient) -> bool:
         return True
 
 
 class MembershipSubject(FunctionSubject):
     """Our own membership, which waits by watches."""
 
-    def __init__(self, nursery: Nursery, function: str = "pytest_nixl.checks.rank_race.functions:membership") -> None:
-        super().__init__(nursery, function)
+    def __init__(
+        self, forkserver: ForkServer, function: str = "pytest_nixl.checks.rank_race.functions:membership"
+    ) -> None:
+        super().__init__(forkserver, function)
 
-    def blocked(self, way: PathClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         import json
 
         last = way.requests[-1] if way.requests else None
@@ -122,19 +124,21 @@ class MembershipSubject(FunctionSubject):
 
 
 class _Forked:
-    def __init__(self, name: str, claimant: Claimant) -> None:
+    def __init__(self, name: str, claimant: ForkedClaimant) -> None:
         self._name = name
         self._claimant = claimant
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> ClaimOutcome | None:
         message, pid = self._claimant.message, self._claimant.pid
         if message is None:
             return (
-                Outcome(self._name, pid=pid, error="its process ended without a word") if self._claimant.ended else None
+                ClaimOutcome(self._name, pid=pid, error="its process ended without a word")
+                if self._claimant.ended
+                else None
             )
         if "rank" in message:
-            return Outcome(self._name, message["rank"], message["host"], pid)
-        return Outcome(self._name, None, message["host"], pid, f"{message['kind']}: {message['error']}")
+            return ClaimOutcome(self._name, message["rank"], message["host"], pid)
+        return ClaimOutcome(self._name, None, message["host"], pid, f"{message['kind']}: {message['error']}")
 
     def go_on(self) -> None:
         self._claimant.go_on()
@@ -163,17 +167,17 @@ class CommandSubject:
         self._command = tuple(command)
         self._prefix = prefix
 
-    def start(self, way: PathClient, group: str, size: int) -> Running:
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
         words = [word.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for word in self._command]
         return _Command(words, self._pattern, way)
 
     def keys(self, group: str) -> str:
         return self._prefix.format(group=group.rstrip("/"))
 
-    def blocked(self, way: PathClient, group: str, keys: Mapping[str, bytes]) -> bool:
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
         return waits_for_lock(way, keys)
 
-    def complete(self, way: PathClient) -> bool:
+    def complete(self, way: ProxyClient) -> bool:
         return True
 
 
@@ -185,7 +189,7 @@ class NixlbenchSubject(CommandSubject):
             [program, f"--backend={backend}", *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/"
         )
 
-    def complete(self, way: PathClient) -> bool:
+    def complete(self, way: ProxyClient) -> bool:
         # The end of its lock is two requests at once.
         methods = [request.method for request in way.requests]
         unlocks, revokes = methods.count("Unlock"), methods.count("LeaseRevoke")
@@ -195,7 +199,7 @@ class NixlbenchSubject(CommandSubject):
 
 
 class _Command:
-    def __init__(self, words: Sequence[str], pattern: re.Pattern[str], way: PathClient) -> None:
+    def __init__(self, words: Sequence[str], pattern: re.Pattern[str], way: ProxyClient) -> None:
         self._name, self._pattern, self._changed = way.name, pattern, way.path.changed
         self._lines: list[str] = []
         self._ended = False
@@ -228,7 +232,7 @@ class _Command:
             self._ended = True
             self._changed.notify_all()
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> ClaimOutcome | None:
         text = "".join(self._lines)
         # A line counts once its end was printed.
         match = next(
@@ -252,7 +256,7 @@ class _Command:
         self._reader.join()
 
 
-def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: str = "") -> Outcome:
+def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: str = "") -> ClaimOutcome:
     """Read what one process of nixlbench, or another program, said of its claim."""
     said = _HOST.search(text)
     faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
@@ -262,23 +266,23 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
     last = text.rstrip().rsplit("\n", 1)[-1]
     error = "; ".join(fault.text for fault in faults) or (last if rank is None else "")
     keys = tuple(key for key in keys if key.startswith("xferbench/"))
-    return Outcome(name, rank, said[1] if said else host, pid, error, keys)
+    return ClaimOutcome(name, rank, said[1] if said else host, pid, error, keys)
 
 
-def read_nixlbench(name: str, text: str) -> Outcome:
+def read_nixlbench(name: str, text: str) -> ClaimOutcome:
     """Read the whole output of one nixlbench process: the rank that it registered as, its host, and what went wrong."""
     registrations = read_output(text).registrations
     return read_outcome(name, text, rank=registrations[0].rank if registrations else None)
 
 
-def remedy_for(outcomes: Sequence[Outcome]) -> str:
+def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
     """Return what to do, as far as nixlbench's own words tell."""
     said = "\n".join(outcome.error for outcome in outcomes) + "\n"
     faults = read_output(said).faults
     return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
 
 
-def waits_for_lock(way: PathClient, keys: Mapping[str, bytes]) -> bool:
+def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     """Whether a client waits in etcd's lock behind another one: its key is there, and is not the first."""
     asked = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
     if not asked:
@@ -292,6 +296,6 @@ def waits_for_lock(way: PathClient, keys: Mapping[str, bytes]) -> bool:
     return bool(own) and own[0] != queue[0]
 
 
-def leases(way: PathClient) -> list[int]:
+def leases(way: ProxyClient) -> list[int]:
     """Return every lease that a client was granted."""
     return [lease for request in way.requests if (lease := request.granted()) is not None]

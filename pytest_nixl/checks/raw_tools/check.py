@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.judge.raw import Beside, judge_ratio, judge_raw, same_way
+from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.raw_comparison import Ratio
+from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -46,7 +46,7 @@ def link_kinds(run: Run) -> list[LinkKind]:
     return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in links))
 
 
-def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[Ratio, ...]]:
+def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
     """Measure rows of this run with a raw tool; rows that failed are told the cause.
 
     A tool that fails says nothing of NIXL: WARN, and UNKNOWN where a row failed or has a bound.
@@ -59,7 +59,7 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
     if not rows:
         return _not_applicable(f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 was measured"), ()
     tool = RAW_TOOLS[kind.backend]
-    found: list[Beside] = []
+    found: list[RawComparison] = []
     fault: Judgement | None = None
     for ranks, chosen in _chosen(rows, profile).items():
         places = cluster.places[ranks[0]], cluster.places[ranks[1]]
@@ -88,13 +88,13 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
     return judgement, tuple(one.ratio for one in found)
 
 
-def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Beside:
+def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
     """Measure one row with the raw tool."""
     figures = result.figures
     assert figures is not None
     raw = pair.measure(key, figures.bandwidth, figures.transports)
-    ratio = Ratio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
-    return Beside(key, ratio, profile.expectation(key), _failed(result))
+    ratio = RawRatio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
+    return RawComparison(key, ratio, profile.expectation(key), _failed(result))
 
 
 def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.checks.raw_tools.line import Line
+from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.model.samples import RowKey
 
 _MB = 1_000_000
@@ -46,7 +46,7 @@ class FiRmaBw:
         """As the server, and where that is."""
         return [*self.server(key, count, warmup, port, transports), address]
 
-    def read(self, text: str, block: int) -> Line | None:
+    def read(self, text: str, block: int) -> RawToolLine | None:
         """Read the last line of its table."""
         lines = list(_LINE.finditer(text))
         if not lines:
@@ -57,7 +57,7 @@ class FiRmaBw:
             raise ValueError(
                 f"it contradicts itself: {size} bytes in {each:g} us are not {last['mb']} MB/s of 10^6 bytes"
             )
-        return Line(0, said)
+        return RawToolLine(0, said)
 
     def version(self, text: str) -> str:
         """It does not say."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Line:
+class RawToolLine:
     """How many blocks it moved so far, and at how many bytes per second over all of them."""
 
     count: int

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
-from pytest_nixl.checks.raw_tools.line import Line
+from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.checks.raw_tools.tools import RawTool
-from pytest_nixl.model.raw_comparison import Raw
+from pytest_nixl.model.raw_comparison import RawMeasurement
 from pytest_nixl.model.samples import RowKey
-from pytest_nixl.processes.external_program import Started, Tool, ended, others_beside
-from pytest_nixl.processes.hosts import Place
+from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
+from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS
 from pytest_nixl.session.parsers import MemoryPair
 
@@ -38,7 +38,7 @@ class RawPair:
     def __init__(
         self,
         tool: RawTool,
-        places: tuple[Place, Place],
+        places: tuple[Host, Host],
         address: str,
         timeout: float,
         start_timeout: float = START_SECONDS,
@@ -72,7 +72,7 @@ class RawPair:
                 return f"{tool.where} was built without {kind}"
         return ""
 
-    def measure(self, key: RowKey, expected: float, transports: Sequence[str] = ()) -> Raw:
+    def measure(self, key: RowKey, expected: float, transports: Sequence[str] = ()) -> RawMeasurement:
         """Move blocks as a row of NIXL does: the same operation, block and number in flight.
 
         :param expected: bytes per second to reckon with.
@@ -93,7 +93,7 @@ class RawPair:
         text = client.output()
         library = {"UCX": "ucx", "LIBFABRIC": "libfabric"}[key.backend]
         found = self.client.versions.get(library, "")
-        return Raw(
+        return RawMeasurement(
             tool=self._tool.NAME,
             test=self._tool.test(key.op),
             value=line.value,
@@ -102,7 +102,7 @@ class RawPair:
             others=others_beside(client, server) or 0.0,
         )
 
-    def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[Started, int]:
+    def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[RunningProgram, int]:
         """Start the server on a port that is free, and wait until it listens there."""
         for _ in range(_PORTS):
             port = int(self.server.worker.call("free_port"))
@@ -118,7 +118,7 @@ class RawPair:
         started.kill()
         raise started.failure(f"did not listen within {self._timeout:g} s" if code is None else ended(code))
 
-    def _read(self, client: Started, server: Started, block: int) -> Line:
+    def _read(self, client: RunningProgram, server: RunningProgram, block: int) -> RawToolLine:
         """Wait for the last line of the tool's table, or for one of those that it prints each second meanwhile."""
         start = time.monotonic()
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pytest_nixl.checks.raw_tools import fabtests, ucx_perftest
-from pytest_nixl.checks.raw_tools.line import Line
+from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.model.samples import RowKey
 
 
@@ -39,7 +39,7 @@ class RawTool(Protocol):
         """Return the arguments of the initiator's side; ``address`` is the target's."""
         ...
 
-    def read(self, text: str, block: int) -> Line | None:
+    def read(self, text: str, block: int) -> RawToolLine | None:
         """Read the last line of the initiator's table; None: there is none yet.
 
         :raises ValueError: where its own figures contradict each other: their units are not what they are taken for.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.checks.raw_tools.line import Line
+from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.nixl.backends.ucx import BACKEND
 
@@ -53,7 +53,7 @@ class UcxPerftest:
         return [address, "-p", str(port), "-t", self.test(key.op), "-s", str(key.block), "-n", str(count),
                 "-w", str(warmup), "-O", str(key.depth), "-m", memory]  # fmt: skip
 
-    def read(self, text: str, block: int) -> Line | None:
+    def read(self, text: str, block: int) -> RawToolLine | None:
         """Read the last line of its table."""
         lines = list(_LINE.finditer(text))
         if not lines:
@@ -68,7 +68,7 @@ class UcxPerftest:
             raise ValueError(
                 f"it contradicts itself: {block} bytes in {last['overall']} us are not {last['mb']} MB/s of 2^20 bytes"
             )
-        return Line(int(last["count"]), value)
+        return RawToolLine(int(last["count"]), value)
 
     def version(self, text: str) -> str:
         """UCX's own word."""

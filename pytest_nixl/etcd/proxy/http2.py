@@ -22,7 +22,7 @@ import h2.settings
 from pytest_nixl.etcd.proxy.request import STREAMS, BadClientError, Request, grpc_accesses, grpc_method
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy.proxy import Link
+    from pytest_nixl.etcd.proxy.proxy import ProxiedConnection
 
 PREFACE = b"PRI * HTTP/2.0"
 #: What each side may send us before we have read it: more than any answer of etcd, so that nobody waits for us.
@@ -116,7 +116,7 @@ class _Stream:
 class Http2:
     """Ends HTTP/2 on both sides of a link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ProxiedConnection) -> None:
         self._link = link
         self._down = _Side(client_side=False)
         self._up = _Side(client_side=True)

@@ -30,11 +30,11 @@ _HOST = "127.0.0.1"
 _CALL_SECONDS = 10.0
 
 
-class PathError(NixlPluginError):
+class ProxyError(NixlPluginError):
     """The path did not do what it was told, or what was waited for on it did not come."""
 
 
-class PathLateError(PathError):
+class ProxyLateError(ProxyError):
     """What was waited for did not come before its deadline."""
 
     late = True
@@ -46,7 +46,7 @@ class _Speaker(Protocol):
     def from_server(self, data: bytes) -> None: ...
 
 
-class EtcdPath:
+class EtcdProxy:
     """A path to one etcd, for any number of clients.
 
     :param endpoint: the etcd's URL; plaintext, as NIXL speaks it.
@@ -61,7 +61,7 @@ class EtcdPath:
                 f"a path goes to an etcd that speaks plaintext, not to {parsed}: expected http://HOST:PORT"
             )
         self.host, self.port = parsed.host, parsed.port
-        self.clients: list[PathClient] = []
+        self.clients: list[ProxyClient] = []
         self.changed = threading.Condition()
         self._errors: list[BaseException] = []
         self._sent = 0
@@ -70,7 +70,7 @@ class EtcdPath:
         self._thread = threading.Thread(target=self._loop.run_forever, name="etcd path", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> EtcdPath:
+    def __enter__(self) -> EtcdProxy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -78,9 +78,9 @@ class EtcdPath:
         if kind is None:
             self.check()
 
-    def client(self, name: str = "") -> PathClient:
+    def client(self, name: str = "") -> ProxyClient:
         """Open a way for one more client. ``name`` is how requests and failures name it."""
-        client = PathClient(self, name or f"client {len(self.clients)}")
+        client = ProxyClient(self, name or f"client {len(self.clients)}")
         self.call(client.listen)
         self.clients.append(client)
         return client
@@ -98,7 +98,7 @@ class EtcdPath:
         """
         value = self.wait_quietly(condition, seconds=seconds)
         if not value:
-            raise PathLateError(f"waited {seconds:g} s for {what}", detail=self.describe())
+            raise ProxyLateError(f"waited {seconds:g} s for {what}", detail=self.describe())
         return value
 
     def wait_quietly(self, condition: Callable[[], T], *, seconds: float) -> T:
@@ -122,7 +122,7 @@ class EtcdPath:
         """:raises PathError: where the path itself failed: what it did since is not what it was told."""
         if self._errors:
             error = self._errors[0]
-            raise PathError(f"the path to etcd at {self.host}:{self.port} failed: {error!r}") from error
+            raise ProxyError(f"the path to etcd at {self.host}:{self.port} failed: {error!r}") from error
 
     def close(self) -> None:
         """Cut everybody off, and end the path's thread. Nothing happens where it is closed already."""
@@ -138,7 +138,7 @@ class EtcdPath:
     def call(self, function: Callable[[], T]) -> T:
         """Have ``function`` done in the path's thread, between any two events of it, and return its result."""
         if self._loop.is_closed():
-            raise PathError("the path to etcd is closed")
+            raise ProxyError("the path to etcd is closed")
 
         async def run() -> T:
             return function()
@@ -214,10 +214,10 @@ def _any(request: Request) -> bool:
     return True
 
 
-class PathClient:
+class ProxyClient:
     """The way of one client. Every method may be called from any thread, and is done when it returns."""
 
-    def __init__(self, path: EtcdPath, name: str) -> None:
+    def __init__(self, path: EtcdProxy, name: str) -> None:
         self.path = path
         self.name = name
         #: How connections broke the protocol, for which they were ended.
@@ -225,13 +225,13 @@ class PathClient:
         self._socket: socket.socket | None = None
         self._server: asyncio.AbstractServer | None = None
         self._port = 0
-        self._links: set[Link] = set()
+        self._links: set[ProxiedConnection] = set()
         self._requests: list[Request] = []
         self._cut = False
         self._holding: Matching | None = None
-        self._held: dict[Request, tuple[Link, Callable[[], None]]] = {}
+        self._held: dict[Request, tuple[ProxiedConnection, Callable[[], None]]] = {}
         #: Requests that were sent on and have no answer yet.
-        self._in_flight: dict[Request, Link] = {}
+        self._in_flight: dict[Request, ProxiedConnection] = {}
         self._to_lose: set[Request] = set()
         self._losses: list[_Rule] = []
         self._drops: list[_Rule] = []
@@ -284,7 +284,7 @@ class PathClient:
             if request is None:
                 self._holding = None
             elif request not in self._held:
-                raise PathError(f"a request that is not held cannot be released: {request}")
+                raise ProxyError(f"a request that is not held cannot be released: {request}")
             for one in [request] if request is not None else list(self._held):
                 self._do_release(one, lose_answer)
 
@@ -359,7 +359,7 @@ class PathClient:
         assert self._socket is not None
         self._socket.close()
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: ProxiedConnection) -> None:
         """Take a new connection."""
         if self._cut:
             link.abort()  # accepted just before the cut
@@ -367,7 +367,7 @@ class PathClient:
             self._links.add(link)
             self.path.notify()
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: ProxiedConnection) -> None:
         """Forget a connection that has ended, and what of it was held."""
         self._links.discard(link)
         for request in [request for request, (owner, _) in self._held.items() if owner is link]:
@@ -392,7 +392,9 @@ class PathClient:
         self.path.notify()
         return request
 
-    def arrived(self, link: Link, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]) -> Request:
+    def arrived(
+        self, link: ProxiedConnection, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]
+    ) -> Request:
         """Count a request, and send it on, hold it or lose it, as it was told."""
         request = self._counted(method, accesses)
         if request.stream:
@@ -411,7 +413,7 @@ class PathClient:
         self.path.notify()
         return request
 
-    def answered(self, link: Link, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
+    def answered(self, link: ProxiedConnection, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
         """Give the client its answer, or lose it, as it was told."""
         request.answer = answer
         self._in_flight.pop(request, None)
@@ -429,7 +431,7 @@ class PathClient:
         self._requests.append(request)
         return request
 
-    def _send(self, request: Request, link: Link, forward: Callable[[], None]) -> None:
+    def _send(self, request: Request, link: ProxiedConnection, forward: Callable[[], None]) -> None:
         request.sent = self.path.next_place()
         self._in_flight[request] = link
         forward()
@@ -464,7 +466,7 @@ class PathClient:
                 return
             # Asyncio does so for sockets that it made itself.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.path.start(self.path.loop.connect_accepted_socket(lambda: Link(self), connection))
+            self.path.start(self.path.loop.connect_accepted_socket(lambda: ProxiedConnection(self), connection))
 
     def _do_cut(self) -> None:
         if self._cut:
@@ -481,10 +483,10 @@ class PathClient:
         self.path.notify()
 
 
-class Link(asyncio.Protocol):
+class ProxiedConnection(asyncio.Protocol):
     """One connection of a client, and the one to the etcd that goes with it."""
 
-    def __init__(self, client: PathClient) -> None:
+    def __init__(self, client: ProxyClient) -> None:
         self.client = client
         self.ended = False
         self._down: asyncio.Transport | None = None
@@ -580,7 +582,7 @@ class Link(asyncio.Protocol):
 class _Upstream(asyncio.Protocol):
     """The connection to the etcd that goes with a link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ProxiedConnection) -> None:
         self._link = link
 
     def data_received(self, data: bytes) -> None:

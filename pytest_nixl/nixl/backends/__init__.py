@@ -20,7 +20,7 @@ class Backend(Protocol):
     #: Whether it moves bytes between an agent's memory and a file of its own, with no other agent.
     STORAGE: bool
     #: Whether a transfer's DONE means that its bytes are in place. Where not, every transfer carries a notification.
-    DONE_IS_DELIVERED: bool
+    COMPLETION_IMPLIES_DELIVERY: bool
     #: Whether loading another agent's metadata waits until that other agent makes progress too.
     SHAKES_HANDS: bool
 

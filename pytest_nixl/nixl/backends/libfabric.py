@@ -50,7 +50,7 @@ class LibraryError(NixlPluginError):
 
 
 @dataclass(frozen=True)
-class Library:
+class FoundLibrary:
     """A shared library that the plugin may need.
 
     :param soname: a pattern of the name by which the plugin asks for it.
@@ -71,7 +71,7 @@ class Library:
 
 #: In the order in which they are loaded.
 LIBRARIES = (
-    Library(
+    FoundLibrary(
         r"libcudart\.so\.\d+",
         "libcudart.so.12",
         "PYTEST_NIXL_LIBCUDART",
@@ -79,7 +79,7 @@ LIBRARIES = (
         "the CUDA runtime",
         ("pip install 'pytest-nixl[libfabric]', which brings it", "use the CUDA image that NIXL was built for"),
     ),
-    Library(
+    FoundLibrary(
         r"libcuda\.so\.\d+",
         "libcuda.so.1",
         "PYTEST_NIXL_LIBCUDA",
@@ -90,7 +90,7 @@ LIBRARIES = (
             "start the container with the driver in it (docker run --gpus all, or the NVIDIA device plugin)",
         ),
     ),
-    Library(
+    FoundLibrary(
         r"libhwloc\.so\.\d+",
         "libhwloc.so.15",
         "PYTEST_NIXL_LIBHWLOC",
@@ -98,7 +98,7 @@ LIBRARIES = (
         "hwloc",
         ("install the system's (apt-get install libhwloc15)", "pip install 'pytest-nixl[libfabric]', which brings it"),
     ),
-    Library(
+    FoundLibrary(
         r"libfabric\.so\.\d+",
         "libfabric.so.1",
         "PYTEST_NIXL_LIBFABRIC",
@@ -142,7 +142,7 @@ class Finder:
     backend: str = "LIBFABRIC of NIXL"
     _cached: str | None = field(default=None, init=False)
 
-    def candidates(self, library: Library, soname: str) -> list[str]:
+    def candidates(self, library: FoundLibrary, soname: str) -> list[str]:
         """Return the files that could serve, the best first. :raises LibraryError: where there is none."""
         named = self.environ.get(library.variable)
         if named:
@@ -160,13 +160,13 @@ class Finder:
             )
         return found
 
-    def found(self, library: Library, soname: str) -> list[str]:
+    def found(self, library: FoundLibrary, soname: str) -> list[str]:
         """Return the files that are there, the best first; the one that a variable names alone."""
         named = self.environ.get(library.variable)
         paths = [os.path.abspath(named)] if named else self._everywhere(library, soname)
         return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
-    def where(self, library: Library) -> str:
+    def where(self, library: FoundLibrary) -> str:
         """Say where a library was looked for."""
         packages = " and ".join(library.packages)
         places = [
@@ -177,7 +177,7 @@ class Finder:
         ]
         return f"{library.variable} is not set; looked in {', '.join(places[:-1])} and {places[-1]}"
 
-    def _everywhere(self, library: Library, soname: str) -> Iterator[str]:
+    def _everywhere(self, library: FoundLibrary, soname: str) -> Iterator[str]:
         for folder in filter(None, self.environ.get("LD_LIBRARY_PATH", "").split(":")):
             yield os.path.join(os.path.abspath(folder), soname)
         if self._cached is None:
@@ -190,7 +190,7 @@ class Finder:
             yield from (path for path in self.package_files(package) if os.path.basename(path) == soname)
 
 
-def open_library(library: Library, path: str, backend: str) -> ctypes.CDLL:
+def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
     """Load a library for a backend. :raises LibraryError: where the loader cannot."""
     try:
         return ctypes.CDLL(path)
@@ -199,7 +199,7 @@ def open_library(library: Library, path: str, backend: str) -> ctypes.CDLL:
         raise LibraryError(reason, remedies(library)) from None
 
 
-def remedies(library: Library) -> str:
+def remedies(library: FoundLibrary) -> str:
     """Return three things to do about a library, in one sentence."""
     first, second = library.remedies
     return f"{first}; or {second}; or set {library.variable}=/path/to/{library.usual}"
@@ -210,7 +210,7 @@ def symbol_versions(path: str) -> set[tuple[int, int]]:
     return {(int(one), int(two)) for one, two in _SYMBOL_VERSION.findall(Path(path).read_bytes())}
 
 
-def needed(plugin: str | None) -> list[tuple[Library, str]]:
+def needed(plugin: str | None) -> list[tuple[FoundLibrary, str]]:
     """Return the libraries that the plugin asks for, with their sonames; all where there is no plugin to ask."""
     if plugin is None:
         return [(library, library.usual) for library in LIBRARIES]
@@ -301,7 +301,7 @@ class LibfabricBackend:
 
     NAME = "LIBFABRIC"
     STORAGE = False
-    DONE_IS_DELIVERED = False
+    COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = True
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:

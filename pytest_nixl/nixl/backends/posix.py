@@ -17,7 +17,7 @@ class PosixBackend:
 
     NAME = "POSIX"
     STORAGE = True
-    DONE_IS_DELIVERED = False
+    COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True)
-class _Table:
+class _ProtocolTable:
     """One table of the report: to whom (``self``, ``intra-node``, ``inter-node``), and transports by size range.
 
     :param memory: what UCX takes the initiator's and the target's memory for, such as ``host`` and ``cuda``; None: it
@@ -54,7 +54,7 @@ class UcxBackend:
 
     NAME = "UCX"
     STORAGE = False
-    DONE_IS_DELIVERED = True
+    COMPLETION_IMPLIES_DELIVERY = True
     SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -114,7 +114,7 @@ def taken_for_host(log: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _tables(log: str, operation: str) -> tuple[_Table, ...]:
+def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
     found: list[tuple[str, tuple[str, str] | None, list[tuple[float, float, tuple[str, ...]]]]] = []
     previous = ""
     wanted = False
@@ -134,7 +134,7 @@ def _tables(log: str, operation: str) -> tuple[_Table, ...]:
             previous = cells[-1]
         elif wanted and (size := _RANGE.fullmatch(cells[0])):
             found[-1][2].append((*_limits(size), tuple(_TRANSPORT.findall(cells[2]))))
-    return tuple(_Table(scope, memory, tuple(ranges)) for scope, memory, ranges in found)
+    return tuple(_ProtocolTable(scope, memory, tuple(ranges)) for scope, memory, ranges in found)
 
 
 def _scope(heading: str) -> str:

@@ -39,7 +39,7 @@ def _prepare_process(parent: int) -> None:
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
     from pytest_nixl.model import nixl_releases
-    from pytest_nixl.nixl.worker.commands import RefusedError
+    from pytest_nixl.nixl.worker.commands import CommandRefusedError
     from pytest_nixl.nixl.worker.nixl_api import NixlImportError
     from pytest_nixl.nixl.worker.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.nixl.worker.transfer import StepTimeoutError
@@ -49,7 +49,7 @@ def _error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, NixlPluginError):
         text = "".join(traceback.format_exception(error))
         return {"kind": "ours", "type": module, "message": error.reason, "remedy": error.remedy, "traceback": text}
-    if isinstance(error, RefusedError):
+    if isinstance(error, CommandRefusedError):
         kind = "refused"
     elif isinstance(error, StepTimeoutError):
         kind = "timeout"

@@ -18,7 +18,7 @@ import numpy as np
 _HOST, _GPU = (1, 3, 11), (2, 10, 13, 14)
 
 
-class Described(NamedTuple):
+class DescribedArray(NamedTuple):
     """Memory as NIXL wants it told: ``register_memory([(address, size, device, "")], memory)``."""
 
     address: int
@@ -44,7 +44,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def descriptor_of(array: Any) -> Described:
+def descriptor_of(array: Any) -> DescribedArray:
     """Return address, size in bytes, device and memory type of an array, which must stay alive while NIXL uses it.
 
     What was last written to it must be there: synchronise its stream before.
@@ -62,7 +62,7 @@ def descriptor_of(array: Any) -> Described:
     raise TypeError(f"a {kind} is no array: expected __cuda_array_interface__, DLPack or __array_interface__")
 
 
-def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> Described:
+def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> DescribedArray:
     address, read_only = told["data"]
     if read_only:
         raise ValueError(f"this {kind} is read-only: NIXL registers memory for writing, so give it a copy")
@@ -70,7 +70,7 @@ def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> D
         raise ValueError(f"this {kind} has a mask: give NIXL the array that it masks")
     item = np.dtype(told["typestr"]).itemsize
     size = _block(kind, told["shape"], told.get("strides"), item)
-    return Described(int(address), size, _device(array, int(address)) if memory == "VRAM" else 0, memory)
+    return DescribedArray(int(address), size, _device(array, int(address)) if memory == "VRAM" else 0, memory)
 
 
 def _device(array: Any, address: int) -> int:
@@ -82,7 +82,7 @@ def _device(array: Any, address: int) -> int:
     return vendor().owner(address)
 
 
-def _by_dlpack(array: Any, kind: str) -> Described:
+def _by_dlpack(array: Any, kind: str) -> DescribedArray:
     code = int(array.__dlpack_device__()[0])
     if code not in (*_HOST, *_GPU):
         raise TypeError(f"this {kind} is on a device of DLPack's type {code}: expected memory of the host or of a GPU")
@@ -100,7 +100,7 @@ def _by_dlpack(array: Any, kind: str) -> Described:
     size = _block(kind, shape, strides, item)
     address = int(tensor.data or 0) + int(tensor.byte_offset)
     on_gpu = code in _GPU
-    return Described(address, size, int(tensor.device_id) if on_gpu else 0, "VRAM" if on_gpu else "DRAM")
+    return DescribedArray(address, size, int(tensor.device_id) if on_gpu else 0, "VRAM" if on_gpu else "DRAM")
 
 
 def _block(kind: str, shape: Sequence[int], strides: Sequence[int] | None, item: int) -> int:

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.core.cpu_contention import Others
+from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.model.carrier_bytes import Counting
+from pytest_nixl.model.carrier_bytes import CarrierByteCounter
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
@@ -71,7 +71,7 @@ AGENT_METHODS = frozenset(
 )
 
 
-class RefusedError(Exception):
+class CommandRefusedError(Exception):
     """The command is none of ours, or its arguments make no sense."""
 
 
@@ -91,7 +91,7 @@ class Commands:
         """Run one command by name. :raises RefusedError: if there is none of that name."""
         method = getattr(self, f"do_{command}", None)
         if method is None:
-            raise RefusedError(f"there is no command {command!r}")
+            raise CommandRefusedError(f"there is no command {command!r}")
         return method(**arguments)
 
     def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Commands:
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""
         if method not in AGENT_METHODS:
-            raise RefusedError(f"{method!r} is no public method of NIXL's agent")
+            raise CommandRefusedError(f"{method!r} is no public method of NIXL's agent")
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
         if method in nixl_api.LISTS and resolved[:1] == [[]]:
@@ -154,7 +154,7 @@ class Commands:
         """
         module, colon, name = function.partition(":")
         if not colon:
-            raise RefusedError(f"{function!r} is not module:function")
+            raise CommandRefusedError(f"{function!r} is not module:function")
         given = {key: self._get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
         return getattr(importlib.import_module(module), name)(self._get(agent), **given)
 
@@ -188,7 +188,7 @@ class Commands:
         elif memory_type == "DRAM":
             buffer = DramBuffer(size)
         else:
-            raise RefusedError(f"there are no buffers of {memory_type}: expected DRAM, VRAM or FILE")
+            raise CommandRefusedError(f"there are no buffers of {memory_type}: expected DRAM, VRAM or FILE")
         return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
     def do_register(self, agent: Ref, buffer: Ref) -> Any:
@@ -247,7 +247,7 @@ class Commands:
         :param own: processes of this host that belong to the row, besides this one.
         """
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
-        counting, others = Counting(op), Others(own)
+        counting, others = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
             iterations=iterations,
@@ -328,7 +328,7 @@ class Commands:
 
     def _get(self, ref: Ref) -> Any:
         if ref.number not in self._objects:
-            raise RefusedError(f"this {ref.kind} is no longer there")
+            raise CommandRefusedError(f"this {ref.kind} is no longer there")
         return self._objects[ref.number]
 
     def _resolve(self, value: Any) -> Any:

@@ -41,7 +41,7 @@ class FileBuffer(PatternBuffer):
         except OSError as error:
             raise NixlPluginError(
                 f"no file of {size} bytes can be made in {directory}: {error.strerror}",
-                "name a directory with room for it by --nixl-directory, on the storage that is to be measured",
+                "name a directory with room for it by --nixl-file-dir, on the storage that is to be measured",
             ) from None
         system = file_system(directory, Path("/proc/self/mountinfo").read_text())
         how = "memory" if system in _IN_MEMORY else "direct" if direct else "cached"

@@ -11,7 +11,7 @@ import os
 import signal
 
 
-class Guard:
+class ProgramGuard:
     """Ends the watched process groups when this process has gone, however it went. Made before there are threads."""
 
     def __init__(self) -> None:

@@ -23,14 +23,14 @@ from typing import Any
 
 from pytest_nixl.core.cpu_contention import busy_seconds, own_processors
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.nixl.worker.guard import Guard
+from pytest_nixl.nixl.worker.guard import ProgramGuard
 
 #: The programs that a worker starts, and what brings each.
 TOOLS = {
     "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
-    "ucx_perftest": "give its directory with --nixl-raw-tools=DIR; docs/raw-tools.md says how to unpack one",
-    "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
-    "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools",
+    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one",
+    "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
+    "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
 }
 #: Bytes of a program's output that are kept, at most: the last ones. And those of one answer: etcd takes 1.5 MiB.
 KEPT, ANSWER = 1 << 20, 1 << 18
@@ -62,7 +62,7 @@ def own_variables(paths: Mapping[str, str], environ: Mapping[str, str] = os.envi
     return {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}
 
 
-class Kept:
+class RingBuffer:
     """The last bytes of an output that goes on, and the number of all."""
 
     def __init__(self, limit: int = KEPT) -> None:
@@ -94,7 +94,7 @@ class Program:
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.output = Kept()
+        self.output = RingBuffer()
         self.changed = threading.Condition()
         self.code: int | None = None
         #: When it has ended, in seconds: of the clock, and of processor time that it took and that all took meanwhile,
@@ -175,7 +175,7 @@ class Tools:
 
     def __init__(self, cancelled: Callable[[], bool]) -> None:
         self._cancelled = cancelled
-        self._guard: Guard | None = None
+        self._guard: ProgramGuard | None = None
 
     def find(self, tool: str) -> dict[str, str] | None:
         """Return the program's ``path`` and, as far as they tell, the versions ``ucx`` and ``libfabric`` that it runs
@@ -199,7 +199,7 @@ class Tools:
                 )
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
         if self._guard is None:
-            self._guard = Guard()
+            self._guard = ProgramGuard()
         try:
             program = Program([path, *map(str, arguments)], environment)
         except OSError as error:

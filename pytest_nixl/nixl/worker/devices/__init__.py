@@ -17,7 +17,7 @@ _FILES = ("nvidia",)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDevices:
     """A GPU that this process sees.
 
     :param uuid: what tells it from every other one, also where two processes number them differently.
@@ -57,13 +57,13 @@ class Device(Protocol):
         """Write the pattern of ``seed`` (see :mod:`pytest_nixl.nixl.worker.pattern`) or its complement, on the GPU."""
         ...
 
-    def compare(self, address: int, size: int, seed: int) -> Wrong | None:
+    def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern of ``seed``, on the GPU; None: every byte is right."""
         ...
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongBytes:
     """Bytes that differ from the pattern: how many, where the first one is, and what is there."""
 
     count: int
@@ -79,7 +79,7 @@ class Vendor(Protocol):
         """What it is told by: ``cuda-bindings 13.5.0``."""
         ...
 
-    def devices(self) -> list[Found]:
+    def devices(self) -> list[FoundDevices]:
         """Return the GPUs that this process sees, by number."""
         ...
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.nixl.worker.devices import Device, Found, Wrong
+from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes
 from pytest_nixl.nixl.worker.pattern import TILE, key, tile
 
 
@@ -20,7 +20,7 @@ class Torch:
         self.name = f"torch {torch.__version__}"
         self._devices: dict[int, TorchDevice] = {}
 
-    def devices(self) -> list[Found]:
+    def devices(self) -> list[FoundDevices]:
         """Return them."""
         found = []
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -32,7 +32,7 @@ class Torch:
                 if hasattr(of, "pci_bus_id")
                 else ""
             )
-            found.append(Found(number, of.name, uuid, pci))
+            found.append(FoundDevices(number, of.name, uuid, pci))
         return found
 
     def device(self, number: int) -> Device:
@@ -99,7 +99,7 @@ class TorchDevice:
             self._part(address + start, len(made)).copy_(torch.bitwise_not(made) if inverted else made)
         self._wait()
 
-    def compare(self, address: int, size: int, seed: int) -> Wrong | None:
+    def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern, one tile at a time."""
         count, offset, found = 0, -1, 0
         for start, made in self._pattern(seed, size):
@@ -110,7 +110,7 @@ class TorchDevice:
                 place = int(differ.to(torch.uint8).argmax())
                 offset, found = start + place, int(here[place])
             count += wrong
-        return Wrong(count, offset, found) if count else None
+        return WrongBytes(count, offset, found) if count else None
 
     def _pattern(self, seed: int, size: int) -> Any:
         first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64)).to(self._device)

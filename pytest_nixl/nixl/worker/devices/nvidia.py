@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.nixl.worker.devices import Device, Found, Vendor, Wrong
+from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes
 from pytest_nixl.nixl.worker.pattern import tile
 
 #: Either is there where a driver is: of a Linux host, and of Windows' own Linux.
@@ -44,7 +44,7 @@ def find() -> Vendor:
         code, fault = None, str(error) or type(error).__name__
     if fault:
         raise NotApplicableError(*why_not(code, fault, there=there, environ=os.environ))
-    return Driver(driver)
+    return CudaDriver(driver)
 
 
 def _bindings() -> Any:
@@ -99,7 +99,7 @@ def why_not(code: int | None, fault: str, *, there: bool, environ: Mapping[str, 
     return f"the CUDA driver does not start here: {fault}", "see `nvidia-smi`, and `dmesg` of the host"
 
 
-class Driver:
+class CudaDriver:
     """The GPUs, by the CUDA driver.
 
     :param driver: NVIDIA's module of bindings; ``cuInit`` has been called.
@@ -119,7 +119,7 @@ class Driver:
                 continue
         return str(self._driver.__name__)
 
-    def devices(self) -> list[Found]:
+    def devices(self) -> list[FoundDevices]:
         """Return the GPUs that CUDA sees."""
         return [self._describe(number) for number in range(call(self._driver, "cuDeviceGetCount"))]
 
@@ -134,13 +134,13 @@ class Driver:
         wanted = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(call(self._driver, "cuPointerGetAttribute", wanted, address))
 
-    def _describe(self, number: int) -> Found:
+    def _describe(self, number: int) -> FoundDevices:
         one = call(self._driver, "cuDeviceGet", number)
         name = call(self._driver, "cuDeviceGetName", 128, one)
         # Of a part of a GPU (MIG) the second knows its own.
         uuid = "cuDeviceGetUuid_v2" if hasattr(self._driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         pci = call(self._driver, "cuDeviceGetPCIBusId", 64, one)
-        return Found(
+        return FoundDevices(
             number,
             name.split(b"\0")[0].decode(),
             bytes(call(self._driver, uuid, one).bytes).hex(),
@@ -210,13 +210,13 @@ class DriverDevice:
         with self._room(seed, size) as tile_address:
             self._launch(self._functions[0], address, size, tile_address, seed & _ALL, _ALL if inverted else 0)
 
-    def compare(self, address: int, size: int, seed: int) -> Wrong | None:
+    def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern on the GPU."""
         self.activate()
         with self._room(seed, size) as tile_address, _Room(self._driver, np.array([0, _ALL], np.uint64)) as found:
             self._launch(self._functions[1], address, size, tile_address, seed & _ALL, found)
             count, first = np.frombuffer(self.read(found, 16), dtype=np.uint64).tolist()
-        return Wrong(count, first >> 8, first & 0xFF) if count else None
+        return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
     def _room(self, seed: int, size: int) -> _Room:
         return _Room(self._driver, tile(seed, -(-size // 8)))
