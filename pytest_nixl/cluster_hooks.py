@@ -35,7 +35,7 @@ def refuse(config: pytest.Config, run: Run) -> None:
         raise pytest.UsageError(
             f"{run.asked.ranks} ranks ({run.asked.source}) are refused with pytest-xdist (-n, --dist)"
         )
-    if run.settings.against is not None:
+    if run.settings.compare_image is not None:
         raise pytest.UsageError(
             f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command is started on "
             "one host; compare two runs with --nixl-baseline"

@@ -126,10 +126,10 @@ def nixl_run(pytestconfig: pytest.Config) -> Run:
 @pytest.fixture(scope="session")
 def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
     """Workers of the other image, where ``--nixl-compare-image`` names one."""
-    if nixl_settings.against is None:
+    if nixl_settings.compare_image is None:
         yield None
         return
-    one, other = (LocalHost(supervisor(), rank, nixl_settings.against.prefix) for rank in range(2))
+    one, other = (LocalHost(supervisor(), rank, nixl_settings.compare_image.prefix) for rank in range(2))
     pairs = WorkerPairs((one, other), nixl_settings)
     yield pairs
     pairs.close()

@@ -456,7 +456,7 @@ def test_every_profile_that_comes_along_is_shown(command: Command, name: str) ->
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith(f"{name}: ")
     profile = load_profile(name)
-    assert ended.out.count("\nrecorded, not judged by: ") == len(profile.recorded)
+    assert ended.out.count("\nrecorded, not judged by: ") == len(profile.references)
     assert ("\nmachine: " in ended.out) is (profile.machine is not None)
 
 

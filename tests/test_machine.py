@@ -248,7 +248,7 @@ def test_a_floor_above_the_line_rate_is_accepted_for_what_needs_no_card() -> Non
     assert profile(EXPECT, 'floor = "900 GB/s"', machine="").expectations
 
 
-RECORDED = '[[recorded]]\nsource = "page 1: 285"\n'
+RECORDED = '[[reference]]\nsource = "page 1: 285"\n'
 
 
 def test_every_field_of_a_recorded_figure() -> None:
@@ -256,7 +256,7 @@ def test_every_field_of_a_recorded_figure() -> None:
         RECORDED,
         'backend = "ucx"\nop = "write"\nmemory = "VRAM:VRAM"\nblocks = "100MB"\nbandwidth = "284.98 GB/s"\n'
         'latency = "0.26 us"\np50 = "1 ms"\np99 = "2 ms"\nplausible = false\nnote = "no wire can"',
-    ).recorded
+    ).references
     assert item == ReferenceRun(
         source="page 1: 285", note="no wire can", plausible=False, backend="UCX", op="WRITE", memory=VRAM,
         blocks=(10**8, 10**8), bandwidth=284.98e9, p50=1e-3, p99=2e-3, latency=0.26 * 1e-6,
@@ -278,7 +278,7 @@ def test_a_fault_of_a_recorded_figure_is_one_sentence(lines: str, sentence: str)
 
 
 def test_a_recorded_figure_needs_its_source() -> None:
-    message = fault_of('[[recorded]]\nbandwidth = "1 GB/s"\n')
+    message = fault_of('[[reference]]\nbandwidth = "1 GB/s"\n')
     assert message.startswith("profile t.toml, recorded #1, source: missing: expected a text that names the document")
 
 
@@ -288,9 +288,9 @@ def test_a_recorded_figure_above_the_line_rate_says_so() -> None:
         "profile t.toml, recorded #1, bandwidth: '51 GB/s' is above the line rate of 4 NICs of 100 Gb/s, 50 GB/s: "
         "expected plausible = false beside it"
     )
-    assert not profile(RECORDED, line, "plausible = false").recorded[0].plausible
-    assert profile(RECORDED, line, machine="").recorded[0].plausible
-    assert profile(RECORDED, line.replace("VRAM:VRAM", "DRAM:DRAM")).recorded[0].plausible
+    assert not profile(RECORDED, line, "plausible = false").references[0].plausible
+    assert profile(RECORDED, line, machine="").references[0].plausible
+    assert profile(RECORDED, line.replace("VRAM:VRAM", "DRAM:DRAM")).references[0].plausible
 
 
 def test_a_recorded_figure_is_never_judged_by() -> None:
@@ -343,15 +343,15 @@ def test_the_284_98_of_a_pod_with_one_efa_is_implausible(transports: tuple[str, 
     assert judgement.verdict is Verdict.IMPLAUSIBLE
     assert "285 GB/s" in judgement.reason
     assert "12.5 GB/s (100 Gb/s)" in judgement.reason
-    first = pod.recorded[0]
+    first = pod.references[0]
     assert (first.bandwidth, first.latency, first.plausible) == (284.98e9, 0.26 * 1e-6, False)
 
 
 def test_the_hyperpods_table_is_recorded_and_no_floor() -> None:
     pod = load_profile("h100-hyperpod")
-    assert [item.bandwidth for item in pod.recorded[1:]] == [0.5e9, 8e9, 120e9, 280e9, 280e9]
-    assert [item.plausible for item in pod.recorded[1:]] == [True, True, False, False, False]
-    assert all("expected, not measured" in item.note for item in pod.recorded[1:])
+    assert [item.bandwidth for item in pod.references[1:]] == [0.5e9, 8e9, 120e9, 280e9, 280e9]
+    assert [item.plausible for item in pod.references[1:]] == [True, True, False, False, False]
+    assert all("expected, not measured" in item.note for item in pod.references[1:])
     assert [item.floor for item in pod.expectations] == [None]
 
 

@@ -172,7 +172,7 @@ WRONG = (
         },
     ),
     Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is no time"}),
-    Wrong("logs", "a directory, which is made where there is none", {"/dev/null": "'/dev/null' is no directory"}),
+    Wrong("log_dir", "a directory, which is made where there is none", {"/dev/null": "'/dev/null' is no directory"}),
     Wrong(
         "op",
         "WRITE, READ or both separated by a comma",
@@ -196,7 +196,7 @@ WRONG = (
         },
     ),
     Wrong(
-        "directory",
+        "file_dir",
         "an existing directory",
         {value: f"there is no directory {value!r}" for value in ("/nowhere", "/etc/passwd", LONG, "")},
     ),
@@ -313,7 +313,7 @@ WRONG = (
         },
     ),
     Wrong(
-        "raw_tools",
+        "raw_tools_dir",
         "an existing directory with one of ucx_perftest, fi_rma_bw",
         {
             "nowhere": "there is no directory 'nowhere'",
@@ -328,7 +328,7 @@ WRONG = (
         {"a b": "'a b' is no image reference", "": "'' is no image reference"},
     ),
     Wrong(
-        "against",
+        "compare_image",
         "an image and then the command that its workers are started with, such as 'IMAGE env UCX_TLS=tcp'",
         {
             "image:1": "'image:1' names no command after the image",
@@ -349,7 +349,7 @@ WRONG = (
         },
     ),
     Wrong(
-        "launches",
+        "min_launches",
         "a whole number from 1 to 7, or auto (1; 5 where a comparison is asked for)",
         {**_no_count("0", "-1", "1.5", "many", ""), "8": _too_many("8", 7)},
     ),

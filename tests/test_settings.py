@@ -38,11 +38,11 @@ TEXTS: dict[str, tuple[str, object]] = {
     "group_token": ("of us", "of us"),
     "pairs": ("0:1, 3:2", RankPairing("", ((0, 1), (3, 2)))),
     "join_timeout": ("1h", 3600.0),
-    "logs": ("logs", "logs"),
+    "log_dir": ("logs", "logs"),
     "op": ("read, Write", ("READ", "WRITE")),
     "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
     "devices": ("0:1", DevicePair(0, 1)),
-    "directory": ("/", "/"),
+    "file_dir": ("/", "/"),
     "blocks": ("1KiB..4KiB", (KIB, 2 * KIB, 4 * KIB)),
     "batch": ("4, 1", (4, 1)),
     "depth": ("2,8", (2, 8)),
@@ -55,14 +55,14 @@ TEXTS: dict[str, tuple[str, object]] = {
     "nixlbench": ("/bin/sh", "/bin/sh"),
     "nixlbench_runtime": ("ASIO", "ASIO"),
     "nixlbench_args": ("-mode MG --check_consistency", ("--mode=MG", "--check_consistency")),
-    "raw_tools": ("raw", "raw"),
+    "raw_tools_dir": ("raw", "raw"),
     "gate": ("yes", True),
     "keep_going": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
     "baseline": ("here.pem", "here.pem"),
-    "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", AlternateImage("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
+    "compare_image": ("nixl:1 env UCX_TLS=tcp 'A=b c'", AlternateImage("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
     "max_regression": ("2.5 %", 0.025),
-    "launches": ("7", 7),
+    "min_launches": ("7", 7),
     "store": ("runs", "runs"),
     "report": ("a.html,b.csv", ("a.html", "b.csv")),
 }
@@ -86,11 +86,11 @@ DEFAULTS: dict[str, object] = {
     "group_token": "",
     "pairs": RankPairing("ring"),
     "join_timeout": 300.0,
-    "logs": "",
+    "log_dir": "",
     "op": ("WRITE", "READ"),
     "memory": (MemoryPair("DRAM", "DRAM"),),
     "devices": None,
-    "directory": "",
+    "file_dir": "",
     "blocks": tuple(4 * KIB << step for step in range(15)),
     "batch": (1,),
     "depth": (1,),
@@ -103,14 +103,14 @@ DEFAULTS: dict[str, object] = {
     "nixlbench": "",
     "nixlbench_runtime": "auto",
     "nixlbench_args": (),
-    "raw_tools": "",
+    "raw_tools_dir": "",
     "gate": False,
     "keep_going": False,
     "image": "",
     "baseline": "",
-    "against": None,
+    "compare_image": None,
     "max_regression": 0.05,
-    "launches": None,
+    "min_launches": None,
     "store": "",
     "report": (),
 }
@@ -123,7 +123,7 @@ BESIDE = {
     "rank": {"ranks": "8"},
 }
 #: What cannot be given beside each other.
-APART = ("against",)
+APART = ("compare_image",)
 
 EACH = pytest.mark.parametrize("name", TEXTS)
 
@@ -367,7 +367,7 @@ def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     assert {name: getattr(second, name) for name in again} == {name: getattr(first, name) for name in again}
     assert len(again) == len(TEXTS) - len(left_out)
     apart = read(pytester, {name: TEXTS[name][0] for name in APART})
-    assert f"--nixl-compare-image={TEXTS['against'][0]} (option)" in apart.lines()
+    assert f"--nixl-compare-image={TEXTS['compare_image'][0]} (option)" in apart.lines()
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
     assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)
 
 
-@pytest.mark.parametrize("name", ["baseline", "against"])
+@pytest.mark.parametrize("name", ["baseline", "compare_image"])
 def test_a_comparison_without_scipy_is_refused(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -410,11 +410,11 @@ def test_a_comparison_without_scipy_is_refused(
 def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) -> None:
     assert read(pytester).fewest_launches == 1
     assert read(pytester, {"baseline": "here.pem"}).fewest_launches == 5
-    assert read(pytester, {"baseline": "here.pem", "launches": "3"}).fewest_launches == 3
+    assert read(pytester, {"baseline": "here.pem", "min_launches": "3"}).fewest_launches == 3
 
 
 def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytest.Pytester) -> None:
-    typed = {"against": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
+    typed = {"compare_image": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
     assert SECRET not in "\n".join(read(pytester, typed).lines())
     assert given_options(configure(pytester, typed))["--nixl-compare-image"] == (
         "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"

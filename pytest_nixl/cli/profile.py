@@ -104,7 +104,7 @@ def _shown(profile: Profile) -> Iterator[str]:
         yield from _sources(expectation.source)
     for accepted in profile.accepted:
         yield f"accepted until {accepted.expires}: {accepted.id}: {accepted.reason}"
-    for figure in profile.recorded:
+    for figure in profile.references:
         yield ""
         yield from _recorded(figure)
 

@@ -12,7 +12,7 @@ from pytest_nixl.core.strict import Every, Number, Text, check, loads, pack, unp
 #: Options that may differ from rank to rank: who this is, how it gets to the etcd, and where it leaves files.
 OF_A_RANK = frozenset(
     {"rank", "group_token", "etcd", "etcd_server", "etcd_image", "etcd_cacert", "etcd_cert", "etcd_key", "etcd_user",
-     "etcd_listen", "directory", "nixlbench", "raw_tools", "image", "store", "report", "logs"}
+     "etcd_listen", "file_dir", "nixlbench", "raw_tools_dir", "image", "store", "report", "log_dir"}
 )  # fmt: skip
 _SHOWN = 3
 #: Bytes of a command, at most: the names of a hundred thousand tests.

@@ -69,9 +69,9 @@ def keep(party: RankSession, ending: Ending, seen: list[str]) -> Path | None:
     :returns: the directory; None where none was asked for.
     :raises NixlPluginError: where it cannot be written.
     """
-    if not party.settings.logs:
+    if not party.settings.log_dir:
         return None
-    directory = Path(party.settings.logs) / f"rank-{party.rank}"
+    directory = Path(party.settings.log_dir) / f"rank-{party.rank}"
     hide = _hider(party.settings)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ class Profile:
     :param required: checks that the gate wants to have run and not to be NOT-APPLICABLE.
     :param expectations: at most one of them applies to a row.
     :param machine: its hardware, from which ceilings follow; None: the profile does not say.
-    :param recorded: figures of others, never used as a floor.
+    :param references: figures of others, never used as a floor.
     :param accepted: findings that only warn, each until its day.
     """
 
@@ -114,7 +114,7 @@ class Profile:
     required: tuple[str, ...]
     expectations: tuple[Expectation, ...]
     machine: Machine | None = None
-    recorded: tuple[ReferenceRun, ...] = ()
+    references: tuple[ReferenceRun, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
 
     def acceptance(self, finding: str) -> Acceptance | None:
@@ -180,7 +180,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         fault = str(error).rstrip(".") or "nested too deeply"
         raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
     document = _ProfileTable(where, data, PROFILE_FORM)
-    document.allow("profile", "required", "machine", "expect", "recorded", "accept")
+    document.allow("profile", "required", "machine", "expect", "reference", "accept")
     head = document.table("profile", mandatory=True)
     head.allow("name", "summary")
     required = document.table("required")
@@ -201,7 +201,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         required=required.texts("checks", 'names of checks such as "nixl-loads"', _check_name) or (),
         expectations=expectations,
         machine=machine,
-        recorded=tuple(_recorded(table, machine) for table in document.tables("recorded")),
+        references=tuple(_reference(table, machine) for table in document.tables("reference")),
         accepted=_accepted(document.tables("accept")),
     )
 
@@ -236,7 +236,7 @@ def _machine(table: _ProfileTable) -> Machine:
     )
 
 
-def _recorded(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
+def _reference(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
     table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
                 "note", "source")  # fmt: skip
     item = ReferenceRun(

@@ -82,7 +82,7 @@ class WorkerPair:
         self.backend = backend
         self.memory = memory
         self.capacity = capacity
-        self._directory, self._alignment = settings.directory, alignment
+        self._directory, self._alignment = settings.file_dir, alignment
         self._settle = FIRST_SETTLE_SECONDS
         # Metadata goes by the workers' own channel: an etcd that is down must not hold up these agents.
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}

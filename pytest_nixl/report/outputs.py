@@ -51,9 +51,9 @@ def _store(config: pytest.Config, run: Run) -> None:
     store = Store(Path(run.settings.store))
     record = record_of(config, run)
     records = [(record, run.settings.image)]
-    if run.settings.against is not None and run.others:
-        other = other_run(run, run.settings.against)
-        records.append((other_record(record, run, other), run.settings.against.image))
+    if run.settings.compare_image is not None and run.others:
+        other = other_run(run, run.settings.compare_image)
+        records.append((other_record(record, run, other), run.settings.compare_image.image))
     for each, label in records:
         try:
             path = store.write(each, label)

@@ -60,8 +60,8 @@ def compare(run: Run) -> None:
     before = run.baseline
     in_turn = before is None
     if before is None:
-        if settings.against is None:
+        if settings.compare_image is None:
             return  # the settings were refused before the baseline was read
-        before = other_run(run, settings.against)
+        before = other_run(run, settings.compare_image)
     run.compared = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
     run.results += run.compared.results

@@ -55,7 +55,7 @@ class Option:
             return units.format_blocks(value)
         if self.field == "max_regression":
             return f"{100 * value:.6g}%"
-        if self.field == "against":
+        if self.field == "compare_image":
             from pytest_nixl.core.redaction import hide_command
 
             return hide_command(str(value)) if value else "none"
@@ -101,7 +101,7 @@ OPTIONS: tuple[Option, ...] = (
            "better given by the environment", "TOKEN", ("NIXL_GROUP_TOKEN",), secret=True),
     Option("pairs", RankPairing.parse, PAIRING_FORM, "ring", "the pairs of ranks that are measured", "PAIRS"),
     Option("join_timeout", parsers.parse_timeout, units.TIME_FORM, "5min", "deadline for all ranks to come", "TIME"),
-    Option("logs", parsers.parse_store, "a directory, which is made where there is none", "", "where each rank leaves "
+    Option("log_dir", parsers.parse_store, "a directory, which is made where there is none", "", "where each rank leaves "
            "its verdict and its workers' logs, in a directory of its own", "DIR"),
     Option("op", parsers.parse_ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",
            "OP[,OP]"),
@@ -110,7 +110,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("devices", parsers.DevicePair.parse, parsers.DEVICES_FORM, "auto", "the GPUs whose memory is VRAM, as CUDA "
            "counts those that each worker sees; auto: the initiator's first, and the target's first other one",
            "INITIATOR:TARGET", empty=None),
-    Option("directory", parsers.parse_directory, "an existing directory", "", "where storage backends make their "
+    Option("file_dir", parsers.parse_directory, "an existing directory", "", "where storage backends make their "
            "files, which leave nothing; empty: the system's for temporary files", "DIR"),
     Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
     Option("batch", parsers.counts_up_to(parsers.MOST_BATCH), "a whole number above zero, or a list of them", "1",
@@ -134,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
            "hosts, where no port has to be open", "RUNTIME"),
     Option("nixlbench_args", parsers.parse_nixlbench_arguments, parsers.NIXLBENCH_ARGUMENTS_FORM, "",
            "what nixlbench is told besides the rows", "'FLAGS'", empty=()),
-    Option("raw_tools", parsers.parse_raw_tools, f"an existing directory with one of {', '.join(parsers.RAW_TOOLS)}", "",
+    Option("raw_tools_dir", parsers.parse_raw_tools, f"an existing directory with one of {', '.join(parsers.RAW_TOOLS)}", "",
            "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", parsers.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
@@ -145,12 +145,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("baseline", parsers.parse_baseline, "an existing file or directory, or else an image of the store", "",
            "the run to judge this one by, row by row: a record, the newest one of a directory, or the newest one of "
            "an image in --nixl-store", "IMAGE|FILE|DIR"),
-    Option("against", parsers.parse_against, "an image and then the command that its workers are started with, such as "
+    Option("compare_image", parsers.parse_against, "an image and then the command that its workers are started with, such as "
            "'IMAGE env UCX_TLS=tcp'", "", "another image to judge this one by, both measured now in turn",
            "'IMAGE COMMAND'", empty=None),
     Option("max_regression", parsers.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row is "
            "unchanged; a loss twice as large is what a comparison promises to find", "SHARE"),
-    Option("launches", parsers.parse_launches, f"a whole number from 1 to {parsers.MOST_LAUNCHES}, or auto (1; "
+    Option("min_launches", parsers.parse_launches, f"a whole number from 1 to {parsers.MOST_LAUNCHES}, or auto (1; "
            f"{parsers.COMPARED_LAUNCHES} where a comparison is asked for)", "auto",
            "whole launches of each row, at least", "N"),
     Option("store", parsers.parse_store, "a directory, which is made where there is none", "",
@@ -205,5 +205,5 @@ def add_options(parser: pytest.Parser) -> None:
 def given_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that were typed, by flag, as they may be shown: passwords are hidden."""
     typed = {item: text for item in OPTIONS if (text := config.getoption(item.dest, None)) is not None}
-    hidden = ("etcd", "against", "image")
+    hidden = ("etcd", "compare_image", "image")
     return {item.flag: item.show(text) if item.secret or item.field in hidden else text for item, text in typed.items()}

@@ -52,12 +52,12 @@ class Settings:
     group_token: str = field(repr=False)
     pairs: RankPairing
     join_timeout: float
-    logs: str
+    log_dir: str
     op: tuple[str, ...]
     memory: tuple[MemoryPair, ...]
     #: The GPUs of initiator and target; None: chosen by each link.
     devices: DevicePair | None
-    directory: str
+    file_dir: str
     blocks: tuple[int, ...]
     batch: tuple[int, ...]
     depth: tuple[int, ...]
@@ -75,17 +75,17 @@ class Settings:
     #: Each as ``--name=value``.
     nixlbench_args: tuple[str, ...]
     #: Directory of the raw tools; empty: those on PATH.
-    raw_tools: str
+    raw_tools_dir: str
     gate: bool
     #: Whether the run goes on after a required check of the infrastructure has failed.
     keep_going: bool
     image: str
     baseline: str
-    against: AlternateImage | None
+    compare_image: AlternateImage | None
     #: Share of its bandwidth that a row may lose and be called unchanged: 0.05 is 5 %.
     max_regression: float
     #: Whole launches of each row, at least; None: one, or as many as a comparison needs.
-    launches: int | None
+    min_launches: int | None
     store: str
     report: tuple[str, ...]
     #: Field name to where its value came from: ``option``, ``ini``, ``environment NAME`` or ``default``.
@@ -102,15 +102,15 @@ class Settings:
     def programs(self) -> dict[str, str]:
         """Paths of other projects' programs that an option names, by their names."""
         found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
-        if self.raw_tools:
-            paths = {name: os.path.abspath(os.path.join(self.raw_tools, name)) for name in RAW_TOOLS}
+        if self.raw_tools_dir:
+            paths = {name: os.path.abspath(os.path.join(self.raw_tools_dir, name)) for name in RAW_TOOLS}
             found |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
         return found
 
     @property
     def compares(self) -> bool:
         """Whether this run is judged by another one."""
-        return bool(self.baseline) or self.against is not None
+        return bool(self.baseline) or self.compare_image is not None
 
     @property
     def judges(self) -> str:
@@ -119,12 +119,12 @@ class Settings:
             return "--nixl-gate"
         if self.baseline:
             return "--nixl-baseline"
-        return "--nixl-compare-image" if self.against is not None else ""
+        return "--nixl-compare-image" if self.compare_image is not None else ""
 
     @property
     def fewest_launches(self) -> int:
         """Whole launches that each row is measured in, at least."""
-        return self.launches or (COMPARED_LAUNCHES if self.compares else 1)
+        return self.min_launches or (COMPARED_LAUNCHES if self.compares else 1)
 
     def lines(self) -> Iterator[str]:
         """Yield one line for each setting with its value and where that came from."""
@@ -287,7 +287,7 @@ def _check_memory(settings: Settings) -> None:
 
 
 def _check_comparison(settings: Settings) -> None:
-    if settings.baseline and settings.against is not None:
+    if settings.baseline and settings.compare_image is not None:
         raise pytest.UsageError(
             "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two"
         )
