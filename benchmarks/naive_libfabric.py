@@ -18,11 +18,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_process import results
-from pytest_nixl.session.parsers import MemoryPair
-from pytest_nixl.session.settings import Settings, read_settings
+from pytest_nixl.session.settings import read_settings
 
 BLOCKS = (65536, 1 << 20)
 COUNT = 200

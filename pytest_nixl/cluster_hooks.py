@@ -4,25 +4,28 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_nixl.cluster.command_check import OF_A_RANK, Command
 from pytest_nixl.cluster.etcd import require_etcd, require_secret
 from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.rank_session import RankSession, command_of
+from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.model.conclusion import INTERRUPTED, failed_beside, summary_line, told
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.junit import junit_files, write_again
 from pytest_nixl.report.outputs import leave_again
-from pytest_nixl.session.completeness import INTERRUPTED
-from pytest_nixl.session.conclusion import failed_beside, summary_line, told
+from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.run import Run
 
 #: Sentences of rank 0's verdict that the others are told.
@@ -177,3 +180,16 @@ def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None
         )
         session.config.hook.pytest_runtest_logreport(report=report)
     session.config.hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
+
+
+def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
+    """Return what this rank runs."""
+    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
+    return Command(_version(), options, tests, errors)
+
+
+def _version() -> str:
+    try:
+        return version("pytest-nixl")
+    except PackageNotFoundError:
+        return "from a clone"

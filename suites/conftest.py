@@ -19,7 +19,8 @@ from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.results import FIGURES, Figures
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import MOST_LAUNCHES, Samples
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends import between_agents
 from pytest_nixl.processes.hosts import LocalHost
@@ -27,9 +28,7 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.session.outcome import conclude
-from pytest_nixl.session.parsers import MOST_LAUNCHES
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.settings import Settings
 
 
 class FindingFixture(Protocol):

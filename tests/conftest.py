@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.settings import Settings, read_settings
+from pytest_nixl.session.settings import read_settings
 
 # Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

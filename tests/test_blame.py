@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.parsers import MemoryPair
 
 NAMES = [f"rank {rank} on node-{rank}" for rank in range(4)]
 WRITE = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1 << 20)

@@ -22,11 +22,11 @@ from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
-from pytest_nixl.session.parsers import MemoryPair
 
 TOKEN = "of this group"
 

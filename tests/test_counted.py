@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.profiles import Expectation, load_profile
+from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import judge
 from pytest_nixl.model.carrier_bytes import Carrier, CarrierByteCounter, CarrierBytes, counted
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import Machine, row_ceiling
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.parsers import MemoryPair
 
 PAYLOAD = 1_000_000
 EFA = [Carrier(f"rdmap{number}s0", "efa", PAYLOAD // 4) for number in range(79, 83)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoint, parse_endpoints, redact
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoint, parse_endpoints
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary,
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
-from pytest_nixl.session.settings import Settings
 
 pytestmark = pytest.mark.apart
 

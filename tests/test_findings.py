@@ -12,10 +12,10 @@ from inner import run_pytest
 
 from pytest_nixl.cli import main
 from pytest_nixl.judge.profiles import load_profile, parse_profile
+from pytest_nixl.model.conclusion import known_limits, known_limits_line
 from pytest_nixl.model.findings import FINDINGS, Acceptance, judge_finding
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.conclusion import known_limits, known_limits_line
 
 pytestmark = pytest.mark.apart
 

@@ -35,9 +35,9 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd_servers.sources import ExternalServer
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
-from pytest_nixl.session.settings import Settings
 
 TOKEN, TTL = "of this group", 5
 ROOT = group_root(PREFIX, "forged", TOKEN)

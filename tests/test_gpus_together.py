@@ -28,12 +28,12 @@ from pytest_nixl.judge.concurrent import ConcurrentRates, measure_at_once, sprea
 from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 from pytest_nixl.session.settings import read_settings
 
 HERE = str(Path(__file__).parent)

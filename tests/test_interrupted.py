@@ -16,9 +16,9 @@ from records import KEY, record, write
 from runs import BANDWIDTH, environment, junit_suite, profile, run
 
 from pytest_nixl.cli import main
+from pytest_nixl.model.conclusion import Conclusion, summary_line, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome, Verdict
-from pytest_nixl.session.conclusion import Conclusion, summary_line, told
 from pytest_nixl.store.store import Store
 
 pytestmark = pytest.mark.apart

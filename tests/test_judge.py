@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.profiles import Expectation, load_profile
+from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, judge, percentage
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.samples import Corruption, RowKey, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FULL = Expectation(

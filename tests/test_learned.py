@@ -11,8 +11,8 @@ from runs import bandwidth
 
 from pytest_nixl import cli
 from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.samples import RowKey
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 

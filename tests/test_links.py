@@ -11,10 +11,10 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
-from pytest_nixl.session.parsers import MemoryPair
 
 DRAM = MemoryPair("DRAM", "DRAM")
 MakePairs = Callable[..., WorkerPairs]

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nixl.judge.profiles import Expectation, Profile, ReferenceRun, load_profile, parse_profile
+from pytest_nixl.judge.profiles import Profile, load_profile, parse_profile
 from pytest_nixl.judge.row import judge
+from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.machine import Ceiling, Machine, devices, is_network, row_ceiling
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Figures
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.session.parsers import MemoryPair
 
 DRAM, VRAM = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")
 KEY = RowKey("LIBFABRIC", "WRITE", VRAM, 64 << 20)

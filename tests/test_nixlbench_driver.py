@@ -26,12 +26,12 @@ from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import RowKey
-from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.parsers import MemoryPair
 
 pytestmark = pytest.mark.apart
 

@@ -15,10 +15,10 @@ import pytest
 from runs import BANDWIDTH, profile, run
 
 from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.worker.files import file_system
 from pytest_nixl.nixl.worker.transfer import Initiator, stamps_for
 from pytest_nixl.processes.worker_process import WorkerError
-from pytest_nixl.session.parsers import MemoryPair
 
 FILE = MemoryPair("DRAM", "FILE")
 MakePairs = Callable[..., WorkerPairs]

@@ -13,8 +13,8 @@ from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.cluster.command_check import Command, differences
 from pytest_nixl.cluster.placement import Placement, ask
 from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.settings import Settings
 
 MakeSettings = Callable[..., Settings]
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}

@@ -16,17 +16,16 @@ from pytest_nixl.checks.raw_tools.check import few
 from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
 from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
-from pytest_nixl.judge.floor_test import DISTURBED_CORES
-from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.samples import DISTURBED_CORES, RowKey
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.worker.tools import own_variables
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.parsers import MemoryPair
 from pytest_nixl.store.record_reader import parse_recorded
 
 HOST = MemoryPair("DRAM", "DRAM")

@@ -18,10 +18,10 @@ from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.logs import as_told
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.conclusion import failed_beside, interrupted_before, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.conclusion import failed_beside, interrupted_before, told
 
 pytestmark = pytest.mark.apart
 

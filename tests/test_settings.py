@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from inner import PLUGIN
 
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.model.settings import AlternateImage, Settings
 from pytest_nixl.session.options import OPTIONS, given_options
-from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE, AlternateImage, DevicePair, MemoryPair
-from pytest_nixl.session.settings import Settings, read_settings
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+from pytest_nixl.session.settings import read_settings, setting_lines
 
 pytestmark = pytest.mark.apart
 
@@ -321,7 +323,7 @@ def test_secrets_are_shown_nowhere(pytester: pytest.Pytester, how: str) -> None:
     given: dict[str, Any] = {how: variables if how == "environ" else secrets}
     settings = read(pytester, **given)
     assert settings.etcd_user == f"root:{SECRET}"
-    lines = list(settings.lines())
+    lines = list(setting_lines(settings))
     source = {"options": "option", "ini": "ini"}.get(how)
     assert f"--nixl-etcd=http://***@h:1,http://***@g:1 ({source or 'environment NIXL_ETCD_ENDPOINTS'})" in lines
     assert f"--nixl-etcd-user=*** ({source or 'environment ETCDCTL_USER'})" in lines
@@ -332,7 +334,7 @@ def test_secrets_are_shown_nowhere(pytester: pytest.Pytester, how: str) -> None:
 
 def test_a_malformed_address_of_the_deployment_shows_no_password(pytester: pytest.Pytester) -> None:
     settings = read(pytester, environ={"NIXL_ETCD_ENDPOINTS": f"http://root:{SECRET}/@h:1/, root:{SECRET}@g"})
-    assert SECRET not in "\n".join(settings.lines())
+    assert SECRET not in "\n".join(setting_lines(settings))
     assert SECRET not in repr(settings)
 
 
@@ -357,7 +359,7 @@ def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     """What the header shows of a setting is what would be typed for it."""
     left_out = ("etcd_user", "group_token", *SWITCHES, *APART)
     first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
-    shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in first.lines())
+    shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in setting_lines(first))
     again = {
         name: shown[name.replace("_", "-")]
         for name in TEXTS
@@ -367,15 +369,15 @@ def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
     assert {name: getattr(second, name) for name in again} == {name: getattr(first, name) for name in again}
     assert len(again) == len(TEXTS) - len(left_out)
     apart = read(pytester, {name: TEXTS[name][0] for name in APART})
-    assert f"--nixl-compare-image={TEXTS['compare_image'][0]} (option)" in apart.lines()
+    assert f"--nixl-compare-image={TEXTS['compare_image'][0]} (option)" in setting_lines(apart)
 
 
 @pytest.mark.parametrize(
     ("text", "shown"), [("0", "0s"), ("100ns", "0.0000001s"), ("100h", "360000s"), ("0.1234567s", "0.1234567s")]
 )
 def test_times_are_shown_as_they_may_be_typed(pytester: pytest.Pytester, text: str, shown: str) -> None:
-    assert f"--nixl-duration={shown} (option)" in read(pytester, {"duration": text}).lines()
-    assert f"--nixl-duration={shown} (option)" in read(pytester, {"duration": shown}).lines()
+    assert f"--nixl-duration={shown} (option)" in setting_lines(read(pytester, {"duration": text}))
+    assert f"--nixl-duration={shown} (option)" in setting_lines(read(pytester, {"duration": shown}))
 
 
 def test_settings_are_frozen(pytester: pytest.Pytester) -> None:
@@ -392,7 +394,7 @@ def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) 
 
 
 def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
-    lines = list(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"}).lines())
+    lines = list(setting_lines(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"})))
     assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)
 
 
@@ -415,7 +417,7 @@ def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) ->
 
 def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytest.Pytester) -> None:
     typed = {"compare_image": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
-    assert SECRET not in "\n".join(read(pytester, typed).lines())
+    assert SECRET not in "\n".join(setting_lines(read(pytester, typed)))
     assert given_options(configure(pytester, typed))["--nixl-compare-image"] == (
         "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"
     )

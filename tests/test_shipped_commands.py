@@ -13,8 +13,9 @@ from shipped_commands import Command, shipped
 
 from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.session.run import asked_links
-from pytest_nixl.session.settings import Settings, read_settings
+from pytest_nixl.session.settings import read_settings
 
 pytestmark = pytest.mark.apart
 

@@ -14,8 +14,9 @@ from etcd_helpers import running, wait_until
 from test_cluster_session import two
 
 from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.nixl.worker.tools import RingBuffer, own_variables, variable
+from pytest_nixl.model.tools import own_variables, variable
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor

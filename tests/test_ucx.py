@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.backends.ucx import BACKEND, taken_for_host
-from pytest_nixl.session.parsers import MemoryPair
 
 RECORDED = Path(__file__).resolve().parents[1] / "fixtures" / "ucx"
 

@@ -21,8 +21,10 @@ import pytest
 from inner import run_pytest
 from runs import profile, run
 
-from pytest_nixl.core.errors import FindingError, NotApplicableError
+from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import choose, require_gpu
@@ -32,7 +34,6 @@ from pytest_nixl.nixl.worker.pattern import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerError
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 from pytest_nixl.session.settings import read_settings
 
 pytestmark = pytest.mark.apart

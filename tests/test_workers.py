@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import NixlError, WorkerDiedError, WorkerError, WorkerHungError, results
-from pytest_nixl.session.settings import Settings
 
 HERE = str(Path(__file__).parent)
 

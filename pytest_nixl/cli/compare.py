@@ -29,11 +29,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     needs("scipy", "compare")
     from pathlib import Path
 
+    from pytest_nixl.core.units import parse_share
     from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
     from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
     from pytest_nixl.report.comparison import lines
     from pytest_nixl.report.files import ReportFormat, write
-    from pytest_nixl.session.parsers import parse_reports, parse_share
+    from pytest_nixl.session.parsers import parse_reports
     from pytest_nixl.store.store import find_baseline
 
     try:

@@ -11,9 +11,10 @@ from pytest_nixl.checks.nixlbench.table import read_files
 from pytest_nixl.checks.nixlbench.verdict import judge_run
 from pytest_nixl.core import units
 from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
-from pytest_nixl.judge.profiles import Expectation, Profile, ReferenceRun, load_profile
+from pytest_nixl.judge.profiles import Profile, load_profile
 from pytest_nixl.judge.row import rate
 from pytest_nixl.model.device_counters import COUNTERS_FORM, difference, read_counters
+from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.verdicts import Outcome, outcome
 from pytest_nixl.report.table import lines

@@ -15,8 +15,8 @@ from pytest_nixl.etcd.client import EtcdError, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, serve_etcd, wait_for_etcd
 from pytest_nixl.etcd_servers.sources import EtcdServer, ExternalServer
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.session.settings import Settings
 
 
 def require_etcd(settings: Settings, asked: Placement) -> None:

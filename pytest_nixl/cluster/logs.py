@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import hider
+from pytest_nixl.model.conclusion import INTERRUPTED, RUN_VERDICTS, without_results
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import telling
-from pytest_nixl.session.completeness import INTERRUPTED
-from pytest_nixl.session.conclusion import RUN_VERDICTS, without_results
-from pytest_nixl.session.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.rank_session import RankSession

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.session.settings import Settings
+from pytest_nixl.model.settings import Settings
 
 DEFAULT_GROUP = "default"
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_nixl.cluster.command_check import OF_A_RANK, Command, differences
+from pytest_nixl.cluster.command_check import Command, differences
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.group import TTL, LeaseLostError, MemberLostError
@@ -26,11 +25,10 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.etcd_servers.sources import EtcdServer
-from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.model.conclusion import interrupted_before
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.session.conclusion import interrupted_before
-from pytest_nixl.session.options import OPTIONS
-from pytest_nixl.session.settings import Settings
 
 #: Seconds that a rank waits at the end for the others to have written their reports.
 LEAVE_SECONDS = 60.0
@@ -247,16 +245,3 @@ class RankSession:
                 values=self.membership.values,
             )
         return self._seen
-
-
-def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
-    """Return what this rank runs."""
-    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
-    return Command(_version(), options, tests, errors)
-
-
-def _version() -> str:
-    try:
-        return version("pytest-nixl")
-    except PackageNotFoundError:
-        return "from a clone"

@@ -15,8 +15,8 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.session.settings import Settings
 
 #: Where a claim of a test's own is made, apart from the groups of runs.
 CLAIMS = "/pytest-nixl/claims"

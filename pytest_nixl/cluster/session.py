@@ -18,7 +18,7 @@ from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
-from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Connect = Callable[[], EtcdClient]

@@ -36,17 +36,5 @@ class LateError(NixlPluginError):
     late = True
 
 
-class FindingError(NixlPluginError):
-    """A known defect was met: ``finding`` is its id, ``seen`` what showed it."""
-
-    def __init__(self, finding: str, reason: str, detail: str = "") -> None:
-        from pytest_nixl.model.findings import FINDINGS
-
-        known = FINDINGS[finding]
-        super().__init__(f"{known.title}: {reason}", known.remedy, detail)
-        self.finding = finding
-        self.seen = reason
-
-
 class NotApplicableError(NixlPluginError):
     """The question does not arise on this machine (no GPU, say): the test is skipped with this reason."""

@@ -9,9 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from pytest_nixl.etcd.endpoints import redact
-
 HIDDEN = "***"
+
+#: The scheme of a URL with what follows it, as a regular expression.
+URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
+
+# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
+_NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
+_IN_URL = rf"(?P<scheme>{URL_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
+# The same where no scheme tells that it is a URL; the digest of a container image is none.
+_BARE = rf"(?P<before>^|[,;\s])(?!{URL_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+_SECRET = re.compile(f"{_IN_URL}|{_BARE}")
 
 #: A variable with one of these words in its name holds a secret, or the path of one.
 _NAMES = re.compile(
@@ -30,6 +38,11 @@ _CREDENTIALS = re.compile(r"//([^/\s@]*(?:/[^/\s@]*)*?)@")
 _SHORTEST = 4
 #: What a variable may hold whose name only sounds of a secret.
 _WORDS = frozenset({"true", "false", "none", "null", "auto", "root", "default", "enabled", "disabled"})
+
+
+def redact(text: str) -> str:
+    """Hide the user and password of every URL in ``text``; where it is not clear what they are, more than these."""
+    return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)
 
 
 def is_secret(name: str) -> bool:

@@ -134,3 +134,13 @@ def microseconds(seconds: float) -> str:
     """Print a time in microseconds with three significant digits, unit not included."""
     value = seconds * 1e6
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def parse_share(text: str) -> float:
+    """Read a percentage: ``5%`` is 0.05. :raises ValueError: where it is none between 0 and 100."""
+    number = text.strip().removesuffix("%").strip()
+    if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d+)?", number):
+        raise ValueError(f"{text!r} is no percentage")
+    if not 0 < float(number) < 100:
+        raise ValueError(f"{text!r} is not between 0 % and 100 %")
+    return float(number) / 100

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import requests
     from etcd3gw.client import Etcd3Client
 
-__all__ = ["EtcdClient", "EtcdError", "Event", "Lease", "Watched", "connect"]
+__all__ = ["EtcdClient", "EtcdError", "Lease", "WatchEvent", "Watched", "connect"]
 
 #: Failures that happen before a request was sent, so that any request may go to the next member.
 _BEFORE_SENDING = {"refused", "unresolved", "unreachable"}

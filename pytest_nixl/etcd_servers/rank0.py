@@ -24,7 +24,6 @@ from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.session.parsers import LISTEN_FORM
 
 #: The user whose password it is; etcd wants one of this name.
 USER = "root"
@@ -182,7 +181,7 @@ def own_address() -> str:
 
     That of the default route's interface; else the first that is not loopback; else loopback.
     """
-    from pytest_nixl.host.network import ask_addresses
+    from pytest_nixl.core.addresses import ask_addresses
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         with contextlib.suppress(OSError):
@@ -241,3 +240,6 @@ def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
                              cause="auth-needed", endpoint=endpoint)  # fmt: skip
         return error
     return None
+
+
+LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"

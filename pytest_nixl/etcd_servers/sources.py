@@ -19,8 +19,8 @@ from pytest_nixl.etcd_servers.container import (
     testcontainers_installed,
 )
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
-from pytest_nixl.session.settings import Settings
 
 __all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
            "choose_server", "ensure_image", "start_private"]  # fmt: skip

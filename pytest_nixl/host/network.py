@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-import socket
 from dataclasses import dataclass
-from typing import Any
 
+from pytest_nixl.core.addresses import _Address, ask_addresses
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.pci import address_of
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -111,10 +110,6 @@ def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
     return Fact(tuple(word for words in lines for word in words), path)
 
 
-class _Address(ctypes.Structure):
-    pass
-
-
 _Address._fields_ = [
     ("next", ctypes.POINTER(_Address)),
     ("name", ctypes.c_char_p),
@@ -122,35 +117,3 @@ _Address._fields_ = [
     ("address", ctypes.c_void_p),
     ("netmask", ctypes.c_void_p),
 ]
-
-#: Where an address stands in a socket address, in bytes, and how long it is.
-_PLACES = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
-
-
-def ask_addresses() -> dict[str, list[str]]:
-    """Return the addresses of each interface, with the lengths of their prefixes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_Address)()
-    if libc.getifaddrs(ctypes.byref(first)):
-        return {}
-    found: dict[str, list[str]] = {}
-    try:
-        here: Any = first
-        while here:
-            entry = here.contents
-            if entry.address and entry.netmask:
-                family = ctypes.c_ushort.from_address(entry.address).value
-                if family in _PLACES:
-                    address, mask = (_bytes(place, family) for place in (entry.address, entry.netmask))
-                    length = sum(byte.bit_count() for byte in mask)
-                    text = f"{ipaddress.ip_address(address)}/{length}"
-                    found.setdefault(entry.name.decode(), []).append(text)
-            here = entry.next
-    finally:
-        libc.freeifaddrs(first)
-    return found
-
-
-def _bytes(place: int, family: int) -> bytes:
-    offset, length = _PLACES[socket.AddressFamily(family)]
-    return ctypes.string_at(place + offset, length)

@@ -10,9 +10,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
-from pytest_nixl.host.network import ask_addresses
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.libfabric import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version

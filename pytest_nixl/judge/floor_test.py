@@ -15,6 +15,7 @@ from statistics import mean, median, stdev
 from typing import TypeVar
 
 from pytest_nixl.core import units
+from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.verdicts import Verdict
 
 K = TypeVar("K", bound=Hashable)
@@ -31,8 +32,6 @@ AGREEING_LAUNCHES = 0.75
 LEAST_SPREAD, WIDE_SPREAD = 0.002, 0.03
 FEWEST_WIDE_LAUNCHES = 5
 
-#: Cores that others may take of those that a launch needs; beside more of them it may support PASS, not FAIL.
-DISTURBED_CORES = 0.3
 
 # Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom, by scipy.stats.t.ppf(.995, df) of SciPy 1.17.
 _T995 = (63.656741, 9.924843, 5.840909, 4.604095, 4.032143, 3.707428)

@@ -13,10 +13,10 @@ from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.judge.concurrent import ConcurrentRates, ConcurrentVerdict, corrupt, measure_at_once, spread
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.machine import card, is_network
+from pytest_nixl.model.memory import DevicePair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
-from pytest_nixl.session.parsers import DevicePair
 
 #: What tells UCX which network cards to use, each as ``name:port``.
 UCX_CARDS = "UCX_NET_DEVICES"

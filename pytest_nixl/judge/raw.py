@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.judge.floor_test import DISTURBED_CORES
-from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.row import describe, percentage, rate
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.raw_comparison import RawRatio
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.samples import DISTURBED_CORES, RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Below this share of a raw figure that is itself below the floor, NIXL is slow as well.

@@ -10,7 +10,7 @@ from statistics import median
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import decide_floor
-from pytest_nixl.judge.profiles import Expectation
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Ceiling, Machine, row_ceiling
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nixl.core.errors import FindingError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.units import MIB
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.samples import Corruption, RowKey, Samples
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Buffer, NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS, Backend
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
@@ -27,8 +30,6 @@ from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.nixl.worker.transfer import COUNTED
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import Pending, Worker, results
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
-from pytest_nixl.session.settings import Settings
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch: new processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks; and a shaper's burst is over then.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 
@@ -183,3 +184,14 @@ def judge_finding(
         return Judgement(Verdict.FAIL, said, remedy, finding.id)
     said = f"accepted finding, until {acceptance.expires} ({acceptance.reason}): {said}"
     return Judgement(Verdict.WARN, said, finding.remedy, finding.id)
+
+
+class FindingError(NixlPluginError):
+    """A known defect was met: ``finding`` is its id, ``seen`` what showed it."""
+
+    def __init__(self, finding: str, reason: str, detail: str = "") -> None:
+
+        known = FINDINGS[finding]
+        super().__init__(f"{known.title}: {reason}", known.remedy, detail)
+        self.finding = finding
+        self.seen = reason

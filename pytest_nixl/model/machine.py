@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pytest_nixl.core import units
 
 if TYPE_CHECKING:
-    from pytest_nixl.judge.profiles import Expectation
+    from pytest_nixl.model.expectation import Expectation
+    from pytest_nixl.model.memory import MemoryPair
     from pytest_nixl.model.samples import Samples
-    from pytest_nixl.session.parsers import MemoryPair
 
 RDMA = frozenset({"rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "dc", "dc_mlx5", "dc_x",
                   "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "verbs", "cxi", "opx", "psm2", "psm3"})  # fmt: skip

@@ -16,7 +16,7 @@ from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.verdicts import Verdict
 
 if TYPE_CHECKING:
-    from pytest_nixl.judge.profiles import Expectation
+    from pytest_nixl.model.expectation import Expectation
     from pytest_nixl.model.machine import Machine
     from pytest_nixl.model.samples import Samples
 

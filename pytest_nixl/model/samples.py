@@ -10,9 +10,8 @@ from itertools import islice
 from statistics import median
 
 from pytest_nixl.core import units
-from pytest_nixl.judge.floor_test import DISTURBED_CORES
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 
 
 @dataclass(frozen=True)
@@ -137,3 +136,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least ``percent`` of ``values`` do not exceed (the nearest-rank method)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+#: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
+MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
+
+
+#: Cores that others may take of those that a launch needs; beside more of them it may support PASS, not FAIL.
+DISTURBED_CORES = 0.3

@@ -84,3 +84,11 @@ class Judgement:
     def __str__(self) -> str:
         text = f"{self.verdict} {self.finding}: {self.reason}" if self.finding else f"{self.verdict}: {self.reason}"
         return f"{text}\nremedy: {self.remedy}" if self.remedy else text
+
+
+@dataclass(frozen=True)
+class TextLine:
+    """A line, and whether it is good, doubtful or bad; None: neither."""
+
+    text: str
+    outcome: Outcome | None = None

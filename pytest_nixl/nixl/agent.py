@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_nixl.core.errors import FindingError
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import HOST
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import between_agents, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import NixlError, Pending, Worker
-from pytest_nixl.session.parsers import HOST
-from pytest_nixl.session.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.gpus import LinkGpu

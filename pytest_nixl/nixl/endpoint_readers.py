@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.etcd.endpoints import parse_endpoints, redact
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.model.nixl_releases import refuses_no_endpoints
 
 #: etcd's port for clients where nobody chose another.

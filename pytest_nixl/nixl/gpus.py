@@ -7,8 +7,8 @@ import platform
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.processes.worker_process import Worker
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 
 @dataclass(frozen=True)

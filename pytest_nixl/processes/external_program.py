@@ -12,8 +12,9 @@ from typing import Any
 
 from pytest_nixl.core.cpu_contention import too_many
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.nixl.worker.tools import TOOLS, RingBuffer
+from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS, WorkerError
 
@@ -28,7 +29,7 @@ class ToolError(NixlPluginError):
 class Tool:
     """A program by its name, on the host of a place, with a worker of its own that starts it.
 
-    :param name: one of :data:`~pytest_nixl.nixl.worker.tools.TOOLS`.
+    :param name: one of :data:`~pytest_nixl.model.tools.TOOLS`.
     :param timeout: seconds that the worker may take for any step, beyond the program's own time.
     :param start_timeout: seconds that the worker may take to start.
     :raises WorkerError: where the worker does not start.

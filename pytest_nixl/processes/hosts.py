@@ -39,7 +39,7 @@ class LocalHost:
     :param rank: the rank that its workers work for: with no cluster this process starts its one peer's as well.
     :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
     :param own: variables of its workers that say where programs of other projects are, as
-        :func:`~pytest_nixl.nixl.worker.tools.own_variables` makes them; None: that is left to PATH.
+        :func:`~pytest_nixl.model.tools.own_variables` makes them; None: that is left to PATH.
     """
 
     def __init__(

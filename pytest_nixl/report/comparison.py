@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import RunComparison, shown_change
-from pytest_nixl.model.verdicts import outcome
+from pytest_nixl.model.verdicts import TextLine, outcome
 from pytest_nixl.report.names import short
-from pytest_nixl.report.table import TextLine
 
 _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
 

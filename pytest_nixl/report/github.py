@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.conclusion import INTERRUPTED, Conclusion, counted, known_limits_line
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.files import ReportFormat
 from pytest_nixl.report.names import short
-from pytest_nixl.session.completeness import INTERRUPTED
-from pytest_nixl.session.conclusion import Conclusion, counted, known_limits_line
 
 #: Annotations of a step that GitHub shows of each kind.
 _MOST_ANNOTATIONS = 10

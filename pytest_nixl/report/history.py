@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.core import units
 from pytest_nixl.judge.change_points import FEWEST_RUNS, Step, steps
 from pytest_nixl.judge.regression import change
-from pytest_nixl.model.verdicts import Outcome
-from pytest_nixl.report.table import TextLine
+from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.store.provenance import Change, changes, other_machine
 from pytest_nixl.store.record_reader import RecordedRun
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.model.conclusion import INTERRUPTED
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-from pytest_nixl.session.completeness import INTERRUPTED
 from pytest_nixl.session.run import Run
 
 #: The class name of test cases that are about the run and not a test.

@@ -7,6 +7,7 @@ from html import escape
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.conclusion import Conclusion, counted, known_limits
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, latency
@@ -15,7 +16,6 @@ from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.names import short
 from pytest_nixl.report.style import STYLE
 from pytest_nixl.report.svg import change_bar
-from pytest_nixl.session.conclusion import Conclusion, counted, known_limits
 from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}

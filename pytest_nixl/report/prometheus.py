@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_nixl.core.units import parse_size
+from pytest_nixl.model.conclusion import Conclusion
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import ReportFormat
-from pytest_nixl.session.conclusion import Conclusion
 
 
 def metrics(report: ReportFormat) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pytest_nixl.core import units
+from pytest_nixl.model.conclusion import Conclusion, summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_source import backend_of, program_of
-from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.session.conclusion import Conclusion, summary_line
+from pytest_nixl.model.verdicts import GOOD, Outcome, TextLine, Verdict, outcome
 
 _KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
@@ -19,14 +18,6 @@ _TEXT = {"backend", "op", "memory", "transport"}
 
 #: A row that did not move right bytes over an accepted transport has no bandwidth to compare.
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
-
-
-@dataclass(frozen=True)
-class TextLine:
-    """A line, and whether it is good, doubtful or bad; None: neither."""
-
-    text: str
-    outcome: Outcome | None = None
 
 
 def lines(

@@ -12,14 +12,15 @@ import pytest
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.conclusion import known_limits_line, summary_line
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Outcome
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import TextLine, lines
-from pytest_nixl.session.conclusion import known_limits_line, summary_line
+from pytest_nixl.report.table import lines
 from pytest_nixl.session.options import given_options
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.settings import Settings
+from pytest_nixl.session.settings import setting_lines
 from pytest_nixl.session.silent_profile import silence
 from pytest_nixl.session.suites import not_chosen
 
@@ -29,7 +30,7 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", 
 def header(settings: Settings, asked: Placement) -> Iterator[str]:
     """Yield each setting with where it came from, and which rank this is."""
     yield f"pytest-nixl {_own_version()}:"
-    for line in settings.lines():
+    for line in setting_lines(settings):
         yield f"  {line}"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"

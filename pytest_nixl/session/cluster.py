@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_nixl.nixl.worker.tools import own_variables
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.hosts import Host, LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.model.conclusion import INTERRUPTED
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:
     from pytest_nixl.session.run import Run
 
-#: The word of a run that was ended early, in every report.
-INTERRUPTED = "INTERRUPTED"
 
 #: What is said if pytest ends with an exception.
 _CRASH = "pytest or one of its plugins failed"

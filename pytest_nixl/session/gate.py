@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-from pytest_nixl.session.parsers import MemoryPair
 from pytest_nixl.session.reruns import accidents
 from pytest_nixl.session.run import Run, asked_links
-from pytest_nixl.session.settings import Settings
 from pytest_nixl.session.suites import BANDWIDTH, answerable
 
 if TYPE_CHECKING:

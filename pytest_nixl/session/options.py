@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core import units
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, redact
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
+from pytest_nixl.etcd_servers.rank0 import LISTEN_FORM
+from pytest_nixl.model.memory import DEVICES_FORM, MEMORY_FORM, DevicePair
 from pytest_nixl.model.rank_pairs import PAIRING_FORM, RankPairing
+from pytest_nixl.model.samples import COMPARED_LAUNCHES, MOST_LAUNCHES
+from pytest_nixl.model.settings import RAW_TOOLS
 from pytest_nixl.session import parsers
 
 
@@ -88,7 +93,7 @@ OPTIONS: tuple[Option, ...] = (
            ("ETCDCTL_KEY",)),
     Option("etcd_user", parsers.parse_user, "NAME:PASSWORD", "", "user and password for the etcd; better given by the "
            "environment", "NAME:PASSWORD", ("ETCDCTL_USER",), secret=True),
-    Option("etcd_listen", parsers.parse_listen, parsers.LISTEN_FORM, "", "where rank 0 serves an etcd to the others, "
+    Option("etcd_listen", parsers.parse_listen, LISTEN_FORM, "", "where rank 0 serves an etcd to the others, "
            "where there is none", "ADDR:PORT"),
     Option("ranks", parsers.parse_ranks, "a whole number above zero", "", "how many ranks start this same command; else "
            "what Slurm, MPI, torchrun or a LeaderWorkerSet says; 1: this one alone, whatever they say", "N",
@@ -105,9 +110,9 @@ OPTIONS: tuple[Option, ...] = (
            "its verdict and its workers' logs, in a directory of its own", "DIR"),
     Option("op", parsers.parse_ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",
            "OP[,OP]"),
-    Option("memory", parsers.parse_memories, f"a list of {parsers.MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
+    Option("memory", parsers.parse_memories, f"a list of {MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
            "a storage backend takes the initiators' and has files as targets", "INITIATOR:TARGET[,…]"),
-    Option("devices", parsers.DevicePair.parse, parsers.DEVICES_FORM, "auto", "the GPUs whose memory is VRAM, as CUDA "
+    Option("devices", DevicePair.parse, DEVICES_FORM, "auto", "the GPUs whose memory is VRAM, as CUDA "
            "counts those that each worker sees; auto: the initiator's first, and the target's first other one",
            "INITIATOR:TARGET", empty=None),
     Option("file_dir", parsers.parse_directory, "an existing directory", "", "where storage backends make their "
@@ -134,7 +139,7 @@ OPTIONS: tuple[Option, ...] = (
            "hosts, where no port has to be open", "RUNTIME"),
     Option("nixlbench_args", parsers.parse_nixlbench_arguments, parsers.NIXLBENCH_ARGUMENTS_FORM, "",
            "what nixlbench is told besides the rows", "'FLAGS'", empty=()),
-    Option("raw_tools_dir", parsers.parse_raw_tools, f"an existing directory with one of {', '.join(parsers.RAW_TOOLS)}", "",
+    Option("raw_tools_dir", parsers.parse_raw_tools, f"an existing directory with one of {', '.join(RAW_TOOLS)}", "",
            "where the raw tools are that NIXL is compared with, if not on PATH", "DIR"),
     Option("gate", parsers.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
@@ -145,13 +150,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("baseline", parsers.parse_baseline, "an existing file or directory, or else an image of the store", "",
            "the run to judge this one by, row by row: a record, the newest one of a directory, or the newest one of "
            "an image in --nixl-store", "IMAGE|FILE|DIR"),
-    Option("compare_image", parsers.parse_against, "an image and then the command that its workers are started with, such as "
+    Option("compare_image", parsers.parse_compared_image, "an image and then the command that its workers are started with, such as "
            "'IMAGE env UCX_TLS=tcp'", "", "another image to judge this one by, both measured now in turn",
            "'IMAGE COMMAND'", empty=None),
-    Option("max_regression", parsers.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row is "
+    Option("max_regression", units.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row is "
            "unchanged; a loss twice as large is what a comparison promises to find", "SHARE"),
-    Option("min_launches", parsers.parse_launches, f"a whole number from 1 to {parsers.MOST_LAUNCHES}, or auto (1; "
-           f"{parsers.COMPARED_LAUNCHES} where a comparison is asked for)", "auto",
+    Option("min_launches", parsers.parse_min_launches, f"a whole number from 1 to {MOST_LAUNCHES}, or auto (1; "
+           f"{COMPARED_LAUNCHES} where a comparison is asked for)", "auto",
            "whole launches of each row, at least", "N"),
     Option("store", parsers.parse_store, "a directory, which is made where there is none", "",
            "where each run leaves its record", "DIR"),

@@ -7,18 +7,15 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.core import units
-from pytest_nixl.etcd.endpoints import parse_endpoints, redact
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.model.memory import OPS, MemoryPair
+from pytest_nixl.model.samples import MOST_LAUNCHES
+from pytest_nixl.model.settings import RAW_TOOLS, AlternateImage
 
-MEMORIES = ("DRAM", "VRAM")
-#: What the target may be: a storage backend writes to a file.
-TARGETS = (*MEMORIES, "FILE")
-DEVICES_FORM = "INITIATOR:TARGET as numbers of GPUs, or auto"
-MEMORY_FORM = "INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend"
-OPS = ("WRITE", "READ")
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
 DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 
@@ -27,78 +24,13 @@ MOST_BATCH, MOST_DEPTH, MOST_ITERATIONS, MOST_RANKS = 1_000_000, 65_536, 100_000
 #: The longest time that a setting may be, in seconds: a week.
 LONGEST = 7 * 86_400.0
 
-#: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
-MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
 NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
 NIXLBENCH_ARGUMENTS_FORM = (
     "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
 )
-#: Programs that move bytes as NIXL does, without NIXL.
-RAW_TOOLS = ("ucx_perftest", "fi_rma_bw")
 
-LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 REPORT_ENDINGS = (".html", ".csv", ".prom")
-
-
-@dataclass(frozen=True)
-class MemoryPair:
-    """The memory types of a link's two ends, ``DRAM`` or ``VRAM``; a storage backend's target is ``FILE``."""
-
-    initiator: str
-    target: str
-
-    @classmethod
-    def parse(cls, text: str) -> MemoryPair:
-        """Read ``INITIATOR:TARGET``. :raises ValueError: where it is none."""
-        initiator, _, target = text.strip().upper().partition(":")
-        if initiator not in MEMORIES or target not in TARGETS:
-            raise ValueError(f"{text.strip()!r} is no pair of memory types")
-        return cls(initiator, target)
-
-    def __str__(self) -> str:
-        return f"{self.initiator}:{self.target}"
-
-
-#: Host memory on both sides.
-HOST = MemoryPair("DRAM", "DRAM")
-
-
-@dataclass(frozen=True)
-class DevicePair:
-    """The GPUs of a link's two ends, as CUDA counts those that each worker sees."""
-
-    initiator: int
-    target: int
-
-    @classmethod
-    def parse(cls, text: str) -> DevicePair | None:
-        """Read ``I:T``; None for ``auto``. :raises ValueError: where it is neither."""
-        if text.strip().lower() == "auto":
-            return None
-        match = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text.strip())
-        if match is None:
-            raise ValueError(f"{text.strip()!r} is no pair of GPUs")
-        return cls(int(match[1]), int(match[2]))
-
-    def of(self, memory: MemoryPair) -> str:
-        """Print a pair of memory types with the GPUs: ``DRAM:VRAM@3``."""
-        ends = ((memory.initiator, self.initiator), (memory.target, self.target))
-        return ":".join(f"{kind}@{number}" if kind == "VRAM" else kind for kind, number in ends)
-
-    def __str__(self) -> str:
-        return f"{self.initiator}:{self.target}"
-
-
-@dataclass(frozen=True)
-class AlternateImage:
-    """Another image on the same nodes: its label, and the command that its workers are started with."""
-
-    image: str
-    prefix: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return shlex.join((self.image, *self.prefix))
 
 
 def parse_backends(text: str) -> tuple[str, ...]:
@@ -228,7 +160,7 @@ def parse_program(text: str) -> str:
 
 
 def parse_nixlbench_arguments(text: str) -> tuple[str, ...]:
-    from pytest_nixl.checks.nixlbench.command import parse_arguments
+    from pytest_nixl.session.nixlbench_flags import parse_arguments
 
     return parse_arguments(text)
 
@@ -279,7 +211,7 @@ def parse_profile(text: str) -> str:
     return text
 
 
-def parse_against(text: str) -> AlternateImage:
+def parse_compared_image(text: str) -> AlternateImage:
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -289,17 +221,7 @@ def parse_against(text: str) -> AlternateImage:
     return AlternateImage(parse_image(words[0]), tuple(words[1:]))
 
 
-def parse_share(text: str) -> float:
-    """Read a percentage: ``5%`` is 0.05. :raises ValueError: where it is none between 0 and 100."""
-    number = text.strip().removesuffix("%").strip()
-    if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d+)?", number):
-        raise ValueError(f"{text!r} is no percentage")
-    if not 0 < float(number) < 100:
-        raise ValueError(f"{text!r} is not between 0 % and 100 %")
-    return float(number) / 100
-
-
-def parse_launches(text: str) -> int | None:
+def parse_min_launches(text: str) -> int | None:
     if text == "auto":
         return None
     return _count(text, MOST_LAUNCHES)

@@ -15,9 +15,9 @@ import pytest
 from pytest_nixl.core.redaction import hide_command
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.samples import Samples, percentile
+from pytest_nixl.model.settings import AlternateImage
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.benchmark import described, rounds
-from pytest_nixl.session.parsers import AlternateImage
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.provenance import Provenance, gather
 from pytest_nixl.store.record_reader import FORM, OURS, RecordedRow, RecordedRun

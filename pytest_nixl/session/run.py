@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.core.errors import FindingError, NixlPluginError, NotApplicableError
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.completeness import Completeness
 from pytest_nixl.session.options import OPTIONS, given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
-from pytest_nixl.session.parsers import DevicePair, MemoryPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_nixl.model.rank_pairs import RankPair
     from pytest_nixl.model.results import Result
     from pytest_nixl.model.samples import RowKey, Samples
-    from pytest_nixl.session.settings import Settings
+    from pytest_nixl.model.settings import Settings
     from pytest_nixl.store.record_reader import RecordedRun
 
 RUN = pytest.StashKey["Run"]()

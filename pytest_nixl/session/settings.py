@@ -10,129 +10,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from pytest_nixl.etcd.endpoints import redact
-from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.model.memory import MEMORIES
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.options import OPTIONS, Option
-from pytest_nixl.session.parsers import (
-    COMPARED_LAUNCHES,
-    MEMORIES,
-    RAW_TOOLS,
-    AlternateImage,
-    DevicePair,
-    MemoryPair,
-    parse_target_memory,
-)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What this run was asked to do. Sizes are bytes, times are seconds."""
-
-    backend: tuple[str, ...]
-    #: May hold a password, as :func:`repr` of it would show.
-    etcd: str = field(repr=False)
-    etcd_server: str
-    etcd_image: str
-    etcd_cacert: str
-    etcd_cert: str
-    etcd_key: str
-    etcd_user: str = field(repr=False)
-    #: Where rank 0 serves an etcd; empty: it does not.
-    etcd_listen: str
-    #: Ranks that are asked for; None: as many as the launcher says.
-    ranks: int | None
-    rank: int | None
-    group: str
-    group_token: str = field(repr=False)
-    pairs: RankPairing
-    join_timeout: float
-    log_dir: str
-    op: tuple[str, ...]
-    memory: tuple[MemoryPair, ...]
-    #: The GPUs of initiator and target; None: chosen by each link.
-    devices: DevicePair | None
-    file_dir: str
-    blocks: tuple[int, ...]
-    batch: tuple[int, ...]
-    depth: tuple[int, ...]
-    iterations: int | None
-    warmup: int
-    duration: float
-    timeout: float
-    #: For a worker to start: to import NIXL and to make its agent.
-    start_timeout: float
-    profile: str
-    #: Path of a nixlbench program; empty for the one on PATH, if there is one.
-    nixlbench: str
-    #: ``auto``, ``ETCD`` or ``ASIO``.
-    nixlbench_runtime: str
-    #: Each as ``--name=value``.
-    nixlbench_args: tuple[str, ...]
-    #: Directory of the raw tools; empty: those on PATH.
-    raw_tools_dir: str
-    gate: bool
-    #: Whether the run goes on after a required check of the infrastructure has failed.
-    keep_going: bool
-    image: str
-    baseline: str
-    compare_image: AlternateImage | None
-    #: Share of its bandwidth that a row may lose and be called unchanged: 0.05 is 5 %.
-    max_regression: float
-    #: Whole launches of each row, at least; None: one, or as many as a comparison needs.
-    min_launches: int | None
-    store: str
-    report: tuple[str, ...]
-    #: Field name to where its value came from: ``option``, ``ini``, ``environment NAME`` or ``default``.
-    sources: Mapping[str, str] = field(default_factory=dict)
-    #: One sentence for every variable that is set and has no effect.
-    ignored: tuple[str, ...] = ()
-
-    @property
-    def etcd_is_deployments(self) -> bool:
-        """Whether the etcd address is the deployment's own (from the environment), and so a suite's to judge."""
-        return self.sources.get("etcd", "").startswith("environment")
-
-    @property
-    def programs(self) -> dict[str, str]:
-        """Paths of other projects' programs that an option names, by their names."""
-        found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
-        if self.raw_tools_dir:
-            paths = {name: os.path.abspath(os.path.join(self.raw_tools_dir, name)) for name in RAW_TOOLS}
-            found |= {name: path for name, path in paths.items() if os.access(path, os.X_OK)}
-        return found
-
-    @property
-    def compares(self) -> bool:
-        """Whether this run is judged by another one."""
-        return bool(self.baseline) or self.compare_image is not None
-
-    @property
-    def judges(self) -> str:
-        """The option by which the run as a whole is judged, beside its tests; empty: there is none."""
-        if self.gate:
-            return "--nixl-gate"
-        if self.baseline:
-            return "--nixl-baseline"
-        return "--nixl-compare-image" if self.compare_image is not None else ""
-
-    @property
-    def fewest_launches(self) -> int:
-        """Whole launches that each row is measured in, at least."""
-        return self.min_launches or (COMPARED_LAUNCHES if self.compares else 1)
-
-    def lines(self) -> Iterator[str]:
-        """Yield one line for each setting with its value and where that came from."""
-        for item in OPTIONS:
-            value = item.show(getattr(self, item.field))
-            yield f"{item.flag}={value} ({self.sources[item.field]})"
-        yield from self.ignored
-
+from pytest_nixl.session.parsers import parse_target_memory
 
 #: How the text of a variable is read where that differs from the option's own.
 _ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
@@ -302,3 +190,11 @@ def _check_comparison(settings: Settings) -> None:
 
 
 assert {item.field for item in OPTIONS} == {f.name for f in fields(Settings)} - {"sources", "ignored"}
+
+
+def setting_lines(settings: Settings) -> Iterator[str]:
+    """Yield one line for each setting with its value and where that came from."""
+    for item in OPTIONS:
+        value = item.show(getattr(settings, item.field))
+        yield f"{item.flag}={value} ({settings.sources[item.field]})"
+    yield from settings.ignored

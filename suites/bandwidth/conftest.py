@@ -16,10 +16,10 @@ from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.model.results import FIGURES
 from pytest_nixl.model.row_source import measured_by
 from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
-from pytest_nixl.session.settings import Settings
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,10 +11,10 @@ from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
 from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, RetestResult, blame, by_direction, failed_pairs, trials
 from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
-from pytest_nixl.session.settings import Settings
 
 ALONE = "this run has one rank"
 

@@ -18,9 +18,9 @@ from pytest_nixl.host.etcd import read_etcd
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.settings import Settings
 
 #: A question is asked by the id of its check.
 Ask = Callable[[str], Judgement]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.etcd.endpoints import redact
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.nixl.backends import between_agents, shake_hands
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.settings import Settings
 
 from .namespace import Namespace
 

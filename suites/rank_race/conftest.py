@@ -14,8 +14,8 @@ from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import between_agents
-from pytest_nixl.session.settings import Settings
 
 from .race import Race
 

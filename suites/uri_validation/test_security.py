@@ -12,11 +12,11 @@ from pytest_nixl.checks.endpoints.trial import EndpointTrial, complaint, try_tex
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.endpoint_readers import ReadOutcome
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import NixlError
-from pytest_nixl.session.settings import Settings
 
 from ..conftest import FindingFixture
 

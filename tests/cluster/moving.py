@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.parsers import MemoryPair
 
 #: Seconds after which they stop by themselves.
 LONGEST = 60.0

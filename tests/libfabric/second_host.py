@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.session.settings import Settings
 
 
 def pytest_configure(config: pytest.Config) -> None:

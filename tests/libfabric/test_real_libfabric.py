@@ -17,16 +17,16 @@ from driver import build
 from hosts import Host, one_host, require_tools, two_hosts
 from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
 
-from pytest_nixl.judge.profiles import Expectation
 from pytest_nixl.judge.row import judge
 from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.device_counters import HEADERS_SHARE
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.session.default_profile import default_profile
-from pytest_nixl.session.parsers import MemoryPair
-from pytest_nixl.session.settings import Settings
 
 DRAM = MemoryPair("DRAM", "DRAM")
 ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"

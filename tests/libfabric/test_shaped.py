@@ -25,8 +25,8 @@ from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.device_counters import HEADERS_SHARE
 from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.settings import Settings
 
 MIB = 1 << 20
 BURST = 32 << 10

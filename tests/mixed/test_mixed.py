@@ -18,13 +18,13 @@ import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixl_releases import numbers
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import START_SECONDS, NixlError, Worker, WorkerError
 from pytest_nixl.session.benchmark import versions_of
-from pytest_nixl.session.parsers import MemoryPair
-from pytest_nixl.session.settings import Settings
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
 THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")

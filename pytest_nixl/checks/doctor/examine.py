@@ -10,8 +10,7 @@ from typing import Any
 
 from pytest_nixl.checks.doctor.check import Check, Requirements, checks
 from pytest_nixl.host.facts import Facts
-from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
-from pytest_nixl.report.table import TextLine
+from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
 
 
 @dataclass(frozen=True)

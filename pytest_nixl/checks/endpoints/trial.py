@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.endpoints import redact
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.endpoint_readers import INVALID, ReadOutcome
 from pytest_nixl.processes.hosts import LocalHost

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags, name_of
+from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
 from pytest_nixl.checks.nixlbench.etcd_watch import Removal
 from pytest_nixl.checks.nixlbench.group import Group, finish_removals
@@ -22,12 +22,13 @@ from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.row_source import backend_of
 from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.settings import Settings
+from pytest_nixl.session.nixlbench_flags import name_of
 
 _HELP_SECONDS = 30.0
 

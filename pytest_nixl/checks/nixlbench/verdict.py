@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.table import Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.core import units
-from pytest_nixl.judge.profiles import Expectation, Profile
+from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
 from pytest_nixl.model.device_counters import CounterComparison, Moved, compare, devices_that_moved
+from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import EMULATED, Machine
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.samples import RowKey, Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.session.parsers import MemoryPair
 
 #: The target of these is no memory of a rank, although nixlbench prints a segment type.
 _STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",

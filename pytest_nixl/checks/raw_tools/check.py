@@ -10,16 +10,16 @@ from pytest_nixl.checks.raw_tools.pair import RawPair
 from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.worker.tools import TOOLS
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.parsers import MemoryPair
 from pytest_nixl.session.run import Run, asked_links
 
 #: Pairs of ranks that failed and are looked into, at most.

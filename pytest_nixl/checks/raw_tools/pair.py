@@ -10,12 +10,12 @@ from types import TracebackType
 
 from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.checks.raw_tools.tools import RawTool
+from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement
 from pytest_nixl.model.samples import RowKey
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS
-from pytest_nixl.session.parsers import MemoryPair
 
 #: Seconds that a tool's transfers should take, at NIXL's speed; and after which a slower one is not waited for.
 SECONDS, LONGEST = 0.15, 1.2

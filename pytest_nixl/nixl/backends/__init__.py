@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends import libfabric, posix, ucx
-from pytest_nixl.session.parsers import HOST, MemoryPair
 
 __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "shake_hands"]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.session.parsers import HOST, MemoryPair
+from pytest_nixl.model.memory import HOST, MemoryPair
 
 PLUGIN = "libplugin_LIBFABRIC.so"
 #: The libfabric that NIXL asks for, at least.

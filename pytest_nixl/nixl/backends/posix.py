@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from pytest_nixl.session.parsers import HOST, MemoryPair
+from pytest_nixl.model.memory import HOST, MemoryPair
 
 _FILE = re.compile(r"^pytest-nixl: file (\S+)$", re.MULTILINE)
 

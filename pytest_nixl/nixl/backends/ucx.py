@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends.libfabric import Finder, LibraryError, find_plugin, needed, open_library
-from pytest_nixl.session.parsers import HOST, MemoryPair
 
 #: The id of the finding that UCX took memory of a GPU for host memory.
 VRAM_AS_HOST = "VRAM-AS-HOST-MEMORY"

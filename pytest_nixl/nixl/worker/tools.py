@@ -23,17 +23,9 @@ from typing import Any
 
 from pytest_nixl.core.cpu_contention import busy_seconds, own_processors
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.ring_buffer import RingBuffer
+from pytest_nixl.model.tools import TOOLS, variable
 from pytest_nixl.nixl.worker.guard import ProgramGuard
-
-#: The programs that a worker starts, and what brings each.
-TOOLS = {
-    "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
-    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one",
-    "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
-    "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
-}
-#: Bytes of a program's output that are kept, at most: the last ones. And those of one answer: etcd takes 1.5 MiB.
-KEPT, ANSWER = 1 << 20, 1 << 18
 
 _VARIABLES = re.compile(r"(UCX|FI|NIXL)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES")
 #: These name where libraries are loaded from, or what is written to: the rank's own to say.
@@ -47,44 +39,6 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 #: A socket that listens, in /proc/net/tcp.
 _LISTENS = "0A"
-
-
-def variable(tool: str) -> str:
-    """Return the name of the variable that tells a worker where a program is."""
-    return f"PYTEST_NIXL_TOOL_{tool.upper()}"
-
-
-def own_variables(paths: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
-    """Return the variables of a worker that only its own rank may say: where programs are.
-
-    :param paths: of those that an option names, by their names.
-    """
-    return {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}
-
-
-class RingBuffer:
-    """The last bytes of an output that goes on, and the number of all."""
-
-    def __init__(self, limit: int = KEPT) -> None:
-        self.total = 0
-        self._limit = limit
-        self._data = bytearray()
-
-    def write(self, data: bytes) -> None:
-        """Take what follows."""
-        self._data += data
-        self.total += len(data)
-        del self._data[: max(0, len(self._data) - self._limit)]
-
-    def text(self) -> str:
-        """Return what is kept, as text."""
-        return self._data.decode(errors="replace")
-
-    def since(self, offset: int, most: int = ANSWER) -> tuple[int, bytes]:
-        """Return bytes from ``offset``, or from the first that is still there, and where they begin."""
-        first = max(offset, self.total - len(self._data))
-        begin = first - (self.total - len(self._data))
-        return first, bytes(self._data[begin : begin + most])
 
 
 class Program:

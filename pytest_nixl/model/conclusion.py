@@ -10,7 +10,9 @@ from typing import Any
 
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-from pytest_nixl.session.completeness import INTERRUPTED
+
+#: The word of a run that was ended early, in every report.
+INTERRUPTED = "INTERRUPTED"
 
 #: Failing results that ``verdict.json`` tells, and characters of each text, at most.
 _MOST_FAILING, _LONGEST = 100, 2000
