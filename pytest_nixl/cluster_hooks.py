@@ -18,10 +18,10 @@ from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.signals import sigterm_ends_in_order
-from pytest_nixl.model.conclusion import INTERRUPTED, failed_beside, summary_line, told
+from pytest_nixl.model.conclusion import failed_beside, summary_line, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.junit import junit_files, write_again
 from pytest_nixl.report.outputs import leave_again

@@ -21,6 +21,7 @@ from pytest_nixl.fixtures.agents import (
     require_image,
 )
 from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
+from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.options import add_options, join_flags
 from pytest_nixl.session.outcome import check_of
 from pytest_nixl.session.preconditions import Preconditions
@@ -106,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_nixl.core.terminal_output import TerminalOutput
 
         config.pluginmanager.register(TerminalOutput(), "nixl-output")
-    config.pluginmanager.register(run.completeness, "nixl-completeness")
+    config.pluginmanager.register(completeness_of(run), "nixl-completeness")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -239,7 +240,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
         conclude(session, run)
     if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
-        run.interrupted = run.completeness.interruption(session)
+        run.interrupted = completeness_of(run).interruption(session)
         if run.interrupted and not run.usable:
             run.interrupted = ""  # the settings are refused, which ends the run
         if run.interrupted or ((run.results or run.asked_for) and exitstatus in (0, 1, 5)):
@@ -251,7 +252,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.results and not run.serves and run.usable:
             from pytest_nixl.report.outputs import leave_again
 
-            run.interrupted = run.interrupted or run.completeness.crash(error)
+            run.interrupted = run.interrupted or completeness_of(run).crash(error)
             leave_again(session.config, run)
         raise
     if run.party is not None:

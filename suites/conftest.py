@@ -19,8 +19,8 @@ from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.results import FIGURES, Figures
-from pytest_nixl.model.samples import MOST_LAUNCHES, Samples
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.nixl.backends import between_agents
 from pytest_nixl.processes.hosts import LocalHost

@@ -23,8 +23,8 @@ from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import ReportFormat
 from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline
 
@@ -199,7 +199,7 @@ def used(run: RecordedRun, others: list[RecordedRun]) -> None:
     kept, said = of_one_machine(runs)
     text = "\n".join([*said, *(line.text for line in lines(kept, courses(kept)))])
     for before, now in ((others[0], run), (run, others[0])):
-        report = ReportFormat(now, compare_runs(before, now, 0.05), tuple(runs))
+        report = RunReport(now, compare_runs(before, now, 0.05), tuple(runs))
         text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
     text.encode()
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 NAMES = [f"rank {rank} on node-{rank}" for rank in range(4)]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from trees import Tree, p5
 
-from pytest_nixl.checks.doctor.check import Requirements, checks
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile

@@ -18,7 +18,8 @@ import pytest
 from runs import ROOT, environment
 from trees import Tree, build, p5
 
-from pytest_nixl.checks.doctor.check import Requirements, checks
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
 from pytest_nixl.core.redaction import clean, hider, is_secret
 from pytest_nixl.host.fact import Fact, from_plain

@@ -12,7 +12,8 @@ from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.judge.row import another_launch, judge, percentage
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.samples import Corruption, RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)

@@ -12,7 +12,7 @@ from runs import bandwidth
 from pytest_nixl import cli
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 

@@ -9,11 +9,13 @@ import pytest
 
 from pytest_nixl.judge.profiles import Profile, load_profile, parse_profile
 from pytest_nixl.judge.row import judge
+from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
-from pytest_nixl.model.machine import Ceiling, Machine, devices, is_network, row_ceiling
+from pytest_nixl.model.machine import Machine, devices, is_network
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Figures
-from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 
 DRAM, VRAM = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")

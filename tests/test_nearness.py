@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from trees import TOPOLOGY, Tree, build, p5
 
-from pytest_nixl.checks.doctor.check import Requirements, checks
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.cli import main
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, GpuNics, Placed, Topology, distance, share

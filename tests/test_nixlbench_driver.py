@@ -27,7 +27,7 @@ from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost

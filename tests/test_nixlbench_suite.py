@@ -14,8 +14,8 @@ from pytest_nixl.core.units import KIB
 from pytest_nixl.judge.profile_learning import read_run
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.row_source import backend_of, measured_by, program_of
-from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import parse_recorded
 

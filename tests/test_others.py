@@ -18,7 +18,8 @@ from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)

@@ -15,7 +15,7 @@ import pytest
 from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile, parse_profile
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DRAM = MemoryPair("DRAM", "DRAM")

@@ -19,14 +19,9 @@ from etcd_helpers import Etcd, running, running_etcd, wait_until
 from runs import repeats
 
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
-from pytest_nixl.checks.rank_race.explore import (
-    DivergenceError,
-    ExploredRun,
-    Explorer,
-    RequestEvent,
-    _Tree,
-    linear_extensions,
-)
+from pytest_nixl.checks.rank_race.depth_first import DepthFirst
+from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
+from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer, linear_extensions
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
@@ -43,7 +38,7 @@ from pytest_nixl.checks.rank_race.system_under_test import (
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
-from pytest_nixl.etcd.proxy.proxy import ProxiedConnection
+from pytest_nixl.etcd.proxy.connection import ProxiedConnection
 
 pytestmark = pytest.mark.apart
 
@@ -303,7 +298,7 @@ class TestExplored:
         assert len(cut_off) == 4
         assert (report.run, report.bad) == (3, ())
         # Where each order is run once, a client that does so by its own clock cannot be explored: that is said.
-        monkeypatch.setattr(_Tree, "choose", cutting(_Tree.choose, 5))
+        monkeypatch.setattr(DepthFirst, "choose", cutting(DepthFirst.choose, 5))
         with pytest.raises(DivergenceError, match=r"gave up a request by its own clock: client \d: Txn") as raised:
             Explorer(path, direct, subject, 2, group="/r/").explore()
         assert "give its client no timeout" in raised.value.remedy

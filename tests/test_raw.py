@@ -20,7 +20,8 @@ from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_wa
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.samples import DISTURBED_CORES, RowKey
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.external_program import ToolError

@@ -21,8 +21,9 @@ from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.report.files import ReportFormat, write
+from pytest_nixl.report.files import write
 from pytest_nixl.report.github import summary, workflow_commands
+from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 HOSTILE = "<script>alert('x')</script>&\"'|`*"
@@ -56,7 +57,7 @@ def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
 
 
 @pytest.fixture(scope="module")
-def report() -> ReportFormat:
+def report() -> RunReport:
     """A run that regressed, with a row that failed and a warning, after nine weeks."""
     results = (
         Result("bandwidth", "x", Verdict.FAIL, f"UCX READ is too slow {HOSTILE}", "Look at it.", repeat="pytest x"),
@@ -66,11 +67,11 @@ def report() -> ReportFormat:
     run = week(9, results)
     compared = compare_runs(week(6), run, 0.05)
     run = replace(run, results=(*results, *compared.results))
-    return ReportFormat(run, compared, (*(week(number) for number in range(9)), run))
+    return RunReport(run, compared, (*(week(number) for number in range(9)), run))
 
 
 @pytest.fixture(scope="module")
-def page(report: ReportFormat, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(report: RunReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write(report, path)
     return path
@@ -137,14 +138,14 @@ def test_pictures_of_the_page_are_kept(
 def test_a_page_of_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
-    write(ReportFormat(run), tmp_path / "r.html")
+    write(RunReport(run), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "<strong>PASS</strong>" in text
     assert "<dd>0 measured</dd>" in text
     assert "<svg" not in text
 
 
-def test_metrics_pass_prometheus_own_parser(report: ReportFormat, tmp_path: Path) -> None:
+def test_metrics_pass_prometheus_own_parser(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert all(one.documentation and one.type == "gauge" for one in families.values())
@@ -169,12 +170,12 @@ def test_metrics_pass_prometheus_own_parser(report: ReportFormat, tmp_path: Path
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     image = 'a"b\\c\nd'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
-    write(ReportFormat(run), tmp_path / "m.prom")
+    write(RunReport(run), tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert families["nixl_run_info"].samples[0].labels["image"] == image
 
 
-def test_the_table_has_a_line_for_each_row(report: ReportFormat, tmp_path: Path) -> None:
+def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
@@ -185,7 +186,7 @@ def test_the_table_has_a_line_for_each_row(report: ReportFormat, tmp_path: Path)
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
 
 
-def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: ReportFormat) -> None:
+def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: RunReport) -> None:
     text = "\n".join(summary(report))
     assert text.startswith("## NIXL verdict: FAIL")
     assert "<script" not in text
@@ -197,7 +198,7 @@ def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: Rep
     assert "- versions ucx: 1.19.0 -&gt; 1.20.0" in text.replace(">", "&gt;")
 
 
-def test_annotations_are_one_line_each_and_not_more_than_are_shown(report: ReportFormat) -> None:
+def test_annotations_are_one_line_each_and_not_more_than_are_shown(report: RunReport) -> None:
     many = tuple(Result("c,d:e", "x", Verdict.FAIL, f"{number} %\nsecond line") for number in range(30))
     lines = list(workflow_commands(replace(report, run=replace(report.run, results=many))))
     assert len(lines) == 10

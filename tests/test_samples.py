@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import pytest
 
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.samples import Corruption, RowKey, Samples, percentile
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Corruption, Samples, percentile
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536)
 LAUNCH = Samples(KEY, (1.0, 2.0, 0.5), (10, 30, 1), (3e-6, 1e-6, 2e-6))

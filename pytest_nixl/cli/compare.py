@@ -33,7 +33,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
     from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
     from pytest_nixl.report.comparison import lines
-    from pytest_nixl.report.files import ReportFormat, write
+    from pytest_nixl.report.files import write
+    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.session.parsers import parse_reports
     from pytest_nixl.store.store import find_baseline
 
@@ -58,7 +59,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     for line in lines(compared, gate=arguments.gate):
         print(line.text)
     for path in paths:
-        write(ReportFormat(now, compared, (before, now), gate=arguments.gate), Path(path))
+        write(RunReport(now, compared, (before, now), gate=arguments.gate), Path(path))
     if now.interrupted:
         print(f"{now.source}: {now.interrupted}")
         return 1

@@ -21,7 +21,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     from pytest_nixl.cli.needs import needs
     from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
-    from pytest_nixl.report.files import ReportFormat, write
+    from pytest_nixl.report.files import write
+    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.session.parsers import parse_reports
     from pytest_nixl.store.store import Store, find_baseline
 
@@ -39,6 +40,6 @@ def _report(arguments: argparse.Namespace) -> int:
     for note in skipped:
         print(note)
     for path in paths:
-        write(ReportFormat(run, compared, tuple(history), gate=arguments.gate), Path(path))
+        write(RunReport(run, compared, tuple(history), gate=arguments.gate), Path(path))
         print(f"wrote {path}")
     return 0

@@ -11,18 +11,32 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import hider
-from pytest_nixl.model.conclusion import INTERRUPTED, RUN_VERDICTS, without_results
+from pytest_nixl.model.conclusion import RUN_VERDICTS, without_results
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import telling
 
-if TYPE_CHECKING:
-    from pytest_nixl.cluster.rank_session import RankSession
+
+class FinishedRank(Protocol):
+    """What the files of a rank tell of it."""
+
+    settings: Settings
+    supervisor: SupervisorClient
+    membership: Membership
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def faults(self) -> list[NixlPluginError]: ...
+
 
 #: Bytes of each log that are kept: the last ones.
 LARGEST = 1 << 20
@@ -62,7 +76,7 @@ def as_told(ending: Ending) -> dict[str, Any]:
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
 
-def keep(party: RankSession, ending: Ending, seen: list[str]) -> Path | None:
+def keep(party: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
     """Write ``verdict.json``, the workers' logs and, where the group broke, what was seen of it.
 
     :returns: the directory; None where none was asked for.

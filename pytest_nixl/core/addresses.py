@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""The addresses of this host's network interfaces, from getifaddrs(3)."""
 
 from __future__ import annotations
 

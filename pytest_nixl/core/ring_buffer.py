@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""The last bytes of an output that goes on."""
 
 from __future__ import annotations
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from pytest_nixl.core.redaction import URL_SCHEME
 
+LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
 ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, with no path and no trailing slash"
 
 _SHAPE = re.compile(rf"(?P<scheme>{URL_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
@@ -116,7 +118,6 @@ def _host_port(text: str) -> tuple[str, int]:
 
 
 def _is_ipv6(text: str) -> bool:
-    import ipaddress
 
     try:
         ipaddress.IPv6Address(text)

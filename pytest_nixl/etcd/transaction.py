@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pytest_nixl.etcd.client import Lease
+from typing import Any, Protocol
 
 Part = dict[str, Any]
+
+
+class LeaseId(Protocol):
+    """A lease, as a transaction needs it: by etcd's number of it."""
+
+    id: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def unchanged(item: KeyValue) -> Part:
     return _compare(item.key, "MOD", "EQUAL", mod_revision=item.mod_revision)
 
 
-def put(key: str, value: bytes, lease: Lease | None = None) -> Part:
+def put(key: str, value: bytes, lease: LeaseId | None = None) -> Part:
     """Store a value; with a lease the key goes when that ends."""
     return {"request_put": put_payload(key, value, lease)}
 
@@ -150,7 +153,7 @@ def delete_prefix(prefix: str) -> Part:
     return {"request_delete_range": key_range(prefix)}
 
 
-def put_payload(key: str, value: bytes, lease: Lease | None) -> Part:
+def put_payload(key: str, value: bytes, lease: LeaseId | None) -> Part:
     """A put as the gateway takes it."""
     payload: Part = {"key": encode(key), "value": encode(value)}
     return {**payload, "lease": lease.id} if lease else payload

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
+from pytest_nixl.etcd.endpoints import LISTEN_FORM, Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -240,6 +240,3 @@ def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
                              cause="auth-needed", endpoint=endpoint)  # fmt: skip
         return error
     return None
-
-
-LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"

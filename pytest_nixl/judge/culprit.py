@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Verdicts of a row for which a rank may be to blame.

@@ -16,11 +16,12 @@ from typing import TypeVar
 
 from pytest_nixl.core import units
 from pytest_nixl.model.samples import DISTURBED_CORES
+from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
 
 K = TypeVar("K", bound=Hashable)
 
-FEWEST_LAUNCHES, MOST_LAUNCHES = 3, 7
+FEWEST_LAUNCHES = 3
 
 #: One launch decides where it is this many times the floor, or this part of it: no row is so far off by chance.
 FAR = 4.0

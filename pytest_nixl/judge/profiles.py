@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.samples import RowKey
+    from pytest_nixl.model.row_key import RowKey
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pytest_nixl.judge.row import describe, percentage, rate
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.raw_comparison import RawRatio
-from pytest_nixl.model.samples import DISTURBED_CORES, RowKey
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import DISTURBED_CORES
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Below this share of a raw figure that is itself below the floor, NIXL is slow as well.

@@ -10,9 +10,11 @@ from statistics import median
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import decide_floor
+from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Ceiling, Machine, row_ceiling
-from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 #: Of this share of a launch's windows the floor wants to have the same answer as of their median.

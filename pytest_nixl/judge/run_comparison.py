@@ -19,7 +19,7 @@ from pytest_nixl.judge.regression import (
 )
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_source import program_of
-from pytest_nixl.model.samples import COMPARED_LAUNCHES, MOST_LAUNCHES
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import Change, changes, other_machine
 from pytest_nixl.store.record_reader import RecordedRow, RecordedRun

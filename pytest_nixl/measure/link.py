@@ -20,7 +20,8 @@ from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.samples import Corruption, RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Buffer, NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS, Backend

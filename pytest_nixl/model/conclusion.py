@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
-
-#: The word of a run that was ended early, in every report.
-INTERRUPTED = "INTERRUPTED"
+from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 
 #: Failing results that ``verdict.json`` tells, and characters of each text, at most.
 _MOST_FAILING, _LONGEST = 100, 2000

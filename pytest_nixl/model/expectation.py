@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""What a profile says of the rows that it applies to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_nixl.model.memory import MemoryPair
 
 if TYPE_CHECKING:
-    from pytest_nixl.model.samples import RowKey
+    from pytest_nixl.model.row_key import RowKey
 
 
 @dataclass(frozen=True)

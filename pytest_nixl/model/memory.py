@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""Memory types and GPUs of a row's two ends, and the operations between them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.model.machine import row_ceiling
+from pytest_nixl.model.ceiling import row_ceiling
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.verdicts import Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 
 
 def measured_by(key: RowKey, program: str) -> RowKey:

@@ -9,32 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from pytest_nixl.core import units
 from pytest_nixl.model.carrier_bytes import CarrierBytes
-from pytest_nixl.model.memory import DevicePair, MemoryPair
-
-
-@dataclass(frozen=True)
-class RowKey:
-    """What was requested of a row; nothing observed is ever part of it. ``pair`` is initiator rank and target rank.
-
-    ``devices`` are GPUs that were asked for by number; None: none were, or there is no GPU memory in the row.
-    """
-
-    backend: str
-    op: str
-    memory: MemoryPair
-    block: int
-    batch: int = 1
-    depth: int = 1
-    pair: tuple[int, int] = (0, 1)
-    devices: DevicePair | None = None
-
-    def __str__(self) -> str:
-        pair = f"{self.pair[0]}-{self.pair[1]}"
-        size = units.format_size(self.block)
-        memory = self.devices.of(self.memory) if self.devices else self.memory
-        return f"{self.backend}/{self.op}/{memory}/{size}/batch{self.batch}/depth{self.depth}/{pair}"
+from pytest_nixl.model.row_key import RowKey
 
 
 @dataclass(frozen=True)
@@ -136,10 +112,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least ``percent`` of ``values`` do not exceed (the nearest-rank method)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-
-#: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
-MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
 
 #: Cores that others may take of those that a launch needs; beside more of them it may support PASS, not FAIL.

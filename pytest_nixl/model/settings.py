@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""What a run was asked to do: one frozen value for every option."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
-from pytest_nixl.model.samples import COMPARED_LAUNCHES
+
+#: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
+MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
 #: Programs that move bytes as NIXL does, without NIXL.
 RAW_TOOLS = ("ucx_perftest", "fi_rma_bw")

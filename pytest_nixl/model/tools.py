@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TODO."""
+"""Programs of other projects that a worker may start, and the variables that say where they are."""
 
 from __future__ import annotations
 

@@ -92,3 +92,7 @@ class TextLine:
 
     text: str
     outcome: Outcome | None = None
+
+
+#: The word of a run that was ended early, in every report.
+INTERRUPTED = "INTERRUPTED"

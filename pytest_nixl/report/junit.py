@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.model.conclusion import INTERRUPTED
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.run import Run
 
 #: The class name of test cases that are about the run and not a test.
@@ -51,7 +51,7 @@ def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
     for result in run.results:
         if outcome(result.verdict, gate=run.settings.gate) is not Outcome.FAIL:
             continue
-        if result.nodeid in run.completeness.failed:
+        if result.nodeid in completeness_of(run).failed:
             continue  # a test case of its own says so
         name = f"{result.check}[{result.row}]" if result.row else result.check
         names[name] = names.get(name, 0) + 1

@@ -65,8 +65,9 @@ def _store(config: pytest.Config, run: Run) -> None:
 
 
 def _report(run: Run) -> None:
-    from pytest_nixl.report.files import ReportFormat, write
+    from pytest_nixl.report.files import write
     from pytest_nixl.report.github import add_summary, workflow_commands
+    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.session.record_writer import this_run
     from pytest_nixl.store.store import Store
 
@@ -77,7 +78,7 @@ def _report(run: Run) -> None:
             history, skipped = Store(Path(run.settings.store)).summaries()
         except OSError as error:
             skipped = [f"{run.settings.store} has no history to show ({error.strerror})"]
-    report = ReportFormat(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
+    report = RunReport(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
     if in_action():
         run.annotations = list(workflow_commands(report))
         try:

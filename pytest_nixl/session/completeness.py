@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nixl.core.signals import sigterm_ends_in_order
-from pytest_nixl.model.conclusion import INTERRUPTED
+from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:
@@ -127,3 +127,13 @@ def _cause_of(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     lines = text.strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+_COMPLETENESS = pytest.StashKey[Completeness]()
+
+
+def completeness_of(run: Run) -> Completeness:
+    """Return the one that counts the tests of ``run``."""
+    if _COMPLETENESS not in run.config.stash:
+        run.config.stash[_COMPLETENESS] = Completeness(run)
+    return run.config.stash[_COMPLETENESS]

@@ -13,12 +13,10 @@ import pytest
 
 from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
-from pytest_nixl.etcd_servers.rank0 import LISTEN_FORM
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, LISTEN_FORM
 from pytest_nixl.model.memory import DEVICES_FORM, MEMORY_FORM, DevicePair
 from pytest_nixl.model.rank_pairs import PAIRING_FORM, RankPairing
-from pytest_nixl.model.samples import COMPARED_LAUNCHES, MOST_LAUNCHES
-from pytest_nixl.model.settings import RAW_TOOLS
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, RAW_TOOLS
 from pytest_nixl.session import parsers
 
 

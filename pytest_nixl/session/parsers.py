@@ -13,8 +13,7 @@ from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.model.memory import OPS, MemoryPair
-from pytest_nixl.model.samples import MOST_LAUNCHES
-from pytest_nixl.model.settings import RAW_TOOLS, AlternateImage
+from pytest_nixl.model.settings import MOST_LAUNCHES, RAW_TOOLS, AlternateImage
 
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
 DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"

@@ -16,7 +16,6 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.completeness import Completeness
 from pytest_nixl.session.options import OPTIONS, given_options
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from pytest_nixl.judge.run_comparison import RunComparison
     from pytest_nixl.model.rank_pairs import RankPair
     from pytest_nixl.model.results import Result
-    from pytest_nixl.model.samples import RowKey, Samples
+    from pytest_nixl.model.row_key import RowKey
+    from pytest_nixl.model.samples import Samples
     from pytest_nixl.model.settings import Settings
     from pytest_nixl.store.record_reader import RecordedRun
 
@@ -71,7 +71,7 @@ class LinkParam:
 
     def key(self, block: int, batch: int, depth: int) -> RowKey:
         """Return the key of a row of this link."""
-        from pytest_nixl.model.samples import RowKey
+        from pytest_nixl.model.row_key import RowKey
 
         return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks, self.devices)
 
@@ -139,11 +139,6 @@ class Run:
         if RUN not in config.stash:
             config.stash[RUN] = cls(config)
         return config.stash[RUN]
-
-    @cached_property
-    def completeness(self) -> Completeness:
-        """What counts the selected tests and those that ended."""
-        return Completeness(self)
 
     @cached_property
     def settings(self) -> Settings:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.samples import MOST_LAUNCHES
+from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.store.provenance import Provenance
 
 #: The part of a record that is ours, and the number that its form has.

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.checks.doctor.check import Requirements, judge
+from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import everywhere
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd_servers.sources import ExternalServer

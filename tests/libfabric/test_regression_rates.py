@@ -25,8 +25,7 @@ from pytest_nixl.judge.regression import compare_launches
 from pytest_nixl.judge.run_comparison import wants_launch
 from pytest_nixl.measure.link import Link, WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import COMPARED_LAUNCHES, MOST_LAUNCHES
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.store.record_reader import RecordedRow

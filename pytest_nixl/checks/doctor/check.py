@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytest_nixl.host.facts import Facts
@@ -62,32 +62,18 @@ class Check:
     image: bool
 
 
-_REGISTERED: dict[str, Check] = {}
+REGISTERED: dict[str, Check] = {}
 
 
 def check(id: str, question: str, *, image: bool = False) -> Callable[[Judge], Judge]:
     """Register a function as a check."""
 
     def register(judge: Judge) -> Judge:
-        assert id not in _REGISTERED
-        _REGISTERED[id] = Check(id, question, judge, image)
+        assert id not in REGISTERED
+        REGISTERED[id] = Check(id, question, judge, image)
         return judge
 
     return register
-
-
-def checks() -> Mapping[str, Check]:
-    """Return all checks by id, in the order in which they are asked."""
-    from pytest_nixl.checks.doctor import environment, etcd, gpu, libraries, limits, network, rdma
-
-    order = (libraries, limits, rdma, network, gpu, etcd, environment)
-    place = {module.__name__: number for number, module in enumerate(order)}
-    return dict(sorted(_REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
-
-
-def judge(id: str, facts: Facts, wanted: Requirements) -> Judgement:
-    """Ask one check."""
-    return checks()[id].judge(facts, wanted)
 
 
 def passed(reason: str) -> Judgement:

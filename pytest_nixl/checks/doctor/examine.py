@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nixl.checks.doctor.check import Check, Requirements, checks
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Check, Requirements
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
 

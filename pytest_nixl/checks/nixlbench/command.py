@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_nixl.checks.nixlbench.table import LARGE_BLOCK
 from pytest_nixl.core.units import MIB
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.session.nixlbench_flags import name_of
 
 _IN_HELP = re.compile(r"^ {4}-([a-z][a-z0-9_]*) \(", re.MULTILINE)

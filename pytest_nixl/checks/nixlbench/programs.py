@@ -20,8 +20,8 @@ from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
 from pytest_nixl.host.network import read_network
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.row_source import backend_of
-from pytest_nixl.model.samples import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import Tool

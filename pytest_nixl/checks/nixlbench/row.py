@@ -13,9 +13,11 @@ from pytest_nixl.checks.nixlbench.verdict import judge_latency
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
-from pytest_nixl.model.machine import Ceiling, devices, is_network, row_ceiling
+from pytest_nixl.model.ceiling import Ceiling, row_ceiling
+from pytest_nixl.model.machine import devices, is_network
 from pytest_nixl.model.results import Figures
-from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
 

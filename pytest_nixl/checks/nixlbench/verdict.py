@@ -16,7 +16,8 @@ from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import EMULATED, Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Figures, Result
-from pytest_nixl.model.samples import RowKey, Samples
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
 

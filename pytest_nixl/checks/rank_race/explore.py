@@ -2,7 +2,7 @@
 """Run the orders of some clients' requests one after the other, each once, without those that can make no difference.
 
 Four things that know nothing of each other's insides: the path, which holds requests; :class:`_Scene`, which knows when
-nobody can move without us, by rule and not by waiting; :class:`_Tree`, which chooses what moves next, depth first, and
+nobody can move without us, by rule and not by waiting; :class:`DepthFirst`, which chooses what moves next, depth first, and
 prunes by sleep sets (or :class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler`, which draws); and the oracle, which says whether the
 ranks are right.
 
@@ -18,16 +18,17 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from pytest_nixl.checks.rank_race.depth_first import DepthFirst
+from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
 from pytest_nixl.checks.rank_race.invariants import faults, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import overlap
 from pytest_nixl.checks.rank_race.random_scheduler import RandomScheduler
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, Lease
-from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request, State
+from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 from pytest_nixl.etcd.proxy.request import EVERYTHING
 
 #: Seconds for a client to make its next move, where nothing keeps it: more is a fault of the subject, or of ours.
@@ -38,56 +39,6 @@ START_SECONDS = 300.0
 MISSED = 200
 _SEED = re.compile(r"(?P<clients>\d+):(?P<moves>[\d\w#.]*)@(?P<check>[0-9a-f]{8})")
 _MOVE = re.compile(r"(?P<client>\d+)(?P<kind>[lce]?)(?:#(?P<place>\d+))?")
-_WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
-
-
-class DivergenceError(NixlPluginError):
-    """A run did not repeat what an earlier one did under the same choices: nothing can be said of its orders."""
-
-
-@dataclass(frozen=True)
-class RequestEvent:
-    """One move.
-
-    :param kind: empty for a request that goes on, ``l`` for one that goes on and loses its answer, ``c`` for a crash,
-        ``e`` for the end of a crashed client's leases.
-    :param nth: the how manieth of its label this is for its client.
-    """
-
-    client: int
-    kind: str
-    label: str
-    nth: int
-    #: Its place among what its client has held, where that is more than one request.
-    place: int = 0
-    accesses: tuple[Access, ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def fault(self) -> bool:
-        """Whether it is taken from the number of faults that a run may have."""
-        return self.kind in ("l", "c")
-
-    @property
-    def move(self) -> str:
-        """How a seed writes it."""
-        return f"{self.client}{self.kind}{f'#{self.place}' if self.place else ''}"
-
-    def __str__(self) -> str:
-        what = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
-        return f"client {self.client}: {what}"
-
-    def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
-        """Whether the order of the two can matter.
-
-        :param replaced: client number to that of the one that crashed and that it replaces.
-        """
-        if self.client == other.client or (self.fault and other.fault):
-            return True
-        if replaced.get(self.client) == other.client and other.kind == "c":
-            return True
-        if replaced.get(other.client) == self.client and self.kind == "c":
-            return True
-        return any(one.conflicts(another) for one in self.accesses for another in other.accesses)
 
 
 @dataclass(frozen=True)
@@ -202,7 +153,7 @@ class Explorer:
         :param by_chance: whether orders are drawn, of a subject that does not do the same twice; there is no last one.
         """
         start = time.monotonic()
-        tree: _Tree | RandomScheduler = RandomScheduler() if by_chance else _Tree()
+        tree: DepthFirst | RandomScheduler = RandomScheduler() if by_chance else DepthFirst()
         bad: list[ExploredRun] = []
         ran = left = orders = bad_orders = 0
         stopped = ""
@@ -480,73 +431,6 @@ class _Scene:
 
     def _names(self) -> dict[str, str]:
         return {self.group: "<group>/"}
-
-
-@dataclass
-class _Node:
-    """A point at which something was chosen: what there was, what needs no trying there, and what was tried."""
-
-    enabled: tuple[RequestEvent, ...]
-    asleep: frozenset[RequestEvent]
-    chosen: RequestEvent | None = None
-    done: list[RequestEvent] = field(default_factory=list)
-
-    def next(self) -> RequestEvent | None:
-        return next((event for event in self.enabled if event not in self.asleep and event not in self.done), None)
-
-
-class _Tree:
-    """Chooses depth first, and leaves out what would only repeat an order that was run, by sleep sets."""
-
-    def __init__(self) -> None:
-        self._nodes: list[_Node] = []
-        self.more = True
-
-    def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
-        """Return what moves next; None where every order from here on was run already."""
-        if depth < len(self._nodes):
-            node = self._nodes[depth]
-            if set(node.enabled) != set(enabled):
-                raise DivergenceError(
-                    f"after the same {depth} events a client asks for something else than before: "
-                    f"{', '.join(map(str, enabled))}; before: {', '.join(map(str, node.enabled))}",
-                    "a subject must do the same under the same order: take chance and clocks out of its keys",
-                )
-            # What was stored has the accesses of an earlier run's group.
-            return next(event for event in enabled if event == node.chosen)
-        asleep: frozenset[RequestEvent] = frozenset()
-        if self._nodes:
-            last = self._nodes[-1]
-            assert last.chosen is not None
-            sleeping = [*last.asleep, *last.done]
-            current = {event: event for event in enabled}
-            asleep = frozenset(
-                event
-                for event in sleeping
-                if event in current and not _dependent(current[event], last.chosen, last, replaced)
-            )
-        node = _Node(tuple(enabled), asleep)
-        node.chosen = node.next()
-        self._nodes.append(node)
-        return node.chosen
-
-    def advance(self) -> None:
-        """Go on to the next order."""
-        while self._nodes:
-            node = self._nodes[-1]
-            if node.chosen is not None:
-                node.done.append(node.chosen)
-            node.chosen = node.next()
-            if node.chosen is not None:
-                return
-            self._nodes.pop()
-        self.more = False
-
-
-def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced: Mapping[int, int]) -> bool:
-    # Both as they were at the same point of the same run, so that their keys are of one group.
-    same = next((item for item in node.enabled if item == event), event)
-    return same.dependent(chosen, replaced)
 
 
 def linear_extensions(events: Sequence[RequestEvent], replaced: Mapping[int, int]) -> int:

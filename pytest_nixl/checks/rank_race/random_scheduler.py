@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_nixl.checks.rank_race.explore import RequestEvent
+    from pytest_nixl.checks.rank_race.events import RequestEvent
 
 
 class RandomScheduler:

@@ -14,7 +14,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS

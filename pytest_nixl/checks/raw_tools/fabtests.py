@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_nixl.checks.raw_tools.line import RawToolLine
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 
 _MB = 1_000_000
 # bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec

@@ -12,7 +12,7 @@ from pytest_nixl.checks.raw_tools.line import RawToolLine
 from pytest_nixl.checks.raw_tools.tools import RawTool
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.raw_comparison import RawMeasurement
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pytest_nixl.checks.raw_tools import fabtests, ucx_perftest
 from pytest_nixl.checks.raw_tools.line import RawToolLine
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 
 
 class RawTool(Protocol):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_nixl.checks.raw_tools.line import RawToolLine
-from pytest_nixl.model.samples import RowKey
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.nixl.backends.ucx import BACKEND
 
 _MIB = 1 << 20

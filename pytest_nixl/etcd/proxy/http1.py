@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 
+from pytest_nixl.etcd.proxy.interfaces import ClientLink
 from pytest_nixl.etcd.proxy.request import BadClientError, Request, gateway_accesses, gateway_method
-
-if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy.proxy import ProxiedConnection
 
 
 class Http1:
     """Ends HTTP/1.1 on both sides of a link."""
 
-    def __init__(self, link: ProxiedConnection) -> None:
+    def __init__(self, link: ClientLink) -> None:
         self._link = link
         self._down = h11.Connection(h11.SERVER)
         self._up = h11.Connection(h11.CLIENT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -19,10 +19,8 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
+from pytest_nixl.etcd.proxy.interfaces import ClientLink
 from pytest_nixl.etcd.proxy.request import STREAMS, BadClientError, Request, grpc_accesses, grpc_method
-
-if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy.proxy import ProxiedConnection
 
 PREFACE = b"PRI * HTTP/2.0"
 #: What each side may send us before we have read it: more than any answer of etcd, so that nobody waits for us.
@@ -116,7 +114,7 @@ class _Stream:
 class Http2:
     """Ends HTTP/2 on both sides of a link."""
 
-    def __init__(self, link: ProxiedConnection) -> None:
+    def __init__(self, link: ClientLink) -> None:
         self._link = link
         self._down = _Side(client_side=False)
         self._up = _Side(client_side=True)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can happen next to a client's request, and which two such events depend on each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pytest_nixl.etcd.proxy import Access
+
+
+@dataclass(frozen=True)
+class RequestEvent:
+    """One move.
+
+    :param kind: empty for a request that goes on, ``l`` for one that goes on and loses its answer, ``c`` for a crash,
+        ``e`` for the end of a crashed client's leases.
+    :param nth: the how manieth of its label this is for its client.
+    """
+
+    client: int
+    kind: str
+    label: str
+    nth: int
+    #: Its place among what its client has held, where that is more than one request.
+    place: int = 0
+    accesses: tuple[Access, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def fault(self) -> bool:
+        """Whether it is taken from the number of faults that a run may have."""
+        return self.kind in ("l", "c")
+
+    @property
+    def move(self) -> str:
+        """How a seed writes it."""
+        return f"{self.client}{self.kind}{f'#{self.place}' if self.place else ''}"
+
+    def __str__(self) -> str:
+        what = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
+        return f"client {self.client}: {what}"

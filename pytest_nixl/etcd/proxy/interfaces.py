@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the proxy know of each other: a protocol's reader of its connection, and that of its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pytest_nixl.etcd.proxy.request import Access, Request
+
+
+class ProxyThread(Protocol):
+    """The proxy, as its connections see it: all of it is called in the proxy's thread."""
+
+    host: str
+    port: int
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def start(self, work: Any) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+class RequestObserver(Protocol):
+    """A client of the proxy, as its connections see it: it is told of each request, and may hold or lose it."""
+
+    broken: list[str]
+
+    @property
+    def path(self) -> ProxyThread: ...
+
+    def attach(self, link: Any) -> None: ...
+
+    def detach(self, link: Any) -> None: ...
+
+    def passed(self, method: str, accesses: tuple[Access, ...]) -> Request: ...
+
+    def withdrawn(self, request: Request) -> None: ...
+
+    def arrived(self, link: Any, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]) -> Request: ...
+
+    def answered(self, link: Any, request: Request, answer: bytes, deliver: Callable[[], None]) -> None: ...
+
+
+class ClientLink(Protocol):
+    """A connection, as the reader of its protocol sees it."""
+
+    @property
+    def client(self) -> RequestObserver: ...
+
+    def to_client(self, data: bytes) -> None: ...
+
+    def to_server(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
