@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pytest-nixl``: what can be said without running a test.
-
-It exits with 0 where all is good, 1 where a verdict fails, and 2, with one sentence on stderr, where it could not run.
-One module for each command: its ``add`` gives it a parser, whose default ``run`` takes the arguments and returns the
-exit code.
-"""
+"""The command ``pytest-nixl``: what can be said without running a test. Imports report and below."""
 
 from __future__ import annotations
 

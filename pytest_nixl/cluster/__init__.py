@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks: how they meet."""
+"""Several ranks of one run: how they register, meet, exchange messages and leave. Imports judge and below."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etcd: where it is, how to reach it, and a server of our own where there is none."""
+"""Speak to an etcd: endpoints, client, transactions, and a proxy that can disturb requests. Imports core and model."""

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What real agents do with a text of NIXL_ETCD_ENDPOINTS."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nixlbench prints: read, and judged without running anything."""
+"""Run nixlbench between two ranks, read what it prints, and judge it."""

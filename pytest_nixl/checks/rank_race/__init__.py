@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a way to hand out ranks can hand one out twice: every overlap of its requests is made, none is waited for."""
+"""Whether a way to hand out ranks can hand one out twice: every order of its requests is made, none is waited for."""

@@ -70,27 +70,6 @@ class DepthFirst:
         self.more = False
 
 
-def _dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
-    """Whether the order of the two can matter.
-
-    :param replaced: client number to that of the one that crashed and that it replaces.
-    """
-    if self.client == other.client or (self.fault and other.fault):
-        return True
-    if replaced.get(self.client) == other.client and other.kind == "c":
-        return True
-    if replaced.get(other.client) == self.client and self.kind == "c":
-        return True
-    return any(one.conflicts(another) for one in self.accesses for another in other.accesses)
-
-
-_WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
-
-
-class DivergenceError(NixlPluginError):
-    """A run did not repeat what an earlier one did under the same choices: nothing can be said of its orders."""
-
-
 def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced: Mapping[int, int]) -> bool:
     # Both as they were at the same point of the same run, so that their keys are of one group.
     same = next((item for item in node.enabled if item == event), event)

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import Access
+
+_WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
+
+
+class DivergenceError(NixlPluginError):
+    """A run did not repeat what an earlier one did under the same choices: nothing can be said of its orders."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +46,16 @@ class RequestEvent:
     def __str__(self) -> str:
         what = f"{self.label}{_WORDS[self.kind]}" if self.label else _WORDS[self.kind]
         return f"client {self.client}: {what}"
+
+    def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
+        """Whether the order of the two can matter.
+
+        :param replaced: client number to that of the one that crashed and that it replaces.
+        """
+        if self.client == other.client or (self.fault and other.fault):
+            return True
+        if replaced.get(self.client) == other.client and other.kind == "c":
+            return True
+        if replaced.get(other.client) == self.client and self.kind == "c":
+            return True
+        return any(one.conflicts(another) for one in self.accesses for another in other.accesses)

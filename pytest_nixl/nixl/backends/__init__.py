@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL's backends: one module each, found by name."""
+"""NIXL's backends: one module each, found by name. Imports core and model: workers load it too."""
 
 from __future__ import annotations
 
