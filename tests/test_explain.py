@@ -145,7 +145,7 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
     for endpoint in parse_endpoints(explanation.rewrite):
         by_default = endpoint.port == 2379 and "no port is named" in explanation.remedy
         assert str(endpoint.port) in ports or by_default
-        numeric = {found for run in re.findall(r"[0-9A-Fa-fx.:]+", text)
+        numeric = {found for form in (r"[0-9A-Fa-fx.]+", r"[0-9A-Fa-fx.:]+") for run in re.findall(form, text)
                    for found in resolve_numeric(run, "1", socket.AF_INET)}  # fmt: skip
         assert endpoint.host in text or endpoint.host in numeric or f"::ffff:{endpoint.host}" in text.lower()
 

@@ -269,11 +269,11 @@ def test_every_field_of_a_recorded_figure() -> None:
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ("", "recorded #1: records no figure: expected bandwidth, p50, p99 or latency"),
-        ('bandwith = "1 GB/s"', "recorded #1, bandwith: unknown key (did you mean bandwidth?): expected backend"),
-        ('bandwidth = "1 GB"', "recorded #1, bandwidth: '1 GB' has the wrong unit 'GB': expected"),
-        ('bandwidth = "1 GB/s"\nplausible = "no"', "recorded #1, plausible: a text, not a boolean: expected true or"),
-        ('floor = "1 GB/s"', "recorded #1, floor: unknown key: expected backend, op"),
+        ("", "reference #1: records no figure: expected bandwidth, p50, p99 or latency"),
+        ('bandwith = "1 GB/s"', "reference #1, bandwith: unknown key (did you mean bandwidth?): expected backend"),
+        ('bandwidth = "1 GB"', "reference #1, bandwidth: '1 GB' has the wrong unit 'GB': expected"),
+        ('bandwidth = "1 GB/s"\nplausible = "no"', "reference #1, plausible: a text, not a boolean: expected true or"),
+        ('floor = "1 GB/s"', "reference #1, floor: unknown key: expected backend, op"),
     ],
 )
 def test_a_fault_of_a_recorded_figure_is_one_sentence(lines: str, sentence: str) -> None:
@@ -282,13 +282,13 @@ def test_a_fault_of_a_recorded_figure_is_one_sentence(lines: str, sentence: str)
 
 def test_a_recorded_figure_needs_its_source() -> None:
     message = fault_of('[[reference]]\nbandwidth = "1 GB/s"\n')
-    assert message.startswith("profile t.toml, recorded #1, source: missing: expected a text that names the document")
+    assert message.startswith("profile t.toml, reference #1, source: missing: expected a text that names the document")
 
 
 def test_a_recorded_figure_above_the_line_rate_says_so() -> None:
     line = 'memory = "VRAM:VRAM"\nbandwidth = "51 GB/s"\n'
     assert fault_of(RECORDED, line) == (
-        "profile t.toml, recorded #1, bandwidth: '51 GB/s' is above the line rate of 4 NICs of 100 Gb/s, 50 GB/s: "
+        "profile t.toml, reference #1, bandwidth: '51 GB/s' is above the line rate of 4 NICs of 100 Gb/s, 50 GB/s: "
         "expected plausible = false beside it"
     )
     assert not profile(RECORDED, line, "plausible = false").references[0].plausible

@@ -114,9 +114,9 @@ CHECKS = "expected a list of names of checks"
         (f'{NAMED}summry = "x"', "profile, summry: unknown key (did you mean summary?): expected name, summary"),
         (
             f"{NAMED}[[expects]]",
-            "expects: unknown key (did you mean expect?): expected profile, required, machine, expect, recorded",
+            "expects: unknown key (did you mean expect?): expected profile, required, machine, expect, reference",
         ),
-        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, machine, expect, recorded"),
+        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, machine, expect, reference"),
         (f"{NAMED}[expect]", "expect: a table, not a list of tables: expected [[expect]], with two brackets"),
         (f"expect = [1]\n{NAMED}", "expect: a list, not a list of tables: expected [[expect]], with two brackets"),
         (f"{NAMED}[required]\ncheck = []", "required, check: unknown key (did you mean checks?): expected checks"),
@@ -439,8 +439,8 @@ def test_loopback_requires_the_checks_of_a_laptop() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["gate.profiles", "gate.judge", "gate.machine", "gate.launches", "gate.verdicts", "record.results",
-     "record.samples", "settings", "units", "etcd.endpoints"],
+    ["judge.profiles", "judge.row", "model.machine", "judge.floor_test", "model.verdicts", "model.results",
+     "model.samples", "session.settings", "core.units", "etcd.endpoints"],
 )  # fmt: skip
 def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
