@@ -13,6 +13,15 @@ class _Address(ctypes.Structure):
     pass
 
 
+_Address._fields_ = [
+    ("next", ctypes.POINTER(_Address)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+]
+
+
 #: Where an address stands in a socket address, in bytes, and how long it is.
 _PLACES = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 

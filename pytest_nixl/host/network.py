@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 from dataclasses import dataclass
 
-from pytest_nixl.core.addresses import _Address, ask_addresses
+from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.pci import address_of
 from pytest_nixl.host.recorded_tree import FactsRoot
@@ -108,12 +107,3 @@ def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
         return Fact(None, path, "it cannot be read")
     lines = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [keyword]]
     return Fact(tuple(word for words in lines for word in words), path)
-
-
-_Address._fields_ = [
-    ("next", ctypes.POINTER(_Address)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-    ("netmask", ctypes.c_void_p),
-]
