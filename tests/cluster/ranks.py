@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree
 
-from hosts import Host
-from runs import Finished, environment
+from helpers.cli_run import Finished, environment
+from helpers.namespaces import Host
 
 #: Seconds for a run of pytest on all ranks: several times what it takes where nothing else runs.
 PATIENCE = 480.0

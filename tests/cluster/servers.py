@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hosts import ENDS_WITH_ALL, Host, Network
-from runs import environment, eventually
+from helpers.cli_run import environment, eventually
+from helpers.namespaces import ENDS_WITH_ALL, Host, Network
 
 from pytest_nixl.etcd_servers.binary import etcd_binary
 

@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hosts import Host, Network, network, require_tools
+from helpers.cli_run import ROOT, Finished, command, eventually
+from helpers.namespaces import Host, Network, network, require_tools
 from ranks import Ranks
-from runs import ROOT, Finished, command, eventually
 from servers import ETCD_PORT, etcd, keys
 
 from pytest_nixl.cluster.group import TTL

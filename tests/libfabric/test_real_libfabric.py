@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, one_host, require_tools, two_hosts
-from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment, profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, one_host, require_tools, two_hosts
 
 from pytest_nixl.judge.row import judge
 from pytest_nixl.measure.link import Link, WorkerPairs

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import require_tools, two_hosts
+from helpers.cuda_driver import build
+from helpers.namespaces import require_tools, two_hosts
 from test_real_libfabric import link
 
 from pytest_nixl.judge.regression import compare_launches

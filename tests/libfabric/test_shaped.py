@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, require_tools, two_hosts
-from runs import profile
+from helpers.cli_run import profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, require_tools, two_hosts
 from test_real_libfabric import link
 
 from pytest_nixl.judge.profiles import load_profile

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import BANDWIDTH, run
+from helpers.cli_run import BANDWIDTH, run
 
 from pytest_nixl.store.store import Store
 
