@@ -12,9 +12,9 @@ import pytest
 from helpers.cli_run import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
 from helpers.cuda_driver import build
 from helpers.namespaces import Network, network, require_tools
+from helpers.nixlbench import standin
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
 from servers import ETCD_PORT, etcd, keys
-from test_nixlbench_driver import standin
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
 BACKENDS = "--nixl-backend=UCX,LIBFABRIC"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, Finished, repeats, run
-from test_cpu_contention import spinning
+from helpers.contention import spinning
 
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 from pytest_nixl.core.host_load import HostLoad

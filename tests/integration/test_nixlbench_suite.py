@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import Finished, run
-from test_nixlbench_driver import standin
+from helpers.nixlbench import standin
 
 from pytest_nixl.core.units import KIB
 from pytest_nixl.judge.profile_learning import read_run

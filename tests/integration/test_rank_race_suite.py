@@ -107,7 +107,7 @@ def test_a_look_that_sees_no_race_is_an_error(tmp_path: Path) -> None:
 def standin(tmp_path: Path) -> str:
     """A double of nixlbench, as a program."""
     program = tmp_path / "nixlbench"
-    text = (ROOT / "tests" / "nixlbench_standin.py").read_text()
+    text = (ROOT / "tests" / "helpers" / "nixlbench_standin.py").read_text()
     program.write_text(text.replace("#!/usr/bin/env python3", f"#!{sys.executable}", 1))
     program.chmod(0o755)
     return str(program)

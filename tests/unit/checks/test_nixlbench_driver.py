@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT
 from helpers.etcd import mentioning, wait_until
+from helpers.nixlbench import standin
 
 from pytest_nixl.checks.nixlbench import driver, etcd_watch
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
@@ -38,15 +39,6 @@ pytestmark = pytest.mark.apart
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
 #: Seconds in which what has died is named, also on a busy machine, which starts four Pythons: nixlbench takes 181.
 AT_ONCE = 60.0
-
-
-def standin(folder: Path) -> Path:
-    """Write the double of nixlbench as a program."""
-    program = folder / "nixlbench"
-    text = (ROOT / "tests" / "nixlbench_standin.py").read_text()
-    program.write_text(text.replace("#!/usr/bin/env python3", f"#!{sys.executable}", 1))
-    program.chmod(0o755)
-    return program
 
 
 @pytest.fixture(scope="module")

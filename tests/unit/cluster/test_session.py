@@ -6,20 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from helpers.two_ranks import Two, two
 
 from pytest_nixl.cluster.group import MemberLostError
-from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.session import RankDriver, serve
-from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
@@ -27,40 +22,6 @@ from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
-
-TOKEN = "of this group"
-
-
-class Two:
-    """Rank 0, and a rank 1 that serves."""
-
-    def __init__(self, etcd: PrivateEtcd, pool: ThreadPoolExecutor) -> None:
-        self._etcd = etcd
-        joining = [pool.submit(self._join) for _ in range(2)]
-        first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
-        self.membership, self.other = first, second
-        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, supervisor())
-        self.driver = RankDriver(first, self._connect, timeout=20)
-        self.peer = self.driver.peers[1]
-
-    def _connect(self) -> EtcdClient:
-        return self._etcd.server.client()
-
-    def _join(self) -> Membership:
-        return join(self._connect(), "two", 2, prefix="/test", ttl=3, timeout=20, token=TOKEN)
-
-
-@contextmanager
-def two(etcd: PrivateEtcd) -> Iterator[Two]:
-    with ThreadPoolExecutor() as pool:
-        made = Two(etcd, pool)
-        try:
-            yield made
-        finally:
-            made.driver.end(Ending(0))
-            made.serving.exception(timeout=20)
-            for membership in (made.other, made.membership):
-                membership.leave()
 
 
 def test_a_row_between_two_ranks_is_measured_as_one_of_this_host(

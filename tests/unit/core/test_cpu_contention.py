@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import pytest
+from helpers.contention import spinning
 
 from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, too_many
 from pytest_nixl.judge.floor_test import decide_floor
@@ -24,22 +23,6 @@ from pytest_nixl.model.verdicts import Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FLOOR = Expectation(source="a test", floor=1e9)
-
-
-@contextmanager
-def spinning() -> Iterator[int]:
-    """Keep a core busy by another process; it has begun when this is entered."""
-    with subprocess.Popen(
-        # It ends with this process, however that ends.
-        [sys.executable, "-c", f"import os\nprint(flush=True)\nwhile os.getppid() == {os.getpid()}: pass"],
-        stdout=subprocess.PIPE,
-    ) as busy:
-        try:
-            assert busy.stdout is not None
-            busy.stdout.readline()
-            yield busy.pid
-        finally:
-            busy.kill()
 
 
 def test_what_others_take_is_told_from_what_the_row_takes() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.endpoints import LEAKY
 
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoint, parse_endpoints
@@ -98,30 +99,6 @@ def test_of_a_list_with_a_password_the_place_is_named() -> None:
         "etcd endpoint 2 of 2 cannot be read (it is not shown, as the list has a user or password in it, where a "
         f"comma is written %2C): expected {ENDPOINTS_FORM}"
     )
-
-
-# Each holds USER and SECRET, and none can be read.
-LEAKY = [
-    "http://USER:SECRET@h",
-    "http://USER:SECRET@h:1/",
-    "USER:SECRET@h:99999",
-    "ftp://USER:SECRET@h:1",
-    "http://USER:SEC/SECRET@h:1",
-    "http://USER:/SECRET@h:1",
-    "http://USER:SECRET@SECRET@h:1",
-    "http://USER:SECRET,SECRET@h:1",
-    "http://USER:SECRET,http@h:1/path",
-    "http://USER:a b SECRET@h:1",
-    "http://USER:SECRET@",
-    "http://USER:SECRET?@h:1",
-    "http://USER:SECRET#@h:1",
-    "http://USER:SECRET://@h:1",
-    "USER:SECRET/SECRET@h:1",
-    "USER:SECRET://x@h:1",
-    "http://a:1,http://USER:SECRET@b",
-    "http://USER:SECRET@a:1,http://USER:SECRET@b",
-    "http://USER/SECRET,@b",
-]
 
 
 @pytest.mark.parametrize("text", LEAKY)

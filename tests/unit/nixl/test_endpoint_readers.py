@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.endpoints import LEAKY
 from helpers.etcd import environment, running_etcd
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_endpoints import LEAKY
 
 from pytest_nixl.cli import main
 from pytest_nixl.etcd.endpoints import parse_endpoints

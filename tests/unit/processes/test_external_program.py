@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.etcd import running, wait_until
-from test_session import two
+from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.core.ring_buffer import RingBuffer
