@@ -21,22 +21,22 @@ import h2.config
 import h2.connection
 import h2.events
 
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.etcd.path import EtcdPath, Request
-from pytest_nixl.keeper import keeper
-from pytest_nixl.race.nursery import Claimant, Nursery
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.etcd.proxy import EtcdProxy, Request
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import supervisor
 
-FUNCTION = "pytest_nixl.race.functions:membership_from_a_start"
+FUNCTION = "pytest_nixl.checks.rank_race.functions:membership_from_a_start"
 #: Seconds for any claimant; and of a lease, so long that none has to be refreshed.
 SECONDS, TTL = 120.0, 120
 REQUESTS = 300
 
 
-def meet(nursery: Nursery, endpoints: Sequence[str], group: str) -> float:
+def meet(forkserver: ForkServer, endpoints: Sequence[str], group: str) -> float:
     """Have a claimant join by each endpoint; return the seconds from the start to the last one's rank."""
     size = len(endpoints)
     arguments = {"group": f"/bench/{group}/", "size": size, "ttl": TTL}
-    claimants = [nursery.start(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
+    claimants = [forkserver.start(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
     try:
         for claimant in claimants:
             if said(claimant, lambda rank: rank == -1) != -1:
@@ -58,7 +58,7 @@ def meet(nursery: Nursery, endpoints: Sequence[str], group: str) -> float:
             claimant.close()
 
 
-def said(claimant: Claimant, wanted: Callable[[int], bool]) -> int:
+def said(claimant: ForkedClaimant, wanted: Callable[[int], bool]) -> int:
     """Wait until a claimant announces a rank that is wanted, and return it; or leave, with what it said."""
     rank = claimant.wait_for(lambda message: "error" in message or wanted(message["rank"]), SECONDS)
     if rank is None or "error" in rank:
@@ -68,14 +68,14 @@ def said(claimant: Claimant, wanted: Callable[[int], bool]) -> int:
 
 def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
     """Print requests and time for each number of claimants."""
-    with Nursery() as nursery:
+    with ForkServer() as forkserver:
         for size in sizes:
             # Hundreds of processes are hard on a small machine, and on who shares it.
             turns = range(repeats if size <= 128 else 1)
-            times = [meet(nursery, [server.endpoint] * size, f"{size}-{turn}") for turn in turns]
-            with EtcdPath(server.endpoint) as path:
+            times = [meet(forkserver, [server.endpoint] * size, f"{size}-{turn}") for turn in turns]
+            with EtcdProxy(server.endpoint) as path:
                 ways = [path.client() for _ in range(size)]
-                meet(nursery, [way.endpoint for way in ways], f"{size}-counted")
+                meet(forkserver, [way.endpoint for way in ways], f"{size}-counted")
                 # A barrier begins with the key of who arrives; to leave, with the end of the lease.
                 joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
                 passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
@@ -148,7 +148,7 @@ def latency(protocol: str, endpoint: str) -> None:
 
 def path_cost(server: EmbeddedServer, repeats: int) -> None:
     """Print what a path that only passes adds to a put, for both protocols."""
-    with EtcdPath(server.endpoint) as path:
+    with EtcdProxy(server.endpoint) as path:
         way = path.client()
 
         def measured(protocol: str, endpoint: str) -> float:
@@ -182,7 +182,7 @@ def main() -> None:
         return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    server = EmbeddedServer.start(keeper())
+    server = EmbeddedServer.start(supervisor())
     print(
         f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, etcd {server.version}; "
         f"medians of {arguments.repeats}"

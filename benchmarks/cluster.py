@@ -15,9 +15,9 @@ import time
 from statistics import median, quantiles
 
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.session import Driver
-from pytest_nixl.etcd.embedded import EmbeddedServer
-from pytest_nixl.keeper import close_keeper, keeper
+from pytest_nixl.cluster.session import RankDriver
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 
 GROUP, TOKEN, SECONDS = "bench", "of the bench", 60.0
 
@@ -27,14 +27,14 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.session import serve
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.keeper import keeper
+from pytest_nixl.processes.supervisor import supervisor
 
 def client():
     return connect(parse_endpoints(sys.argv[1]))
 
 membership = join(client(), {GROUP!r}, 2, wanted=1, token={TOKEN!r})
 membership.barrier()
-serve(membership, client, keeper(), services={{"echo": lambda text: text}})
+serve(membership, client, supervisor(), services={{"echo": lambda text: text}})
 """
 
 
@@ -44,7 +44,7 @@ def once(server: EmbeddedServer, trips: int) -> tuple[list[float], float]:
     try:
         with server.client() as client, join(client, GROUP, 2, wanted=0, token=TOKEN) as membership:
             membership.barrier()
-            driver = Driver(membership, server.client, timeout=SECONDS)
+            driver = RankDriver(membership, server.client, timeout=SECONDS)
             took = []
             for number in range(trips):
                 start = time.perf_counter()
@@ -71,12 +71,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="how often a peer is killed (default: 5)")
     parser.add_argument("--trips", type=int, default=200, help="round trips before each of these (default: 200)")
     arguments = parser.parse_args()
-    server = EmbeddedServer.start(keeper())
+    server = EmbeddedServer.start(supervisor())
     try:
         found = [once(server, arguments.trips) for _ in range(arguments.repeat)]
     finally:
         server.discard()
-        close_keeper()
+        close_supervisor()
     trips = [1e3 * one for took, _ in found for one in took]
     named = [one for _, one in found]
     print(f"a command's round trip: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms, "

@@ -17,12 +17,13 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_nixl.keeper import close_keeper, keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import results
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import close_supervisor, supervisor
+from pytest_nixl.processes.worker_process import results
+from pytest_nixl.session.settings import read_settings
 
 BLOCKS = (65536, 1 << 20)
 COUNT = 200
@@ -64,8 +65,10 @@ def main() -> None:
     config = SimpleNamespace(getoption=lambda name, default=None: default, getini=lambda name: None)
     settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=BLOCKS)
     for _ in range(3):
-        one, other = (Here(keeper(), rank, shlex.split(prefix)) for rank, prefix in enumerate(sys.argv[1:] or ("", "")))
-        pairs = Pairs((one, other), settings)
+        one, other = (
+            LocalHost(supervisor(), rank, shlex.split(prefix)) for rank, prefix in enumerate(sys.argv[1:] or ("", ""))
+        )
+        pairs = WorkerPairs((one, other), settings)
         link = pairs.link("LIBFABRIC", "WRITE", MemoryPair("DRAM", "DRAM"))
         for block in BLOCKS:
             samples = link.measure(block)
@@ -74,7 +77,7 @@ def main() -> None:
                 f"{claimed(link, block) / 1e9:.2f} GB/s, delivered {samples.bandwidth / 1e9:.2f} GB/s"
             )
         pairs.close()
-    close_keeper()
+    close_supervisor()
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.record.provenance import Image, Provenance, host
-from pytest_nixl.record.recorded import FORM, OURS
-from pytest_nixl.record.results import Figures, Result
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
+from pytest_nixl.store.record_reader import FORM, OURS
 
 COMMAND = (sys.executable, "-m", "pytest_nixl.cli")
 BLOCKS = [f"{size}KiB" for size in (4, 8, 16, 32, 64, 128, 256, 512)] + [
@@ -47,7 +47,7 @@ def records(count: int) -> Iterator[str]:
             )
             for key, values in rows.items()
         ]  # fmt: skip
-        provenance = Provenance(Image(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, here)
+        provenance = Provenance(ImageIdentity(f"nixl:{number // 50}", "", "benchmark"), {"nixl": "1.5.1"}, {}, here)
         benchmarks = [
             {
                 "fullname": key,

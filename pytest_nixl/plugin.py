@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.etcd.fixtures import etcd3_client, nixl_etcd, nixl_etcd_path, nixl_etcd_server, nixl_private_etcd
-from pytest_nixl.fixtures import (
+from pytest_nixl.fixtures.agents import (
     gpu_buffer,
     nixl_agent,
     nixl_buffer,
@@ -21,13 +20,14 @@ from pytest_nixl.fixtures import (
     parametrize_links,
     require_image,
 )
-from pytest_nixl.gate.conclude import check_of
-from pytest_nixl.gate.preconditions import Preconditions
-from pytest_nixl.options import add_options, join_flags
-from pytest_nixl.run import Run, result_of, row_of, shorten, uses_ours, watch_load
+from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
+from pytest_nixl.session.options import add_options, join_flags
+from pytest_nixl.session.outcome import check_of
+from pytest_nixl.session.preconditions import Preconditions
+from pytest_nixl.session.run import Run, result_of, row_of, shorten, uses_ours, watch_load
 
 if TYPE_CHECKING:
-    from pytest_nixl.gate.reruns import Reruns
+    from pytest_nixl.session.reruns import Reruns
 
 # What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
 
@@ -39,7 +39,7 @@ __all__ = [
     "nixl_buffer",
     "nixl_cluster",
     "nixl_etcd",
-    "nixl_etcd_path",
+    "nixl_etcd_proxy",
     "nixl_etcd_server",
     "nixl_link",
     "nixl_pairs",
@@ -60,8 +60,8 @@ class _Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         plain = getattr(report, "nixl_result", None)
         if plain is not None:
-            from pytest_nixl.gate.reruns import Reruns
-            from pytest_nixl.record.results import Result
+            from pytest_nixl.model.results import Result
+            from pytest_nixl.session.reruns import Reruns
 
             self._reruns = self._reruns or Reruns()
             self._run.add(self._reruns.judge(Result.from_plain(plain), report))
@@ -75,10 +75,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     join_flags(args)
     if sys.stdout is None and (any("nixl" in each for each in args) or "suites" in early_config.getini("testpaths")):
-        from pytest_nixl.report.output import CLOSED, Output, reopen_closed_output
+        from pytest_nixl.core.terminal_output import CLOSED, TerminalOutput, reopen_closed_output
 
         reopen_closed_output()
-        early_config.pluginmanager.register(Output(CLOSED), "nixl-output")
+        early_config.pluginmanager.register(TerminalOutput(CLOSED), "nixl-output")
     yield
 
 
@@ -89,23 +89,23 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     run = Run.of(config)
     if run.asked_for and run.asked.several and not run.parallel:
-        from pytest_nixl.cluster.take_part import refuse
+        from pytest_nixl.cluster_hooks import refuse
 
         refuse(config, run)
     if run.asked_for and run.settings.judges and not run.parallel:
-        from pytest_nixl.gate.guard import refuse_accidents
+        from pytest_nixl.session.gate import refuse_accidents
 
         refuse_accidents(config, run.settings)
     if run.asked_for and run.settings.baseline and not run.parallel:
-        from pytest_nixl.gate.baseline import find
+        from pytest_nixl.session.baseline import find
 
         find(run)
     config.pluginmanager.register(_Results(run), "nixl-results")
     config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
     if run.asked_for and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
-        from pytest_nixl.report.output import Output
+        from pytest_nixl.core.terminal_output import TerminalOutput
 
-        config.pluginmanager.register(Output(), "nixl-output")
+        config.pluginmanager.register(TerminalOutput(), "nixl-output")
     config.pluginmanager.register(run.completeness, "nixl-completeness")
 
 
@@ -121,7 +121,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
-        from pytest_nixl.gate.suites import suite_of
+        from pytest_nixl.session.suites import suite_of
 
         run.checks = True
         run.suites |= {suite for suite in (suite_of(metafunc.definition.path),) if suite is not None}
@@ -139,7 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # A bad value that nobody typed, in the environment say, ends the run here.
         _ = run.settings, run.asked
         if row_of(item) is not None:
-            from pytest_nixl.record.benchmark import prepare_row
+            from pytest_nixl.session.benchmark import prepare_row
 
             prepare_row(item)
             if run.parallel:
@@ -149,15 +149,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     run = Run.of(session.config)
     if run.used and run.usable and run.settings.gate and session.config.pluginmanager.has_plugin("rerunfailures"):
-        from pytest_nixl.gate.reruns import refuse_marked
+        from pytest_nixl.session.reruns import refuse_marked
 
         refuse_marked(session.items, "--nixl-gate")
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)
     if run.used and not run.parallel and run.settings.gate:
-        from pytest_nixl.gate.profiles import load_profile
-        from pytest_nixl.gate.silent_profile import refuse_silence
+        from pytest_nixl.judge.profiles import load_profile
+        from pytest_nixl.session.silent_profile import refuse_silence
 
         refuse_silence(load_profile(run.settings.profile), session.items)
 
@@ -178,7 +178,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     run = Run.of(session.config)
     if run.parallel or session.config.option.collectonly or not run.in_cluster:
         return None
-    from pytest_nixl.cluster.take_part import take_part
+    from pytest_nixl.cluster_hooks import take_part
 
     return take_part(session, run)
 
@@ -196,7 +196,7 @@ def pytest_runtest_makereport(
     report = yield
     if not uses_ours(item):
         return report
-    from pytest_nixl.gate.profiles import load_profile
+    from pytest_nixl.judge.profiles import load_profile
 
     run = Run.of(item.config)
     if call.excinfo is not None:
@@ -226,7 +226,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     run = Run.of(config)
     if run.results:
-        from pytest_nixl.record.current import add_ours
+        from pytest_nixl.session.record_writer import add_ours
 
         add_ours(output_json, run)
 
@@ -235,7 +235,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
     run = Run.of(session.config)
     if run.party is not None:
-        from pytest_nixl.cluster.take_part import conclude
+        from pytest_nixl.cluster_hooks import conclude
 
         conclude(session, run)
     if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
@@ -249,13 +249,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         yield
     except BaseException as error:
         if run.results and not run.serves and run.usable:
-            from pytest_nixl.finish import leave_again
+            from pytest_nixl.report.outputs import leave_again
 
             run.interrupted = run.interrupted or run.completeness.crash(error)
             leave_again(session.config, run)
         raise
     if run.party is not None:
-        from pytest_nixl.cluster.take_part import leave
+        from pytest_nixl.cluster_hooks import leave
 
         for text in leave(session, run):
             print(text, file=sys.stderr)
@@ -267,11 +267,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 def _conclude(session: pytest.Session, run: Run) -> None:
     """Add what no test could see, fail the run where that fails, and leave its record and reports."""
-    from pytest_nixl.finish import leave
-    from pytest_nixl.gate.baseline import compare
-    from pytest_nixl.gate.guard import failed, missed
-    from pytest_nixl.gate.profiles import load_profile
+    from pytest_nixl.judge.profiles import load_profile
     from pytest_nixl.report.junit import add_run_cases
+    from pytest_nixl.report.outputs import leave
+    from pytest_nixl.session.baseline import compare
+    from pytest_nixl.session.gate import failed, missed
 
     settings = run.settings
     profile = load_profile(settings.profile)
@@ -310,6 +310,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         from pytest_nixl.report.terminal import last_word
 
         last_word(config, run)
-    module = sys.modules.get("pytest_nixl.keeper")
+    module = sys.modules.get("pytest_nixl.processes.supervisor")
     if module is not None:
-        module.close_keeper()
+        module.close_supervisor()

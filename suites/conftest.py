@@ -10,26 +10,25 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_nixl.alternate import alternate
-from pytest_nixl.backends import between_agents
-from pytest_nixl.fixtures import parametrize_values
-from pytest_nixl.gate.baseline import another_to_compare
-from pytest_nixl.gate.conclude import conclude
-from pytest_nixl.gate.findings import FINDINGS, judge_finding
-from pytest_nixl.gate.judge import another_launch, judge
-from pytest_nixl.gate.profiles import Profile, load_profile
-from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.raw.check import link_kinds
-from pytest_nixl.record.benchmark import CLOCK, record_samples, versions_of
-from pytest_nixl.record.results import FIGURES, Figures
-from pytest_nixl.record.samples import Samples
-from pytest_nixl.run import Run
-from pytest_nixl.settings import Settings
-from pytest_nixl.units import format_size
-from pytest_nixl.values import MOST_LAUNCHES
-from pytest_nixl.worker.places import Here
+from pytest_nixl.checks.raw_tools.check import link_kinds
+from pytest_nixl.core.units import format_size
+from pytest_nixl.fixtures.agents import parametrize_values
+from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.judge.row import another_launch, judge
+from pytest_nixl.measure.interleaved import alternate
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.findings import FINDINGS, judge_finding
+from pytest_nixl.model.results import FIGURES, Figures
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.nixl.backends import between_agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.baseline import another_to_compare
+from pytest_nixl.session.benchmark import CLOCK, record_samples, versions_of
+from pytest_nixl.session.outcome import conclude
+from pytest_nixl.session.run import Run
 
 
 class FindingFixture(Protocol):
@@ -124,13 +123,13 @@ def nixl_run(pytestconfig: pytest.Config) -> Run:
 
 
 @pytest.fixture(scope="session")
-def other_pairs(nixl_settings: Settings) -> Iterator[Pairs | None]:
-    """Workers of the other image, where ``--nixl-against`` names one."""
+def other_pairs(nixl_settings: Settings) -> Iterator[WorkerPairs | None]:
+    """Workers of the other image, where ``--nixl-compare-image`` names one."""
     if nixl_settings.against is None:
         yield None
         return
-    one, other = (Here(keeper(), rank, nixl_settings.against.prefix) for rank in range(2))
-    pairs = Pairs((one, other), nixl_settings)
+    one, other = (LocalHost(supervisor(), rank, nixl_settings.against.prefix) for rank in range(2))
+    pairs = WorkerPairs((one, other), nixl_settings)
     yield pairs
     pairs.close()
 
@@ -143,7 +142,7 @@ def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, i
 
 @pytest.fixture
 def measure(
-    nixl_link: Link, other_pairs: Pairs | None, another: Callable[[Samples], bool], nixl_run: Run
+    nixl_link: Link, other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
     """Measure a row in as many launches as it takes; in turn with the other image where there is one."""
     if other_pairs is None:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.agent import Agents
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.settings import Settings, read_settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.settings import read_settings
 
 # Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,12 +34,12 @@ def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
 
 
 @pytest.fixture
-def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Pairs]]:
+def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., WorkerPairs]]:
     """Make pairs of workers with settings of their own; all end with the test."""
-    made: list[Pairs] = []
+    made: list[WorkerPairs] = []
 
-    def make(**changes: Any) -> Pairs:
-        made.append(Pairs((Here(keeper(), 0), Here(keeper(), 1)), make_settings(**changes)))
+    def make(**changes: Any) -> WorkerPairs:
+        made.append(WorkerPairs((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
         return made[-1]
 
     yield make
@@ -49,5 +50,5 @@ def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[...,
 @pytest.fixture
 def agents(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
     """Agents whose steps may take twenty seconds."""
-    with Agents(Here(keeper()), make_settings(timeout=20.0)) as started:
+    with Agents(LocalHost(supervisor()), make_settings(timeout=20.0)) as started:
         yield started

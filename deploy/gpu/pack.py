@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from packaging.requirements import Requirement  # noqa: E402
 from packaging.utils import canonicalize_name  # noqa: E402
 
-from pytest_nixl.facts.elf import read_elf  # noqa: E402
+from pytest_nixl.host.elf import read_elf  # noqa: E402
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -149,7 +149,7 @@ def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
 
 def system_libraries() -> Iterator[Item]:
     """Yield the system's own libraries that NIXL's need."""
-    from pytest_nixl.facts.elf import find
+    from pytest_nixl.host.elf import find
 
     for soname in _SYSTEM:
         file = find(soname, (), {})

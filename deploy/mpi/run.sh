@@ -39,7 +39,7 @@ options=(
     -p no:cacheprovider --pyargs pytest_nixl.suites
     --nixl-gate
     --nixl-etcd-listen=0.0.0.0:23790
-    --nixl-logs="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
+    --nixl-log-dir="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
 )
 
 # mpirun kills the other ranks soon after the first one has ended with another code than 0. So no rank ends before every

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from pytest_nixl.cli import clean, compare, doctor, endpoint, facts, findings, history, profile, report
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
@@ -62,7 +62,7 @@ def _words(error: OSError) -> str:
 
 def _lead_nowhere() -> None:
     """Have standard output lead nowhere: Python would fail once more, on what is left in its buffer, when it ends."""
-    from pytest_nixl.report.output import lead_nowhere
+    from pytest_nixl.core.terminal_output import lead_nowhere
 
     lead_nowhere()
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.clean import Cleaned
+    from pytest_nixl.cluster.garbage_collection import RemovedGroups
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,10 +31,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.cluster.clean import clean
-    from pytest_nixl.cluster.group import RefusedError
+    from pytest_nixl.cluster.garbage_collection import clean
+    from pytest_nixl.cluster.group import JoinRefusedError
     from pytest_nixl.etcd.endpoints import parse_endpoints
-    from pytest_nixl.facts.etcd import client_as_etcdctl
+    from pytest_nixl.host.etcd import client_as_etcdctl
 
     with client_as_etcdctl(parse_endpoints(_endpoints(arguments.etcd))) as client:
         cleaned = clean(client, group=arguments.group, dry_run=arguments.dry_run)
@@ -42,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(line)
     try:
         cleaned.check()
-    except RefusedError as error:
+    except JoinRefusedError as error:
         sys.stdout.flush()
         print(f"pytest-nixl: {error}", file=sys.stderr)
         return 1
@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _endpoints(given: str | None) -> str:
-    from pytest_nixl.facts.facts import ETCD_VARIABLES
+    from pytest_nixl.host.facts import ETCD_VARIABLES
 
     found = given or next((os.environ[name] for name in ETCD_VARIABLES if os.environ.get(name)), "")
     if not found:
@@ -58,7 +58,7 @@ def _endpoints(given: str | None) -> str:
     return found
 
 
-def _lines(cleaned: Cleaned, *, dry_run: bool) -> Iterator[str]:
+def _lines(cleaned: RemovedGroups, *, dry_run: bool) -> Iterator[str]:
     would = "would remove" if dry_run else "removed"
     for dead in cleaned.removed:
         yield f"{would} group {dead.group!r}: {_count(dead.keys, 'key')}"

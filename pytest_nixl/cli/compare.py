@@ -29,12 +29,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     needs("scipy", "compare")
     from pathlib import Path
 
-    from pytest_nixl.gate.compared import compare_runs, refuse_other_machine
-    from pytest_nixl.gate.verdicts import GOOD, Outcome, outcome
-    from pytest_nixl.record.store import find_baseline
+    from pytest_nixl.core.units import parse_share
+    from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
+    from pytest_nixl.model.verdicts import GOOD, Outcome, outcome
     from pytest_nixl.report.comparison import lines
-    from pytest_nixl.report.files import Report, write
-    from pytest_nixl.values import parse_reports, parse_share
+    from pytest_nixl.report.files import write
+    from pytest_nixl.report.run_report import RunReport
+    from pytest_nixl.session.parsers import parse_reports
+    from pytest_nixl.store.store import find_baseline
 
     try:
         margin = parse_share(arguments.max_regression)
@@ -57,7 +59,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     for line in lines(compared, gate=arguments.gate):
         print(line.text)
     for path in paths:
-        write(Report(now, compared, (before, now), gate=arguments.gate), Path(path))
+        write(RunReport(now, compared, (before, now), gate=arguments.gate), Path(path))
     if now.interrupted:
         print(f"{now.source}: {now.interrupted}")
         return 1

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_nixl.values import parse_backends
+from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:
-    from pytest_nixl.facts.facts import Facts
-    from pytest_nixl.facts.root import Root
+    from pytest_nixl.host.facts import Facts
+    from pytest_nixl.host.recorded_tree import FactsRoot
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,16 +48,16 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.doctor.check import Wanted
-    from pytest_nixl.doctor.examine import PLACED, examine, failed, lines, plain
-    from pytest_nixl.facts.root import Root
-    from pytest_nixl.facts.secrets import hide_all, hider
-    from pytest_nixl.gate.profiles import load_profile
+    from pytest_nixl.checks.doctor.check import Requirements
+    from pytest_nixl.checks.doctor.examine import PLACED, examine, failed, lines, plain
+    from pytest_nixl.core.redaction import hide_all, hider
+    from pytest_nixl.host.recorded_tree import FactsRoot
+    from pytest_nixl.judge.profiles import load_profile
 
     profile = load_profile(arguments.profile)
-    root = Root(arguments.root)
+    root = FactsRoot(arguments.root)
     facts, backends = gathered(arguments, root, image=arguments.image)
-    wanted = Wanted(profile, backends, image=arguments.image)
+    wanted = Requirements(profile, backends, image=arguments.image)
     answers = examine(facts, wanted, gate=arguments.gate, only=PLACED if arguments.hwloc else ())
     hide = hider(os.environ)
     if arguments.json:
@@ -70,15 +70,15 @@ def _run(arguments: argparse.Namespace) -> int:
     return int(failed(answers))
 
 
-def gathered(arguments: argparse.Namespace, root: Root, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
+def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
     """Gather the facts that the options ask for; return them with the backends that are judged."""
-    from pytest_nixl.facts.facts import gather
-    from pytest_nixl.keeper import close_keeper
+    from pytest_nixl.host.facts import gather
+    from pytest_nixl.processes.supervisor import close_supervisor
 
     given = arguments.backend or (os.environ.get("NIXL_BACKEND") if root.live else "")
     backends = parse_backends(given or "UCX")
     if arguments.hwloc is not None:
-        from pytest_nixl.facts.hwloc import hwloc_facts
+        from pytest_nixl.host.hwloc import hwloc_facts
 
         return hwloc_facts(arguments.hwloc), backends
     try:
@@ -96,7 +96,7 @@ def gathered(arguments: argparse.Namespace, root: Root, *, image: bool = False) 
             f"{root.folder} is no tree of this version ({error!r}): expected one that `facts --record` wrote"
         ) from None
     finally:
-        close_keeper()
+        close_supervisor()
     recorded = tuple(backend.name for backend in facts.software.backends)
     return facts, backends if root.live or given else recorded or backends
 

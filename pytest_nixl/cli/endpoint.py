@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from pytest_nixl.etcd.explain import Explanation, Reading, explain
+from pytest_nixl.nixl.endpoint_readers import EndpointReading, Explanation, explain
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +36,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield f"  {explanation.remedy}"
 
 
-def _reading(reading: Reading) -> Iterator[str]:
+def _reading(reading: EndpointReading) -> Iterator[str]:
     yield f"  {reading.reader:<13} {'reads it' if reading.works else 'does not read it'}: {reading.why}"
     for note in reading.notes:
         yield f"  {'':<13} {note.finding + ': ' if note.finding else ''}{note.text}"

@@ -29,9 +29,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.facts.markdown import markdown, near_lines
-    from pytest_nixl.facts.root import Root
-    from pytest_nixl.facts.secrets import hider
+    from pytest_nixl.core.redaction import hider
+    from pytest_nixl.host.markdown import markdown, near_lines
+    from pytest_nixl.host.recorded_tree import FactsRoot
 
     if arguments.compare:
         return _compare(arguments.compare)
@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.record} is there already: expected the name of a new folder")
     if arguments.record is not None and arguments.hwloc is not None:
         raise ValueError("--hwloc is no host that could be recorded: expected --near, --markdown or --output")
-    root = Root(arguments.root)
+    root = FactsRoot(arguments.root)
     facts, _ = gathered(arguments, root)
     if arguments.record is not None:
         root.write(arguments.record, hider(os.environ))
@@ -61,9 +61,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(paths: list[Path]) -> int:
-    from pytest_nixl.doctor.ranks import compare_hosts
-    from pytest_nixl.facts.facts import read_facts
-    from pytest_nixl.gate.verdicts import Outcome, outcome
+    from pytest_nixl.checks.doctor.ranks import compare_hosts
+    from pytest_nixl.host.facts import read_facts
+    from pytest_nixl.model.verdicts import Outcome, outcome
 
     if len(paths) < 2:
         raise ValueError("one file cannot be compared: expected those of two ranks or more")

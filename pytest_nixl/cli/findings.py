@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _findings(arguments: argparse.Namespace) -> int:
-    from pytest_nixl.gate.findings import FINDINGS, known_finding
+    from pytest_nixl.model.findings import FINDINGS, known_finding
 
     chosen = [FINDINGS[known_finding(id)] for id in arguments.ids] or list(FINDINGS.values())
     if arguments.json:

@@ -20,8 +20,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _history(arguments: argparse.Namespace) -> int:
     needs("ruptures", "compare")
-    from pytest_nixl.record.store import Store
     from pytest_nixl.report.history import courses, lines, of_one_machine
+    from pytest_nixl.store.store import Store
 
     runs, skipped = Store(arguments.store).summaries()
     runs, left_out = of_one_machine(runs[-arguments.last :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
 
 
 def needs(package: str, extra: str) -> None:

@@ -7,15 +7,16 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_nixl import units
-from pytest_nixl.evidence.counters import COUNTERS_FORM, difference, read_counters
-from pytest_nixl.gate.judge import rate
-from pytest_nixl.gate.learned import RUNS_FORM, learned_profile
-from pytest_nixl.gate.machine import Machine
-from pytest_nixl.gate.profiles import Expectation, Profile, Recorded, load_profile
-from pytest_nixl.gate.verdicts import Outcome, outcome
-from pytest_nixl.nixlbench.table import read_files
-from pytest_nixl.nixlbench.verdict import judge_run
+from pytest_nixl.checks.nixlbench.table import read_files
+from pytest_nixl.checks.nixlbench.verdict import judge_run
+from pytest_nixl.core import units
+from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
+from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.judge.row import rate
+from pytest_nixl.model.device_counters import COUNTERS_FORM, difference, read_counters
+from pytest_nixl.model.expectation import Expectation, ReferenceRun
+from pytest_nixl.model.machine import Machine
+from pytest_nixl.model.verdicts import Outcome, outcome
 from pytest_nixl.report.table import lines
 
 
@@ -121,7 +122,7 @@ def _machine(machine: Machine) -> Iterator[str]:
     yield from _sources(machine.source)
 
 
-def _recorded(figure: Recorded) -> Iterator[str]:
+def _recorded(figure: ReferenceRun) -> Iterator[str]:
     parts = [figure.backend or "any backend", figure.op or "any operation", str(figure.memory or "any memory")]
     if figure.blocks is not None:
         parts.append("..".join(units.format_size(size) for size in dict.fromkeys(figure.blocks)))

@@ -20,10 +20,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _report(arguments: argparse.Namespace) -> int:
     from pytest_nixl.cli.needs import needs
-    from pytest_nixl.gate.compared import compare_runs, refuse_other_machine
-    from pytest_nixl.record.store import Store, find_baseline
-    from pytest_nixl.report.files import Report, write
-    from pytest_nixl.values import parse_reports
+    from pytest_nixl.judge.run_comparison import compare_runs, refuse_other_machine
+    from pytest_nixl.report.files import write
+    from pytest_nixl.report.run_report import RunReport
+    from pytest_nixl.session.parsers import parse_reports
+    from pytest_nixl.store.store import Store, find_baseline
 
     paths = parse_reports(",".join(arguments.output))
     store = arguments.store or (arguments.run_ if Path(arguments.run_).is_dir() else "")
@@ -39,6 +40,6 @@ def _report(arguments: argparse.Namespace) -> int:
     for note in skipped:
         print(note)
     for path in paths:
-        write(Report(run, compared, tuple(history), gate=arguments.gate), Path(path))
+        write(RunReport(run, compared, tuple(history), gate=arguments.gate), Path(path))
         print(f"wrote {path}")
     return 0

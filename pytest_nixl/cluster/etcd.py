@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.asked import Asked
+from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.group import PREFIX
-from pytest_nixl.cluster.where import find_etcd
+from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.etcd.client import EtcdError, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-from pytest_nixl.etcd.listen import Listen, credentials, serve_etcd, wait_for_etcd
-from pytest_nixl.etcd.servers import EtcdServer, ExternalServer
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, serve_etcd, wait_for_etcd
+from pytest_nixl.etcd_servers.sources import EtcdServer, ExternalServer
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 
-def require_etcd(settings: Settings, asked: Asked) -> None:
+def require_etcd(settings: Settings, asked: Placement) -> None:
     """:raises pytest.UsageError: where nothing says in which etcd the ranks meet."""
     if settings.etcd_listen:
         if asked.rank is None:
@@ -34,7 +34,7 @@ def require_etcd(settings: Settings, asked: Asked) -> None:
         )
 
 
-def require_secret(settings: Settings, asked: Asked) -> None:
+def require_secret(settings: Settings, asked: Placement) -> None:
     """:raises pytest.UsageError: where a gate would believe whatever anybody writes to the ranks' etcd."""
     if settings.gate and not settings.group_token and not _has_credentials(settings):
         raise _no_secret(f"{asked.ranks} ranks ({asked.source}) without a group token")
@@ -66,7 +66,9 @@ def _no_secret(what: str) -> pytest.UsageError:
     )
 
 
-def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper, waiting: Callable[[str], None]) -> EtcdServer:
+def meeting_etcd(
+    settings: Settings, asked: Placement, supervisor: SupervisorClient, waiting: Callable[[str], None]
+) -> EtcdServer:
     """Return the etcd of the group: started, where this is rank 0 and is to serve it; else once it answers.
 
     :param waiting: called now and then with a sentence on what is waited for.
@@ -74,9 +76,9 @@ def meeting_etcd(settings: Settings, asked: Asked, keeper: Keeper, waiting: Call
     """
     if not settings.etcd_listen:
         return ExternalServer.of(settings)
-    listen = Listen.parse(settings.etcd_listen)
+    listen = ListenAddress.parse(settings.etcd_listen)
     if asked.rank == 0:
-        return serve_etcd(keeper, listen, settings.group_token)
+        return serve_etcd(supervisor, listen, settings.group_token)
     url = find_etcd(settings.etcd, listen, asked.rank, asked.placement, os.environ)
     wait_for_etcd(url, settings.join_timeout, settings.group_token, waiting)
     return ExternalServer(parse_endpoints(url), **credentials(settings.group_token))

@@ -6,12 +6,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.claimants import shorten
 from pytest_nixl.cluster.group import Member, MembershipError
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.cluster.members import shorten
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.transaction import Done, KeyValue, get, get_prefix, txn
+from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn
 
 #: Seconds that the etcd may take for all that is asked.
 SECONDS = 5.0
@@ -65,7 +65,7 @@ class _Asking:
 
     def _who_is_there(self) -> list[str]:
         prefix = f"{self._root}members/"
-        done = Done.of(self._client.transaction(txn([], self._values.ask_members())))
+        done = TransactionResult.of(self._client.transaction(txn([], self._values.ask_members())))
         there = {item.key[len(prefix) :]: item for item in done.found(0).items}
         listed = {member.token for member in self._members}
         here = sum(token in there for token in listed)
@@ -96,7 +96,7 @@ class _Asking:
         # The barriers that are waited at: each rank's place at the one before goes when it comes to the next.
         arrived = f"{self._root}arrived/"
         asked = [get(f"{self._root}run/gate"), get_prefix(arrived)]
-        done = Done.of(self._client.transaction(txn([], asked)))
+        done = TransactionResult.of(self._client.transaction(txn([], asked)))
         gate = done.found(0).first
         passed = self._values.read_gate(gate, self._members)
         next_one = f"{arrived}{passed + 1:06d}/"
@@ -105,7 +105,7 @@ class _Asking:
         return [f"{last}; at barrier {passed + 1}: {_ranks(sorted(waiting))}"]
 
     def _keys(self) -> list[str]:
-        done = Done.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
+        done = TransactionResult.of(self._client.transaction(txn([], [get_prefix(self._root, limit=_KEYS)])))
         found = done.found(0)
         lines = [f"{_count(found.count, 'key')} in all"]
         lines += [f"  {_shown(item.key[len(self._root) :])}: {_count(len(item.value), 'byte')}" for item in found.items]

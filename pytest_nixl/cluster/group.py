@@ -7,7 +7,7 @@ told by a watch. Nothing is read, changed and written back. Where two want one r
 every member is told.
 
 Every write is one that can be repeated: after a lost answer the second attempt finds its own first one. What is not
-certain any more once a lease has ended is refused by the lease itself, or by :class:`FencedError`.
+certain any more once a lease has ended is refused by the lease itself, or by :class:`LeaseLostError`.
 
 Keys, under ``PREFIX/GROUP/``, or under ``PREFIX/GROUP.SUFFIX/`` where the group has a token (:func:`group_root`), and
 every value a seal (``group_values``):
@@ -30,9 +30,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, loads
 from pytest_nixl.etcd.transaction import KeyValue
-from pytest_nixl.strict import Every, Number, StrictError, Text, check, loads
 
 PREFIX = "/pytest-nixl/groups"
 #: Seconds that a member lives in etcd without a sign of life.
@@ -46,7 +46,7 @@ class MembershipError(NixlPluginError):
     """A group could not be joined, or has lost a member."""
 
 
-class RefusedError(MembershipError):
+class JoinRefusedError(MembershipError):
     """The group is another's: it has all its members, and they are alive. Or its members are in each other's way."""
 
 
@@ -60,7 +60,7 @@ class MemberLostError(MembershipError):
     """A member of a group that had started has gone: its lease ended, or it left."""
 
 
-class FencedError(MembershipError):
+class LeaseLostError(MembershipError):
     """The own lease has ended, or may have: this member must not act as its rank any more."""
 
 
@@ -90,7 +90,7 @@ def group_name(folder: str) -> tuple[str, bool]:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Roster:
     """The list that was frozen, and the key that holds it. With a ``refusal`` there is no list, and will be none.
 
     :param changes: how often a place of it was taken over: of two lists the one with more is the newer one.
@@ -103,7 +103,7 @@ class Frozen:
     changes: int = 0
 
     @classmethod
-    def of(cls, key: KeyValue, value: bytes | None = None) -> Frozen:
+    def of(cls, key: KeyValue, value: bytes | None = None) -> Roster:
         """Read it from its key, of which ``value`` is the value where that is sealed.
 
         :raises StrictError: where no rank has written it.

@@ -13,15 +13,16 @@ import json
 import logging
 from collections.abc import Sequence
 
-from pytest_nixl.cluster.claimants import Claimant, not_of_a_rank
-from pytest_nixl.cluster.group import Frozen, Member
+from pytest_nixl.cluster.group import Member, Roster
+from pytest_nixl.cluster.members import Candidate, not_of_a_rank
 from pytest_nixl.cluster.seals import SealError, Seals
+from pytest_nixl.core.strict import Number, StrictError, check, loads
 from pytest_nixl.etcd.client import Lease
 from pytest_nixl.etcd.transaction import (
-    Done,
-    Found,
+    FoundKey,
     KeyValue,
     Part,
+    TransactionResult,
     absent,
     delete,
     get,
@@ -30,7 +31,6 @@ from pytest_nixl.etcd.transaction import (
     txn,
     unchanged,
 )
-from pytest_nixl.strict import Number, StrictError, check, loads
 
 #: Keys that are remembered as ignored, at most: a stranger may write any number of them.
 _REMEMBERED = 100
@@ -65,7 +65,7 @@ class GroupValues:
         return txn([absent(key)], [put(key, b"", lease)], [get(key)])
 
     @staticmethod
-    def registration(done: Done) -> int:
+    def registration(done: TransactionResult) -> int:
         """Return that create revision, by the answer to :meth:`register`: the second one, where the first was lost."""
         if done.succeeded:
             return done.revision
@@ -73,7 +73,7 @@ class GroupValues:
         assert key is not None, "one of the two transactions has written it"
         return key.create_revision
 
-    def member(self, claimant: Claimant, revision: int) -> bytes:
+    def member(self, claimant: Candidate, revision: int) -> bytes:
         """Return the value of a member that registered at this revision."""
         return self._seals.seal(f"{self.members}{claimant.token}", claimant.value, str(revision))
 
@@ -81,7 +81,7 @@ class GroupValues:
         """Return the two parts of a transaction whose answers :meth:`read_members` takes."""
         return get_prefix(self.members, by_creation=True), get_prefix(self.registered, keys_only=True)
 
-    def read_members(self, done: Done, place: int = 0) -> tuple[list[Claimant], list[KeyValue]]:
+    def read_members(self, done: TransactionResult, place: int = 0) -> tuple[list[Candidate], list[KeyValue]]:
         """Return the members in the order in which they came, and the keys among theirs that no member wrote.
 
         :param place: of the first of the two parts in the transaction.
@@ -95,7 +95,7 @@ class GroupValues:
             if value is None:
                 planted.append(item)
             else:
-                found.append(Claimant.of(item.key, value))
+                found.append(Candidate.of(item.key, value))
         return found, planted
 
     # the list of members: an old one names no process that is alive, or is older by its number of changes.
@@ -104,13 +104,13 @@ class GroupValues:
         self, key: str, ttl: int, members: Sequence[tuple[str, str, int]], *, refusal: str = "", changes: int = 0
     ) -> bytes:
         """Return the value of the list."""
-        return self._seals.seal(key, Frozen.value(ttl, members, refusal=refusal, changes=changes))
+        return self._seals.seal(key, Roster.value(ttl, members, refusal=refusal, changes=changes))
 
-    def read_frozen(self, item: KeyValue) -> Frozen | None:
+    def read_frozen(self, item: KeyValue) -> Roster | None:
         """Return the list; None: the group has not written it."""
         value = self._open(item)
         try:
-            return None if value is None else Frozen.of(item, value)
+            return None if value is None else Roster.of(item, value)
         except StrictError as error:
             raise not_of_a_rank(item.key, error) from None
 
@@ -138,7 +138,7 @@ class GroupValues:
         """Return the value of a member's key at a barrier."""
         return self._seals.seal(key, b"", member.token)
 
-    def arrived(self, found: Found, prefix: str, members: Sequence[Member]) -> set[int]:
+    def arrived(self, found: FoundKey, prefix: str, members: Sequence[Member]) -> set[int]:
         """Return the ranks among ``members`` that have arrived, by the keys under a barrier's prefix."""
         by_key = {f"{prefix}{member.rank:06d}": member for member in members}
         here = set()

@@ -10,25 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from pytest_nixl.cluster.claim import LATE, Claim, Waiting
-from pytest_nixl.cluster.claimants import Claimant, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.group import (
     NAME,
     PREFIX,
     TTL,
-    Frozen,
+    JoinRefusedError,
     Member,
     MissingRanksError,
-    RefusedError,
+    Roster,
     group_name,
     group_root,
 )
+from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.registration import LATE, Registration, Waiting
 from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
 from pytest_nixl.etcd.transaction import (
-    Done,
-    Found,
+    FoundKey,
     KeyValue,
+    TransactionResult,
     absent,
     delete,
     delete_prefix,
@@ -81,7 +81,7 @@ def join(
     if wanted is not None and wanted < 0:
         raise ValueError(f"rank {wanted} cannot be had: ranks are counted from 0")
     root = group_root(prefix, group, token)
-    claim = Claim(
+    claim = Registration(
         client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted, group_token=token
     )
     try:
@@ -96,7 +96,7 @@ def join(
 class Joining:
     """The way from a claim to a membership."""
 
-    def __init__(self, claim: Claim, timeout: float, waiting: Waiting | None) -> None:
+    def __init__(self, claim: Registration, timeout: float, waiting: Waiting | None) -> None:
         self._claim = claim
         self._timeout = timeout
         self._waiting = waiting
@@ -128,7 +128,7 @@ class Joining:
             raise self._refused(frozen, self._why_not(frozen, started=False))
         return Membership(claim, frozen, rank, self._seen)
 
-    def _place(self) -> tuple[Frozen | None, int]:
+    def _place(self) -> tuple[Roster | None, int]:
         """Claim a place; return the list, where it is frozen already, and how many have a place: 0 if not we too."""
         claim = self._claim
         run, members = f"{claim.root}run/", claim.members
@@ -150,7 +150,7 @@ class Joining:
         frozen = self._list_in(inner.found(2))
         return frozen, inner.found(1).count if inner.found(0).first else 0
 
-    def _list_in(self, found: Found) -> Frozen | None:
+    def _list_in(self, found: FoundKey) -> Roster | None:
         """Return the list among the keys under ``run/``; one that the group has not written is removed."""
         key = _named(found, self._claim.frozen)
         frozen = self._claim.values.read_frozen(key) if key is not None else None
@@ -163,7 +163,7 @@ class Joining:
         if time.monotonic() > self._deadline:
             raise self._missing()
 
-    def _freeze(self) -> Frozen:
+    def _freeze(self) -> Roster:
         """Freeze the list, or the refusal of one, unless somebody has."""
         claim = self._claim
         claimants = self._first_claimants()
@@ -194,14 +194,14 @@ class Joining:
                 return frozen
             self._in_time()
 
-    def _first_claimants(self) -> list[Claimant]:
+    def _first_claimants(self) -> list[Candidate]:
         """Return who came first, as many as there are places, if so many are there."""
         claim = self._claim
         # Those that nobody of the group has written stay: they are not counted, and are in nobody's way yet.
         members, _ = claim.values.read_members(claim.transact(txn([], claim.values.ask_members()), self._deadline))
         return members[: claim.size]
 
-    def _one_goes(self, claimants: Sequence[Claimant], patience: float) -> tuple[Frozen | None, bool]:
+    def _one_goes(self, claimants: Sequence[Candidate], patience: float) -> tuple[Roster | None, bool]:
         """Wait until one of them has gone; return the list where it is frozen meanwhile, and whether one has."""
         claim = self._claim
         watched = (
@@ -217,7 +217,7 @@ class Joining:
                 return None, True
         return None, False
 
-    def _outcome(self, claimants: Sequence[Claimant]) -> bytes:
+    def _outcome(self, claimants: Sequence[Candidate]) -> bytes:
         """What is to be frozen."""
         claim = self._claim
         if problem := quarrel(claimants, claim.size):
@@ -227,7 +227,7 @@ class Joining:
         listed = [(member.token, member.host, member.pid) for member in seat(claimants, claim.size)]
         return claim.values.frozen(claim.frozen, claim.ttl, listed)
 
-    def _wait_for_list(self) -> Frozen:
+    def _wait_for_list(self) -> Roster:
         claim = self._claim
         for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._tick):
             if not event.deleted and (frozen := claim.values.read_frozen(event.item)) is not None:
@@ -245,7 +245,7 @@ class Joining:
 
     def _absent(self) -> str:
         claim = self._claim
-        done = Done.of(claim.client.transaction(txn([], claim.values.ask_members())))
+        done = TransactionResult.of(claim.client.transaction(txn([], claim.values.ask_members())))
         here, planted = claim.values.read_members(done)
         hint = (
             f"; not counted: {shorten([repr(item.key) for item in planted])}, without a seal of this group"
@@ -282,7 +282,7 @@ class Joining:
                 waiting[f"{prefix}{folder}/"] += 1
         return sum(count for root, count in waiting.items() if root != claim.root and root not in started)
 
-    def _take_over(self, frozen: Frozen) -> Frozen | None:
+    def _take_over(self, frozen: Roster) -> Roster | None:
         """Wait for the place of a member that died before the group started, or for the group's end.
 
         A full group may have dead members in it, whose leases have not ended yet: it is given that long, and no longer.
@@ -328,7 +328,7 @@ class Joining:
             elif not self._something_happens(patience):
                 raise self._refused(frozen, why_not or self._occupied(bool(free)))
 
-    def _why_not(self, frozen: Frozen, started: bool) -> str:
+    def _why_not(self, frozen: Roster, started: bool) -> str:
         """Say why the group could not take us, even if it had room; empty where it could."""
         if frozen.refusal:
             return frozen.refusal
@@ -342,7 +342,7 @@ class Joining:
             return f"rank {self._claim.wanted}, which this claimant was given, is another's"
         return "all its members are there"
 
-    def _replace(self, frozen: Frozen, vacant: Member) -> Frozen | None:
+    def _replace(self, frozen: Roster, vacant: Member) -> Roster | None:
         claim = self._claim
         members = [
             (member.token, member.host, member.pid) if member != vacant else (claim.token, claim.host, os.getpid())
@@ -370,19 +370,19 @@ class Joining:
         )
         return any(True for _ in claim.watch(*watched, deadline=patience))
 
-    def _refused(self, frozen: Frozen, why: str = "") -> RefusedError:
+    def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
         claim = self._claim
         if frozen.refusal:
-            return RefusedError(
+            return JoinRefusedError(
                 frozen.refusal,
                 "give each process a rank of its own (look at --nixl-rank, and at what the launcher sets, such as "
                 "SLURM_PROCID), and each job a group of its own",
             )
-        return RefusedError(
+        return JoinRefusedError(
             f"group {claim.group!r} takes nobody in: {why}: {', '.join(str(member) for member in frozen.members)}",
             "give each job a group of its own; or, where that one is to be replaced, end it first",
         )
 
 
-def _named(found: Found, key: str) -> KeyValue | None:
+def _named(found: FoundKey, key: str) -> KeyValue | None:
     return next((item for item in found.items if item.key == key), None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Placement:
+class LauncherPlacement:
     """What a launcher says of this process.
 
     :param launcher: its name, in words.
@@ -61,7 +61,9 @@ _LAUNCHERS = (
 _ORDINAL = re.compile(r".+-(\d+)")
 
 
-def find_placement(environ: Mapping[str, str], hostname: Callable[[], str] = socket.gethostname) -> Placement | None:
+def find_placement(
+    environ: Mapping[str, str], hostname: Callable[[], str] = socket.gethostname
+) -> LauncherPlacement | None:
     """Return what the launcher of this process says; None where none is known.
 
     :raises ValueError: for a rank or number that is none, or a rank that is not below the number: one sentence.
@@ -71,11 +73,11 @@ def find_placement(environ: Mapping[str, str], hostname: Callable[[], str] = soc
             return _placement(launcher, environ)
     ordinal = _ORDINAL.fullmatch(hostname())
     if environ.get("KUBERNETES_SERVICE_HOST") and ordinal:
-        return Placement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
+        return LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
     return None
 
 
-def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> Placement:
+def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement:
     rank = _number(launcher.rank, environ)
     size = next((name for name in launcher.ranks if environ.get(name)), None)
     ranks = _number(size, environ) if size else None
@@ -84,7 +86,7 @@ def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> Placement:
     # As keys may have it: Open MPI says "prterun-HOST-PID@1".
     group = re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(environ[name] for name in launcher.group if environ.get(name)))
     first = next((environ[name] for name in launcher.first if environ.get(name)), "")
-    return Placement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
+    return LauncherPlacement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:

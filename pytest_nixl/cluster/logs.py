@@ -13,17 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nixl.cluster.serving import Ending
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.facts.secrets import hider
-from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import RUN_VERDICTS, without_results
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.process import telling
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.redaction import hider
+from pytest_nixl.model.conclusion import RUN_VERDICTS, without_results
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import INTERRUPTED
+from pytest_nixl.processes.supervisor import SupervisorClient
+from pytest_nixl.processes.worker_process import telling
 
 if TYPE_CHECKING:
-    from pytest_nixl.cluster.party import Party
+    from pytest_nixl.cluster.rank_session import RankSession
 
 #: Bytes of each log that are kept: the last ones.
 LARGEST = 1 << 20
@@ -31,10 +31,10 @@ LARGEST = 1 << 20
 _LINES = 20
 
 
-def last_words(keeper: Keeper, settings: Settings) -> dict[str, str]:
+def last_words(supervisor: SupervisorClient, settings: Settings) -> dict[str, str]:
     """Return the last lines of the workers of this rank, by the names of their logs."""
     hide = _hider(settings)
-    logs = {path.name: path.read_text(errors="replace") for path in sorted(keeper.directory.glob("rank*.log"))}
+    logs = {path.name: path.read_text(errors="replace") for path in sorted(supervisor.directory.glob("rank*.log"))}
     return {name: hide("\n".join(telling(text)[-_LINES:])) for name, text in logs.items()}
 
 
@@ -63,7 +63,7 @@ def as_told(ending: Ending) -> dict[str, Any]:
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
 
-def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
+def keep(party: RankSession, ending: Ending, seen: list[str]) -> Path | None:
     """Write ``verdict.json``, the workers' logs and, where the group broke, what was seen of it.
 
     :returns: the directory; None where none was asked for.
@@ -77,7 +77,7 @@ def keep(party: Party, ending: Ending, seen: list[str]) -> Path | None:
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("*.log"):
             old.unlink()
-        for log in party.keeper.directory.glob("*.log"):
+        for log in party.supervisor.directory.glob("*.log"):
             (directory / log.name).write_text(hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
         verdict = {
             "rank": party.rank,

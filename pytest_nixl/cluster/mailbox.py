@@ -18,10 +18,10 @@ from typing import Any
 
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, read_message
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import StrictError, loads
 from pytest_nixl.etcd.client import EtcdClient, Watched
-from pytest_nixl.etcd.transaction import Done, delete, get_prefix, txn
-from pytest_nixl.strict import StrictError, loads
+from pytest_nixl.etcd.transaction import TransactionResult, delete, get_prefix, txn
 
 #: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
 LARGEST = 1 << 20
@@ -106,7 +106,7 @@ class Mailbox:
         read: list[str] = []
         try:
             waiting = txn([], [get_prefix(self._own)])
-            done = Done.of(self._membership.insist(lambda: self._client.transaction(waiting)))
+            done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(waiting)))
             since = done.revision + 1
             for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
                 self._take(item.key, item.value)

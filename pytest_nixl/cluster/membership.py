@@ -8,14 +8,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from pytest_nixl.cluster.claim import Claim, Waiting
-from pytest_nixl.cluster.group import FencedError, Frozen, Member, MemberLostError, MembershipError, MissingRanksError
+from pytest_nixl.cluster.group import (
+    LeaseLostError,
+    Member,
+    MemberLostError,
+    MembershipError,
+    MissingRanksError,
+    Roster,
+)
 from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.registration import Registration, Waiting
 from pytest_nixl.etcd.client import EtcdError, Lease, Watched
 from pytest_nixl.etcd.transaction import (
-    Done,
-    Found,
+    FoundKey,
     KeyValue,
+    TransactionResult,
     absent,
     delete,
     get,
@@ -32,7 +39,7 @@ T = TypeVar("T")
 class Membership:
     """One place in one group, got by ``joining.join``. As a context manager it leaves at the end."""
 
-    def __init__(self, claim: Claim, frozen: Frozen, rank: int, seen: int) -> None:
+    def __init__(self, claim: Registration, frozen: Roster, rank: int, seen: int) -> None:
         self._claim = claim
         self._frozen = frozen
         #: This member's rank, from 0.
@@ -87,7 +94,7 @@ class Membership:
         """:raises FencedError: where this member's lease has ended, or may have, by its own clock."""
         self._claim.check()
 
-    def fenced(self) -> FencedError:
+    def fenced(self) -> LeaseLostError:
         """Return the error of this member's own end as its rank."""
         return self._claim.fenced()
 
@@ -166,7 +173,7 @@ class Membership:
         self._note(done.found(1))
         return len(claim.values.arrived(done.found(0), here, self.members)) == self.size
 
-    def _note(self, found: Found) -> None:
+    def _note(self, found: FoundKey) -> None:
         """Take the list as it is now that the gate is open: a place may have been taken over unseen before."""
         if found.first is not None:
             self._take(found.first)
@@ -241,7 +248,7 @@ class Membership:
 
     def _absentees(self, number: int) -> str:
         prefix = f"{self.root}arrived/{number:06d}/"
-        done = Done.of(self._claim.client.transaction(txn([], [get_prefix(prefix)])))
+        done = TransactionResult.of(self._claim.client.transaction(txn([], [get_prefix(prefix)])))
         here = self._claim.values.arrived(done.found(0), prefix, self.members)
         absentees = [str(member) for member in self.members if member.rank not in here]
         return f"barrier {number} of group {self.group!r} for {', '.join(absentees) or 'nobody: all are there'}"

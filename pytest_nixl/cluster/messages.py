@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_nixl.cluster.group import PID, SIZE
-from pytest_nixl.strict import Every, Form, Number, OneOf, StrictError, Text, check
+from pytest_nixl.core.strict import Every, Form, Number, OneOf, StrictError, Text, check
 
 _NUMBER = Number(0, 1 << 53, whole=True)
 _NAME = Text(64, "[a-z][a-z0-9_]*")
@@ -68,7 +68,7 @@ _ENDED = {"worker": _NUMBER, "ended": _CODE}
 
 
 @dataclass(frozen=True)
-class Ask:
+class PeerRequest:
     """Rank 0 asks a peer for something."""
 
     what: str
@@ -85,7 +85,7 @@ class WorkerLine:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerAnswer:
     """A peer's answer; with ``error`` it refuses."""
 
     number: int
@@ -102,7 +102,7 @@ class WorkerEnded:
     code: int | None
 
 
-Message: TypeAlias = "Ask | WorkerLine | Answer | WorkerEnded"
+Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded"
 
 
 def read_message(plain: Any) -> Message:
@@ -112,13 +112,13 @@ def read_message(plain: Any) -> Message:
     if "ask" in plain:
         check(_ASK, plain)
         arguments = {name: value for name, value in plain.items() if name not in ("ask", "number")}
-        return Ask(plain["ask"], plain["number"], arguments)
+        return PeerRequest(plain["ask"], plain["number"], arguments)
     if "error" in plain:
         check(_REFUSAL, plain)
-        return Answer(plain["answer"], None, plain["error"], plain.get("remedy", ""))
+        return PeerAnswer(plain["answer"], None, plain["error"], plain.get("remedy", ""))
     if "answer" in plain:
         check(_ANSWER, plain)
-        return Answer(plain["answer"], plain["result"])
+        return PeerAnswer(plain["answer"], plain["result"])
     if "ended" in plain:
         check(_ENDED, plain)
         return WorkerEnded(plain["worker"], plain["ended"])

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import re
 
-from pytest_nixl.strict import StrictError
+from pytest_nixl.core.strict import StrictError
 
 _LABEL = b"pytest-nixl: values of a group in etcd, 1"
 _HEX = hashlib.sha256().digest_size * 2

@@ -13,20 +13,20 @@ from pytest_nixl.cluster.group import Member, MemberLostError
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message
-from pytest_nixl.cluster.remote import Peer
-from pytest_nixl.cluster.serving import Ending, Service, Serving
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.cluster.peer_client import PeerClient
+from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, Watched
-from pytest_nixl.etcd.transaction import Done, get_prefix, txn
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.worker.tools import own_variables
+from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.processes.supervisor import SupervisorClient
 
 Connect = Callable[[], EtcdClient]
 #: Seconds for which one watch of the members waits.
 _WATCH = 20.0
 
 
-class Guard:
+class MembershipWatch:
     """Watches the members of a group, the own place too, and says which of them has gone.
 
     Who has lost its own must not go on as its rank; that it has is also seen where the etcd says nothing any more.
@@ -55,7 +55,7 @@ class Guard:
         prefix = f"{self._membership.root}members/"
         try:
             asked = self._membership.insist(lambda: self._client.transaction(txn([], [get_prefix(prefix)])))
-            done = Done.of(asked)
+            done = TransactionResult.of(asked)
             here = {item.key for item in done.found(0).items}
             for token, member in members.items():
                 if f"{prefix}{token}" not in here:
@@ -101,7 +101,7 @@ def gone(group: str, member: Member) -> MemberLostError:
     )
 
 
-class Driver:
+class RankDriver:
     """Rank 0: the peers, as places of workers.
 
     :param connect: makes a client of the group's etcd.
@@ -119,16 +119,16 @@ class Driver:
     ) -> None:
         self.membership = membership
         self._fenced = fenced
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, PeerClient] = {}
         with ExitStack() as stack:
             self._mailbox = Mailbox(
                 stack.enter_context(connect()), membership, handle=self._receive, failed=self._failed
             )
             for member in membership.members[1:]:
                 name = f"rank {member.rank} on {member.host}"
-                self.peers[member.rank] = Peer(member.rank, name, self._sender(member.rank), timeout)
+                self.peers[member.rank] = PeerClient(member.rank, name, self._sender(member.rank), timeout)
             self._mailbox.open()
-            self._guard = Guard(stack.enter_context(connect()), membership, self._lost)
+            self._guard = MembershipWatch(stack.enter_context(connect()), membership, self._lost)
             self._stack = stack.pop_all()
 
     @property
@@ -148,7 +148,7 @@ class Driver:
     def ask_those_left(self, what: str, within: float) -> dict[int, Any]:
         """Ask the peers that have not gone, and return the answers that come within so many seconds, by rank."""
 
-        def ask(peer: Peer) -> Any:
+        def ask(peer: PeerClient) -> Any:
             with suppress(NixlPluginError):
                 return peer.ask(what, within=within)
 
@@ -189,7 +189,7 @@ class Driver:
         self._fenced(error)
 
 
-def _tell(peer: Peer, ending: Ending) -> None:
+def _tell(peer: PeerClient, ending: Ending) -> None:
     with suppress(NixlPluginError):
         peer.ask("end", **ending.plain())
 
@@ -197,7 +197,7 @@ def _tell(peer: Peer, ending: Ending) -> None:
 def serve(
     membership: Membership,
     connect: Connect,
-    keeper: Keeper,
+    supervisor: SupervisorClient,
     *,
     services: Mapping[str, Service] | None = None,
     own: Mapping[str, str | None] | None = None,
@@ -222,8 +222,8 @@ def serve(
 
     with ExitStack() as stack:
         mailbox: Mailbox
-        serving = Serving(
-            keeper,
+        serving = PeerServer(
+            supervisor,
             membership.rank,
             lambda message: mailbox.send(0, message),
             over.set,
@@ -239,7 +239,7 @@ def serve(
         )
         stack.callback(mailbox.close)
         mailbox.open()
-        guard = Guard(stack.enter_context(connect()), membership, lost)
+        guard = MembershipWatch(stack.enter_context(connect()), membership, lost)
         stack.callback(guard.close)
         over.wait()
         if serving.ending is not None:

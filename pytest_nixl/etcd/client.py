@@ -215,7 +215,7 @@ class EtcdClient:
         twice = repeatable or changes_nothing_twice(payload)
         return self._post("/kv/txn", payload, partial(checked, payload), repeatable=twice)
 
-    def watch(self, *watched: Watched, seconds: float) -> Iterator[Event]:
+    def watch(self, *watched: Watched, seconds: float) -> Iterator[WatchEvent]:
         """Yield what happens to keys, all of it and in order, and end when ``seconds`` have passed.
 
         A connection that breaks, or a member that dies, is replaced, and nothing is missed. What happens to two watched
@@ -250,11 +250,11 @@ class EtcdClient:
         revisions: Mapping[int, int],
         seconds: float,
         failures: int,
-    ) -> Iterator[tuple[int, Event]]:
+    ) -> Iterator[tuple[int, WatchEvent]]:
         """Watch over one connection, for ``seconds``; where there are several members, for a while."""
         from requests.exceptions import ConnectionError, RequestException
 
-        from pytest_nixl.etcd.bounded import bounds_of
+        from pytest_nixl.etcd.bounded_http import bounds_of
 
         first = seconds
         if len(self._members) > 1:
@@ -309,7 +309,7 @@ class EtcdClient:
             f"etcd at {member}: it ended a watch: {printable(words)}", cause="closed", endpoint=str(member)
         )
 
-    def _events(self, member: Endpoint, line: bytes) -> list[tuple[int, Event]]:
+    def _events(self, member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:
         """Read one message of a watch."""
         try:
             message = json.loads(line)
@@ -324,7 +324,7 @@ class EtcdClient:
                 why = printable(str(result.get("cancel_reason", "")))
                 raise EtcdError(f"etcd at {member}: it ended a watch: {why}", cause="closed")
             return [
-                (number(result, "watch_id", None), Event(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
+                (number(result, "watch_id", None), WatchEvent(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
                 for event in items(result, "events")
             ]
         except _MALFORMED as error:
@@ -505,7 +505,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Event:
+class WatchEvent:
     """A key was written or deleted; of a deleted one, ``item`` has its key and the revision only."""
 
     item: KeyValue
@@ -605,7 +605,7 @@ def connect(
     :param user: empty for the user and password of the first endpoint that has one.
     :param timeout: seconds for the connection, and as much again for the whole answer, of each request to a member.
     """
-    from pytest_nixl.etcd.bounded import BoundedSession
+    from pytest_nixl.etcd.bounded_http import BoundedSession
 
     session = BoundedSession()
     if cacert:

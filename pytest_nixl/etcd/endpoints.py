@@ -7,19 +7,14 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from pytest_nixl.etcd.endpoints import parse_endpoints
+
 ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, with no path and no trailing slash"
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _SHAPE = re.compile(rf"(?P<scheme>{_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,18})")
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
-
-# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
-_NOT_NEXT = rf"(?![,;\s]+{_SCHEME})"
-_IN_URL = rf"(?P<scheme>{_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
-# The same where no scheme tells that it is a URL; the digest of a container image is none.
-_BARE = rf"(?P<before>^|[,;\s])(?!{_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
-_SECRET = re.compile(f"{_IN_URL}|{_BARE}")
 
 
 @dataclass(frozen=True)
@@ -35,11 +30,6 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
-
-
-def redact(text: str) -> str:
-    """Hide the user and password of every URL in ``text``; where it is not clear what they are, more than these."""
-    return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -134,3 +124,6 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.endpoints import Endpoint
 
 #: Seconds to find out what a port speaks, once a request to it has failed.
@@ -55,7 +55,7 @@ def related(error: BaseException | None) -> Iterator[BaseException]:
 
 def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: float, has_certificate: bool) -> EtcdError:
     """Say why no answer came from ``endpoint``. May open one more connection, to see what the port speaks."""
-    from pytest_nixl.etcd.bounded import CompressedError, TooLargeError, UnfinishedError
+    from pytest_nixl.etcd.bounded_http import CompressedError, TooLargeError, UnfinishedError
 
     chain = list(related(error))
     text = " ".join(f"{type(item).__name__} {item}" for item in chain)

@@ -43,7 +43,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundKey:
     """What a range of keys had."""
 
     count: int
@@ -56,7 +56,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Done:
+class TransactionResult:
     """What a transaction came to."""
 
     succeeded: bool
@@ -65,20 +65,20 @@ class Done:
     answers: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, answer: Mapping[str, Any], revision: int | None = None) -> Done:
+    def of(cls, answer: Mapping[str, Any], revision: int | None = None) -> TransactionResult:
         """Read it from the gateway's JSON."""
         if revision is None:
             revision = int(answer["header"]["revision"])
         return cls(bool(answer.get("succeeded", False)), revision, tuple(answer.get("responses", ())))
 
-    def inner(self, place: int) -> Done:
+    def inner(self, place: int) -> TransactionResult:
         """Return what the nested transaction at ``place`` came to."""
-        return Done.of(self.answers[place]["response_txn"], self.revision)
+        return TransactionResult.of(self.answers[place]["response_txn"], self.revision)
 
-    def found(self, place: int) -> Found:
+    def found(self, place: int) -> FoundKey:
         """Return what the range at ``place`` had."""
         answer = self.answers[place]["response_range"]
-        return Found(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
+        return FoundKey(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
 
     def deleted(self, place: int) -> int:
         """Return how many keys the deletion at ``place`` removed."""
@@ -213,7 +213,7 @@ def changes_nothing_twice(payload: Mapping[str, Any]) -> bool:
 
 
 def checked(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a transaction, of which :class:`Done` can then read all.
+    """Return the answer to a transaction, of which :class:`TransactionResult` can then read all.
 
     :raises ValueError: where it is not what an etcd answers to it; KeyError, TypeError or AttributeError too.
     """

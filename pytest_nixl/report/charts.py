@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.record.recorded import Recorded, Row
+from pytest_nixl.core import units
 from pytest_nixl.report.names import short
 from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
+from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
 
 #: Charts of history are at most so many: rows that changed come first.
 _MOST_HISTORIES = 12
@@ -36,9 +36,9 @@ class _Group:
         return ", ".join(filter(None, (f"{self.backend} {self.memory}", *extra, pair)))
 
 
-def _groups(run: Recorded) -> dict[_Group, dict[str, list[tuple[int, Row]]]]:
+def _groups(run: RecordedRun) -> dict[_Group, dict[str, list[tuple[int, RecordedRow]]]]:
     """Return by group and operation the rows with their block sizes, smallest first."""
-    found: dict[_Group, dict[str, list[tuple[int, Row]]]] = {}
+    found: dict[_Group, dict[str, list[tuple[int, RecordedRow]]]] = {}
     for key, row in run.rows.items():
         backend, op, memory, block, batch, depth, pair = key.split("/")
         group = found.setdefault(_Group(backend, memory, batch, depth, pair), {})
@@ -51,7 +51,7 @@ def _groups(run: Recorded) -> dict[_Group, dict[str, list[tuple[int, Row]]]]:
     return wide or found
 
 
-def bandwidth(run: Recorded) -> list[str]:
+def bandwidth(run: RecordedRun) -> list[str]:
     """Return a card for each group: bandwidth with floor, ceiling and the line rate of the card that carried it."""
     cards = []
     for group, by_op in _groups(run).items():
@@ -78,7 +78,7 @@ def bandwidth(run: Recorded) -> list[str]:
     return cards
 
 
-def latency(run: Recorded) -> list[str]:
+def latency(run: RecordedRun) -> list[str]:
     """Return a card for each operation of each group: percentiles of single transfers."""
     cards = []
     for group, by_op in _groups(run).items():
@@ -99,16 +99,16 @@ def latency(run: Recorded) -> list[str]:
     return cards
 
 
-def history(runs: Sequence[Recorded]) -> list[str]:
+def history(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a card for each row's course over the runs; those that changed come first."""
     if len(runs) < 2:
         return []
-    from pytest_nixl.report.history import Course, courses, of_one_machine
+    from pytest_nixl.report.history import RowHistory, courses, of_one_machine
 
     kept, _ = of_one_machine(runs)
     if importlib.util.find_spec("ruptures") is None:  # the course is worth seeing also where nobody looks for changes
         keys = dict.fromkeys(key for run in kept for key in run.rows)
-        found = [Course(key, tuple(run for run in kept if key in run.rows), ()) for key in keys]
+        found = [RowHistory(key, tuple(run for run in kept if key in run.rows), ()) for key in keys]
     else:
         found = courses(kept)
     found = sorted((course for course in found if len(course.runs) > 1), key=lambda course: -len(course.steps))
@@ -131,7 +131,7 @@ def history(runs: Sequence[Recorded]) -> list[str]:
     return cards
 
 
-def _runs_axis(runs: Sequence[Recorded]) -> Axis:
+def _runs_axis(runs: Sequence[RecordedRun]) -> Axis:
     """Name the first run of each image, as far as there is room."""
     firsts, seen = [], ""
     for place, run in enumerate(runs):
@@ -143,13 +143,13 @@ def _runs_axis(runs: Sequence[Recorded]) -> Axis:
     return Axis(0.0, float(len(runs) - 1), tuple(names), lambda value: names[value])
 
 
-def _tag(run: Recorded) -> str:
+def _tag(run: RecordedRun) -> str:
     reference = run.provenance.image.reference
     tag = reference.rpartition("/")[2].rpartition(":")[2]
     return (tag or f"{run.when:%m-%d}")[-14:]
 
 
-def _line_rate(run: Recorded, rows: Sequence[tuple[int, Row]]) -> float:
+def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, RecordedRow]]) -> float:
     """Return the bytes per second of the cards that the transports name, as the host tells them; 0: not known."""
     nics = run.provenance.host.get("nics")
     if not isinstance(nics, dict):

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_nixl import units
-from pytest_nixl.gate.compared import Compared, shown_change
-from pytest_nixl.gate.verdicts import outcome
+from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import RunComparison, shown_change
+from pytest_nixl.model.verdicts import TextLine, outcome
 from pytest_nixl.report.names import short
-from pytest_nixl.report.table import Line
 
 _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
 
 
-def lines(compared: Compared, *, gate: bool) -> Iterator[Line]:
+def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
     """Yield the table, the verdict over all rows, and what changed."""
     before, now, comparison = compared.before, compared.now, compared.comparison
-    yield Line("")
-    yield Line(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")
+    yield TextLine("")
+    yield TextLine(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")
     cells = [
         (
             short(key),
@@ -32,16 +31,16 @@ def lines(compared: Compared, *, gate: bool) -> Iterator[Line]:
     ]
     widths = [max(len(line[place]) for line in (_COLUMNS, *cells)) for place in range(len(_COLUMNS))]
     if cells:
-        yield Line(f"{_join(_COLUMNS, widths)}  verdict")
+        yield TextLine(f"{_join(_COLUMNS, widths)}  verdict")
     for line, effect in zip(cells, comparison.rows.values(), strict=True):
-        yield Line(f"{_join(line, widths)}  {effect.verdict}", outcome(effect.verdict, gate=False))
+        yield TextLine(f"{_join(line, widths)}  {effect.verdict}", outcome(effect.verdict, gate=False))
     for item in compared.changes:
-        yield Line(f"changed: {item}")
+        yield TextLine(f"changed: {item}")
     pooled = f" (all rows together: {comparison.pooled.words})" if comparison.pooled is not None else ""
-    yield Line(f"regression: {comparison.verdict}{pooled}", outcome(comparison.verdict, gate=gate))
+    yield TextLine(f"regression: {comparison.verdict}{pooled}", outcome(comparison.verdict, gate=gate))
 
 
-def _host(compared: Compared) -> str:
+def _host(compared: RunComparison) -> str:
     there, here = (run.provenance.host.get("name") for run in (compared.before, compared.now))
     return "this host" if there == here else f"the host {there}"
 

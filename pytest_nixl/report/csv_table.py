@@ -6,8 +6,8 @@ from __future__ import annotations
 import csv
 import io
 
-from pytest_nixl.report.files import Report
-from pytest_nixl.units import parse_size
+from pytest_nixl.core.units import parse_size
+from pytest_nixl.report.run_report import RunReport
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
 _COLUMNS = (
@@ -17,7 +17,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def table(report: Report) -> str:
+def table(report: RunReport) -> str:
     """Return the rows of a run, with a header."""
     run = report.run
     verdicts = {result.row: str(result.verdict) for result in run.results if result.row}

@@ -3,30 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.gate.compared import Compared
-from pytest_nixl.record.recorded import Recorded
-from pytest_nixl.record.store import write_whole
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.store.store import write_whole
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a report tells of.
-
-    :param compared: what came of judging the run by another one; None: it was not.
-    :param history: earlier runs, the oldest first; the run itself may be among them.
-    :param gate: whether what is undecided fails.
-    """
-
-    run: Recorded
-    compared: Compared | None = None
-    history: tuple[Recorded, ...] = ()
-    gate: bool = False
-
-
-def write(report: Report, path: Path) -> None:
+def write(report: RunReport, path: Path) -> None:
     """Write a report whole or not at all, in the form of the path's ending: ``.html``, ``.csv`` or ``.prom``.
 
     :raises NixlPluginError: where it cannot be written.

@@ -6,20 +6,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from pytest_nixl import units
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.gate.compared import shown_change
-from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits_line
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.report.files import Report
+from pytest_nixl.core import units
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.conclusion import Conclusion, counted, known_limits_line
+from pytest_nixl.model.verdicts import GOOD, INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.report.names import short
+from pytest_nixl.report.run_report import RunReport
 
 #: Annotations of a step that GitHub shows of each kind.
 _MOST_ANNOTATIONS = 10
 
 
-def add_summary(report: Report, environ: Mapping[str, str] = os.environ) -> None:
+def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> None:
     """Add a run to the step's summary, where the job has one. :raises NixlPluginError: where it cannot be written."""
     path = environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -33,7 +32,7 @@ def add_summary(report: Report, environ: Mapping[str, str] = os.environ) -> None
         ) from None
 
 
-def summary(report: Report) -> Iterator[str]:
+def summary(report: RunReport) -> Iterator[str]:
     """Yield lines of Markdown: the verdict, what is not good with its remedy, the rows, and what changed."""
     run, compared = report.run, report.compared
     conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
@@ -80,7 +79,7 @@ def summary(report: Report) -> Iterator[str]:
         yield from (f"- {_plain(str(item))}" for item in compared.changes)
 
 
-def workflow_commands(report: Report) -> Iterator[str]:
+def workflow_commands(report: RunReport) -> Iterator[str]:
     """Yield workflow commands that annotate the run: an error for what failed, a warning for what is in doubt."""
     if report.run.interrupted:
         yield f"::error title=NIXL {INTERRUPTED}::{_data(report.run.interrupted)}"

@@ -6,21 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nixl import units
-from pytest_nixl.gate.course import FEWEST_RUNS, Step, steps
-from pytest_nixl.gate.regression import change
-from pytest_nixl.gate.verdicts import Outcome
-from pytest_nixl.record.provenance import Change, changes, other_machine
-from pytest_nixl.record.recorded import Recorded
-from pytest_nixl.report.table import Line
+from pytest_nixl.core import units
+from pytest_nixl.judge.change_points import FEWEST_RUNS, Step, steps
+from pytest_nixl.judge.regression import change
+from pytest_nixl.model.verdicts import Outcome, TextLine
+from pytest_nixl.store.provenance import Change, changes, other_machine
+from pytest_nixl.store.record_reader import RecordedRun
 
 
 @dataclass(frozen=True)
-class Course:
+class RowHistory:
     """A row in all runs that have it, the oldest first, and where it changed."""
 
     key: str
-    runs: tuple[Recorded, ...]
+    runs: tuple[RecordedRun, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -36,18 +35,18 @@ class Course:
         return [*found, Change("transport", *ways)] if ways[0] != ways[1] else found
 
 
-def courses(runs: Sequence[Recorded]) -> list[Course]:
+def courses(runs: Sequence[RecordedRun]) -> list[RowHistory]:
     """Return the course of every row of the runs, which are in order, the oldest first."""
     keys = dict.fromkeys(key for run in runs for key in run.rows)
     found = []
     for key in keys:
         having = tuple(run for run in runs if key in run.rows)
         values = [run.rows[key].bandwidth for run in having]
-        found.append(Course(key, having, tuple(steps(values))))
+        found.append(RowHistory(key, having, tuple(steps(values))))
     return found
 
 
-def of_one_machine(runs: Sequence[Recorded]) -> tuple[list[Recorded], list[str]]:
+def of_one_machine(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[str]]:
     """Leave out the runs of other kinds of machine than the newest one, with a sentence for each."""
     if not runs:
         return [], []
@@ -60,26 +59,28 @@ def of_one_machine(runs: Sequence[Recorded]) -> tuple[list[Recorded], list[str]]
     return kept, said
 
 
-def lines(runs: Sequence[Recorded], found: Sequence[Course]) -> Iterator[Line]:
+def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[TextLine]:
     """Yield a line for each row with its course, and lines for each change in it."""
     if not runs:
-        yield Line("no run")
+        yield TextLine("no run")
         return
-    yield Line(f"{len(runs)} runs from {runs[0].when:%Y-%m-%d %H:%M} to {runs[-1].when:%Y-%m-%d %H:%M} UTC")
+    yield TextLine(f"{len(runs)} runs from {runs[0].when:%Y-%m-%d %H:%M} to {runs[-1].when:%Y-%m-%d %H:%M} UTC")
     for course in found:
         values = course.values
         text = f"{course.key}: {len(values)} runs, {units.gigabytes(values[0])} to {units.gigabytes(values[-1])} GB/s"
         if len(values) < 2 * FEWEST_RUNS:
-            yield Line(f"{text}, too few to find a change in: {2 * FEWEST_RUNS} are needed")
+            yield TextLine(f"{text}, too few to find a change in: {2 * FEWEST_RUNS} are needed")
             continue
-        yield Line(f"{text}, {len(course.steps) or 'no'} change{'' if len(course.steps) == 1 else 's'}")
+        yield TextLine(f"{text}, {len(course.steps) or 'no'} change{'' if len(course.steps) == 1 else 's'}")
         for step in course.steps:
             run = course.runs[step.place]
             figures = f"{units.gigabytes(step.before)} to {units.gigabytes(step.after)} GB/s"
             bad = Outcome.FAIL if step.ratio < 1 else None
-            yield Line(f"    {change(step.ratio)} ({figures}) from {run.name} of {run.when:%Y-%m-%d %H:%M} UTC on", bad)
+            yield TextLine(
+                f"    {change(step.ratio)} ({figures}) from {run.name} of {run.when:%Y-%m-%d %H:%M} UTC on", bad
+            )
             different = course.differences(step)
             for item in different:
-                yield Line(f"        {item}")
+                yield TextLine(f"        {item}")
             if not different:
-                yield Line("        nothing that is recorded differs: look at what is not, such as other jobs")
+                yield TextLine("        nothing that is recorded differs: look at what is not, such as other jobs")

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.gate.completeness import INTERRUPTED
-from pytest_nixl.gate.verdicts import Outcome, Verdict, outcome
-from pytest_nixl.record.results import Result
-from pytest_nixl.run import Run
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.session.run import Run
 
 #: The class name of test cases that are about the run and not a test.
 RUN_CASES = "nixl_run"

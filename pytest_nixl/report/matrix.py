@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.record.recorded import Recorded
+from pytest_nixl.core import units
+from pytest_nixl.store.record_reader import RecordedRun
 
 
-def matrices(run: Recorded) -> list[str]:
+def matrices(run: RecordedRun) -> list[str]:
     """Return a card for each kind of row that was measured between several pairs, at its largest block."""
     kinds: dict[tuple[str, ...], dict[int, dict[tuple[int, int], float]]] = {}
     for key, row in run.rows.items():

@@ -5,24 +5,24 @@ from __future__ import annotations
 
 from html import escape
 
-from pytest_nixl import units
-from pytest_nixl.gate.compared import shown_change
-from pytest_nixl.gate.conclusion import Conclusion, counted, known_limits
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.record.provenance import changes
-from pytest_nixl.record.results import Result
+from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import shown_change
+from pytest_nixl.model.conclusion import Conclusion, counted, known_limits
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, latency
-from pytest_nixl.report.files import Report
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.names import short
+from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.report.style import STYLE
 from pytest_nixl.report.svg import change_bar
+from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}
 
 
-def page(report: Report) -> str:
+def page(report: RunReport) -> str:
     """Return the whole page. It asks for nothing: no script, no font, no image from elsewhere."""
     name = escape(report.run.name)
     sections = "\n".join(
@@ -62,11 +62,11 @@ _HISTORY = (
 )
 
 
-def _outcome(report: Report, result: Result) -> Outcome:
+def _outcome(report: RunReport, result: Result) -> Outcome:
     return outcome(result.verdict, gate=report.gate)
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: RunReport) -> str:
     run = report.run
     conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
     worst = conclusion.outcome
@@ -105,7 +105,7 @@ def _pair(name: str, text: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
 
 
-def _comparison(report: Report) -> str:
+def _comparison(report: RunReport) -> str:
     compared = report.compared
     if compared is None:
         return ""
@@ -146,7 +146,7 @@ def _table(heads: tuple[str, ...], rows: list[str]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _matrix(report: Report) -> str:
+def _matrix(report: RunReport) -> str:
     found = matrices(report.run)
     if not found:
         return ""
@@ -156,7 +156,7 @@ def _matrix(report: Report) -> str:
     return _section("Ranks and links", words, f'<div class="charts">{"".join(found)}</div>')
 
 
-def _raw(report: Report) -> str:
+def _raw(report: RunReport) -> str:
     ratios = [ratio for result in report.run.results for ratio in result.ratios if ratio.comparable]
     if not ratios:
         return ""
@@ -175,7 +175,7 @@ def _raw(report: Report) -> str:
     return _section("NIXL and raw", words, _table(heads, rows))
 
 
-def _findings(report: Report) -> str:
+def _findings(report: RunReport) -> str:
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in report.run.results:
         if result.verdict not in GOOD:
@@ -198,7 +198,7 @@ def _findings(report: Report) -> str:
     return _section("Findings", "What is not good, why, and what to do about it.", "".join(cards))
 
 
-def _known_limits(report: Report) -> str:
+def _known_limits(report: RunReport) -> str:
     shown = known_limits(report.run.results)
     if not shown:
         return ""
@@ -211,7 +211,7 @@ def _known_limits(report: Report) -> str:
     return _section("Known limits of NIXL", words, _table(("id", "what was seen", "if you meet it"), rows))
 
 
-def _provenance(report: Report) -> str:
+def _provenance(report: RunReport) -> str:
     run = report.run
     before = report.compared.before if report.compared is not None else None
     changed = {item.what: item for item in changes(before.provenance, run.provenance)} if before is not None else {}

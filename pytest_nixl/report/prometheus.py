@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_nixl.gate.conclusion import Conclusion
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.report.files import Report
-from pytest_nixl.units import parse_size
+from pytest_nixl.core.units import parse_size
+from pytest_nixl.model.conclusion import Conclusion
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.run_report import RunReport
 
 
-def metrics(report: Report) -> str:
+def metrics(report: RunReport) -> str:
     """Return all metrics of a run: base units, as Prometheus wants them."""
     return "\n".join(_lines(report)) + "\n"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: RunReport) -> Iterator[str]:
     run = report.run
     yield from _metric("nixl_run_timestamp_seconds", "When the run ended.", [({}, run.when.timestamp())])
     image = run.provenance.image

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from pytest_nixl import units
-from pytest_nixl.gate.conclusion import Conclusion, summary_line
-from pytest_nixl.gate.verdicts import GOOD, Outcome, Verdict, outcome
-from pytest_nixl.record.programs import backend_of, program_of
-from pytest_nixl.record.results import Result
+from pytest_nixl.core import units
+from pytest_nixl.model.conclusion import Conclusion, summary_line
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_source import backend_of, program_of
+from pytest_nixl.model.verdicts import GOOD, Outcome, TextLine, Verdict, outcome
 
 _KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
@@ -21,17 +20,9 @@ _TEXT = {"backend", "op", "memory", "transport"}
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line, and whether it is good, doubtful or bad; None: neither."""
-
-    text: str
-    outcome: Outcome | None = None
-
-
 def lines(
     results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()
-) -> Iterator[Line]:
+) -> Iterator[TextLine]:
     """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums.
 
     :param left_out: names of the suites that this run did not choose, which its verdict says nothing of.
@@ -49,7 +40,7 @@ def lines(
         yield from _explained(group, gate)
     conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
     summary = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out)
-    yield Line(summary, conclusion.outcome)
+    yield TextLine(summary, conclusion.outcome)
 
 
 def _shown(result: Result) -> bool:
@@ -58,18 +49,18 @@ def _shown(result: Result) -> bool:
     return bool(result.row) and not (by_program and result.verdict is Verdict.NOT_APPLICABLE)
 
 
-def _table(rows: Sequence[Result], gate: bool) -> Iterator[Line]:
+def _table(rows: Sequence[Result], gate: bool) -> Iterator[TextLine]:
     cells = [_cells(row) for row in rows]
     ranks = _COLUMNS.index("ranks")
     # Where there is one pair of ranks, nobody asks which.
     shown = [n for n in range(len(_COLUMNS)) if n != ranks or {line[n] for line in cells} - {"0-1", "0-0"}]
     widths = [max(len(line[n]) for line in [_COLUMNS, *cells]) for n in shown]
-    yield Line(_join([_COLUMNS[n] for n in shown], widths, shown) + "  verdict")
+    yield TextLine(_join([_COLUMNS[n] for n in shown], widths, shown) + "  verdict")
     for row, line in zip(rows, cells, strict=True):
-        yield Line(f"{_join([line[n] for n in shown], widths, shown)}  {row.verdict}", _outcome(row, gate))
+        yield TextLine(f"{_join([line[n] for n in shown], widths, shown)}  {row.verdict}", _outcome(row, gate))
 
 
-def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
+def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     """Compare each backend's rows with those of the first one, and with what other projects' programs measured."""
     by_rest: dict[str, list[tuple[str, float]]] = {}
     for row in rows:
@@ -81,7 +72,7 @@ def _ratios(rows: Sequence[Result]) -> Iterator[Line]:
         pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice
         pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
         for (backend, bandwidth), (other, reference) in pairs:
-            yield Line(f"{backend} : {other}  {_rest(rest)}  {bandwidth / reference:.2f}")
+            yield TextLine(f"{backend} : {other}  {_rest(rest)}  {bandwidth / reference:.2f}")
 
 
 def _is_by_program(backend: str, own: str) -> bool:
@@ -89,13 +80,13 @@ def _is_by_program(backend: str, own: str) -> bool:
     return bool(program_of(backend)) and backend_of(backend) == own
 
 
-def _raw_ratios(results: Sequence[Result]) -> Iterator[Line]:
+def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
     """Compare rows with what a raw tool moved over the same path."""
     for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
         backend, rest = ratio.row.split("/", 1)
         raw = ratio.raw
         by = f"{units.gigabytes(raw.value)} GB/s by {raw.words} over {'+'.join(raw.transports)}"
-        yield Line(f"{backend} : {raw.tool}  {_rest(rest)}  {ratio.value:.2f}  of {by}")
+        yield TextLine(f"{backend} : {raw.tool}  {_rest(rest)}  {ratio.value:.2f}  of {by}")
 
 
 def _rest(key: str) -> str:
@@ -135,7 +126,7 @@ def _join(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -
     )
 
 
-def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
+def _explained(group: Sequence[Result], gate: bool) -> Iterator[TextLine]:
     """Explain results of one verdict and one remedy: each reason once, the remedy, and how to repeat the first."""
     alike: dict[str, list[Result]] = {}
     for result in group:
@@ -144,12 +135,12 @@ def _explained(group: Sequence[Result], gate: bool) -> Iterator[Line]:
         # The reason that a row was judged by names the row itself.
         named = (_name(result) for result in results if result.figures is None)
         names = ", ".join(dict.fromkeys(named))
-        yield Line(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))
+        yield TextLine(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))
     first = group[0]
     if first.remedy:
-        yield Line(f"    remedy: {first.remedy}")
+        yield TextLine(f"    remedy: {first.remedy}")
     if first.repeat and _outcome(first, gate) is Outcome.FAIL:
-        yield Line(f"    repeat: {first.repeat}")
+        yield TextLine(f"    repeat: {first.repeat}")
 
 
 def _name(result: Result) -> str:

@@ -9,24 +9,24 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_nixl import units
-from pytest_nixl.cluster.asked import Asked
-from pytest_nixl.gate.conclusion import known_limits_line, summary_line
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.silent_profile import silence
-from pytest_nixl.gate.suites import not_chosen
-from pytest_nixl.gate.verdicts import Outcome
-from pytest_nixl.options import given_options
-from pytest_nixl.record.results import Result
+from pytest_nixl.cluster.placement import Placement
+from pytest_nixl.core import units
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.conclusion import known_limits_line, summary_line
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import Line, lines
-from pytest_nixl.run import Run
-from pytest_nixl.settings import Settings
+from pytest_nixl.report.table import lines
+from pytest_nixl.session.options import given_options
+from pytest_nixl.session.run import Run
+from pytest_nixl.session.silent_profile import silence
+from pytest_nixl.session.suites import not_chosen
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
-def header(settings: Settings, asked: Asked) -> Iterator[str]:
+def header(settings: Settings, asked: Placement) -> Iterator[str]:
     """Yield each setting with where it came from, and which rank this is."""
     yield f"pytest-nixl {_own_version()}:"
     for line in settings.lines():
@@ -63,7 +63,7 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
     if run.compared is not None:
         shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
     if known := known_limits_line(run.results, nixl_version(run)):
-        shown.insert(-1, Line(known))
+        shown.insert(-1, TextLine(known))
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))
@@ -89,7 +89,7 @@ def nixl_version(run: Run) -> str:
     """Return the version of NIXL: what workers told, else that of the installed package; empty: it is not known."""
     if told := run.versions.get("nixl"):
         return told
-    from pytest_nixl.nixl_versions import PACKAGES
+    from pytest_nixl.model.nixl_releases import PACKAGES
 
     for package in PACKAGES:
         try:

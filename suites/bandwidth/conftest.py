@@ -8,18 +8,18 @@ from itertools import product
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.etcd.servers import SessionEtcd
-from pytest_nixl.keeper import keeper
-from pytest_nixl.nixlbench.command import label
-from pytest_nixl.nixlbench.programs import Nixlbench
-from pytest_nixl.nixlbench.row import JudgedRow
-from pytest_nixl.record.programs import measured_by
-from pytest_nixl.record.results import FIGURES
-from pytest_nixl.record.samples import RowKey
-from pytest_nixl.run import Run, asked_links
-from pytest_nixl.settings import Settings
-from pytest_nixl.units import format_size
+from pytest_nixl.checks.nixlbench.command import label
+from pytest_nixl.checks.nixlbench.programs import Nixlbench
+from pytest_nixl.checks.nixlbench.row import JudgedRow
+from pytest_nixl.core.units import format_size
+from pytest_nixl.etcd_servers.sources import SessionEtcd
+from pytest_nixl.model.results import FIGURES
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_source import measured_by
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run, asked_links
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -51,7 +51,7 @@ def _id(row: RowKey | None) -> str:
 @pytest.fixture(scope="session")
 def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: SessionEtcd) -> Iterator[Nixlbench]:
     """The nixlbench of each rank: that of ``--nixl-nixlbench``, or that on its PATH."""
-    with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, keeper) as started:
+    with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, supervisor) as started:
         yield started
 
 

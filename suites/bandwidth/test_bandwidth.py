@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.record.samples import Samples
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement
 
 
 @pytest.mark.nixl_check("bandwidth")

@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.facts.facts import Facts
-from pytest_nixl.facts.gpu import read_gpus
-from pytest_nixl.facts.rdma import read_rdma
-from pytest_nixl.facts.root import Root
-from pytest_nixl.facts.visible import visible
-from pytest_nixl.gate.gpus import UCX_CARDS, Seat, measure_gpus, pairs_of, seats
-from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.together import Together
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.gpus import gpus
-from pytest_nixl.link import Pairs
-from pytest_nixl.run import Run, asked_links
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.process import Worker
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu import read_gpus
+from pytest_nixl.host.rdma import read_rdma
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.concurrent import ConcurrentVerdict
+from pytest_nixl.judge.gpus import UCX_CARDS, GpuEnd, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.gpus import gpus
+from pytest_nixl.processes.worker_process import Worker
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run, asked_links
 
 NO_MEMORY = "no GPU memory is asked for: --nixl-memory has no VRAM"
 
@@ -33,7 +33,7 @@ def test_gpus_do_not_hold_each_other_up(
     nixl_run: Run,
     nixl_settings: Settings,
     nixl_cluster: Cluster,
-    nixl_pairs: Pairs,
+    nixl_pairs: WorkerPairs,
     profile: Profile,
     verdict: Callable[[Judgement], None],
 ) -> None:
@@ -45,7 +45,7 @@ def test_gpus_do_not_hold_each_other_up(
         return
     block, depth = max(nixl_settings.blocks), max(nixl_settings.depth)
     scaling = profile.machine.scaling if profile.machine is not None else None
-    said: list[Together] = []
+    said: list[ConcurrentVerdict] = []
     for backend, op, memory in kinds:
         *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # without a GPU the test ends here, with why
         devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
@@ -64,13 +64,13 @@ def test_gpus_do_not_hold_each_other_up(
     verdict(Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy))
 
 
-def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[Seat], list[Seat], bool]:
+def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
     """Where the GPUs hang that workers of both ends see, and whether both are on one host."""
     if cluster.several:
         facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
         told = [(each.gpu.gpus, each.rdma) for each in facts]
     else:
-        told = [(read_gpus(Root()).gpus, read_rdma(Root()))] * 2
+        told = [(read_gpus(FactsRoot()).gpus, read_rdma(FactsRoot()))] * 2
     workers: list[Worker] = []
     try:
         for place in cluster.places[:2]:
@@ -82,7 +82,7 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
             worker.kill()
 
 
-def _few(found: list[Seat]) -> str:
+def _few(found: list[GpuEnd]) -> str:
     """Why there are no two GPUs: what is seen, and what hides the others."""
-    why = visible(read_gpus(Root()).gpus, os.environ).why
+    why = visible(read_gpus(FactsRoot()).gpus, os.environ).why
     return f"one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}: this takes two" + (f" ({why})" if why else "")

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.gate.blame import ACTION, MOST_PAIRS, Tried, blame, by_direction, failed_pairs, trials
-from pytest_nixl.gate.together import Together, at_once, disjoint
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.samples import Samples
-from pytest_nixl.run import Run, asked_links
-from pytest_nixl.settings import Settings
+from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
+from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, RetestResult, blame, by_direction, failed_pairs, trials
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run, asked_links
 
 ALONE = "this run has one rank"
 
@@ -23,7 +23,7 @@ ALONE = "this run has one rank"
 def test_no_rank_is_to_blame_for_a_slow_pair(
     nixl_run: Run,
     nixl_cluster: Cluster,
-    nixl_pairs: Pairs,
+    nixl_pairs: WorkerPairs,
     expect: Callable[[Samples], Judgement],
     measure_until_clear: Callable[[Link, int, int, int], Samples],
     verdict: Callable[[Judgement], None],
@@ -48,7 +48,7 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
             key = trial.key
             link = nixl_pairs.link(key.backend, key.op, key.memory, trial.ranks)
             samples = measure_until_clear(link, key.block, key.batch, key.depth)
-            tried.append(Tried(trial, expect(samples), samples.transports))
+            tried.append(RetestResult(trial, expect(samples), samples.transports))
         ranks, sentence = blame(each, tried, names)
         guilty += ranks
         said.append(sentence)
@@ -60,7 +60,7 @@ def test_pairs_do_not_hold_each_other_up(
     nixl_run: Run,
     nixl_settings: Settings,
     nixl_cluster: Cluster,
-    nixl_pairs: Pairs,
+    nixl_pairs: WorkerPairs,
     verdict: Callable[[Judgement], None],
 ) -> None:
     """Pairs that share no rank move bytes at the same time: how much together, and does one starve beside the rest?"""
@@ -68,7 +68,7 @@ def test_pairs_do_not_hold_each_other_up(
     if len(pairs) < 2:
         verdict(Judgement(Verdict.NOT_APPLICABLE, "there are no two pairs that share no rank: that takes four ranks"))
         return
-    said: list[Together] = []
+    said: list[ConcurrentVerdict] = []
     for kind in {(link.backend, link.op, link.memory): None for link in asked_links(nixl_settings, nixl_run.asked)}:
         backend, op, memory = kind
         if memory.target == "FILE":

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.raw.check import LinkKind, compare
-from pytest_nixl.record.results import RATIOS
-from pytest_nixl.run import Run
+from pytest_nixl.checks.raw_tools.check import LinkKind, compare
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.model.results import RATIOS
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
 
 
 @pytest.mark.nixl_check("nixl-to-raw")

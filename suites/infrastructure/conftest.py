@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.doctor.check import Wanted, judge
-from pytest_nixl.doctor.ranks import everywhere
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.etcd.fixtures import EtcdFixture
-from pytest_nixl.etcd.servers import ExternalServer
-from pytest_nixl.facts.etcd import read_etcd
-from pytest_nixl.facts.facts import Facts, gather
-from pytest_nixl.facts.root import Root
-from pytest_nixl.gate.profiles import Profile
-from pytest_nixl.gate.verdicts import Judgement
-from pytest_nixl.settings import Settings
+from pytest_nixl.checks.doctor.catalogue import judge
+from pytest_nixl.checks.doctor.check import Requirements
+from pytest_nixl.checks.doctor.ranks import everywhere
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd_servers.sources import ExternalServer
+from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.host.etcd import read_etcd
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.session.cluster import Cluster
 
 #: A question is asked by the id of its check.
 Ask = Callable[[str], Judgement]
@@ -34,7 +35,7 @@ def hosts(nixl_settings: Settings, nixl_cluster: Cluster) -> Sequence[Facts]:
         told = nixl_cluster.ask("facts", peers=addresses)
         return [_read(name, plain) for name, plain in zip(nixl_cluster.names, told, strict=True)]
     own = gather(
-        Root(),
+        FactsRoot(),
         backends=nixl_settings.backend,
         etcd=nixl_settings.etcd,
         connect=lambda: ExternalServer.of(nixl_settings).client(),
@@ -59,19 +60,19 @@ def facts(hosts: Sequence[Facts]) -> Facts:
 
 
 @pytest.fixture(scope="session")
-def wanted(nixl_settings: Settings, profile: Profile) -> Wanted:
+def wanted(nixl_settings: Settings, profile: Profile) -> Requirements:
     """What every host should be."""
-    return Wanted(profile, nixl_settings.backend)
+    return Requirements(profile, nixl_settings.backend)
 
 
 @pytest.fixture
-def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Wanted) -> Ask:
+def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Requirements) -> Ask:
     """Ask a check of the facts of every rank's host."""
     return lambda check: everywhere(nixl_cluster.names, [judge(check, each, wanted) for each in hosts])
 
 
 @pytest.fixture
-def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Wanted) -> Ask:
+def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Requirements) -> Ask:
     """Ask a check that is about the etcd of this run."""
-    found = replace(facts, etcd=read_etcd(Root(), nixl_etcd.endpoint, "this run", lambda: nixl_etcd.client))
+    found = replace(facts, etcd=read_etcd(FactsRoot(), nixl_etcd.endpoint, "this run", lambda: nixl_etcd.client))
     return lambda check: judge(check, found, wanted)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.etcd.fixtures import EtcdFixture
-from pytest_nixl.gate.verdicts import Judgement
+from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.model.verdicts import Judgement
 
 
 @pytest.mark.nixl_check("etcd-answers")

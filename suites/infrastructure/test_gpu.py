@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
-from pytest_nixl.backends import between_agents
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.errors import FindingError, NotApplicableError
-from pytest_nixl.fixtures import MakeBuffer
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.settings import Settings
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.fixtures.agents import MakeBuffer
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import between_agents
+from pytest_nixl.session.cluster import Cluster
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_nixl.doctor.ranks import ranks_agree
-from pytest_nixl.facts.facts import Facts
-from pytest_nixl.gate.verdicts import Judgement
+from pytest_nixl.checks.doctor.ranks import ranks_agree
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.model.verdicts import Judgement
 
 
 @pytest.mark.nixl_check("ranks-agree")

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.agent import Agents
-from pytest_nixl.backends import between_agents, shake_hands
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.etcd.endpoints import redact
-from pytest_nixl.etcd.fixtures import EtcdFixture
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.fixtures.etcd import EtcdFixture
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.backends import between_agents, shake_hands
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.cluster import Cluster
 
 from .namespace import Namespace
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import EtcdPath, PathClient
+    from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
 
 
 #: How long LIBFABRIC waits for the handshake of an agent that it loads the metadata of, while it does nothing else.
@@ -38,12 +38,14 @@ def agents_meet(nixl_settings: Settings) -> None:
 
 
 @pytest.fixture
-def agents(nixl_settings: Settings, agent_backend: str, nixl_etcd_path: Callable[[str], EtcdPath]) -> Iterator[Agents]:
+def agents(
+    nixl_settings: Settings, agent_backend: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
+) -> Iterator[Agents]:
     """Agents of one of the backends asked for, in workers of their own, which all end with the test: before the ways to
     etcd that they may have.
     """
     seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
-    with Agents(Here(keeper()), replace(nixl_settings, backend=(agent_backend,), timeout=seconds)) as started:
+    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,), timeout=seconds)) as started:
         yield started
 
 
@@ -67,6 +69,6 @@ def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, n
 
 
 @pytest.fixture
-def way(nixl_etcd: EtcdFixture, nixl_etcd_path: Callable[[str], EtcdPath]) -> PathClient:
+def way(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
     """A way of our own to the run's etcd: it counts what agents ask, and can be cut with no harm to anybody else."""
-    return nixl_etcd_path(nixl_etcd.endpoint).client("agents")
+    return nixl_etcd_proxy(nixl_etcd.endpoint).client("agents")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 
-from pytest_nixl.agent import Buffer, NixlAgent
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.nixl.agent import Buffer, NixlAgent
 
 SIZE = 64 << 10
 _seeds = itertools.count(1)

@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_nixl.agent import Agents, Buffer, NixlAgent
-from pytest_nixl.errors import NixlPluginError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.places import Place
-from pytest_nixl.worker.wire import Ref
+from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
+from pytest_nixl.processes.hosts import Host
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import PathClient
+    from pytest_nixl.etcd.proxy import ProxyClient
 
 #: What NIXL itself takes where NIXL_ETCD_NAMESPACE is not set, and what its documentation says that it takes.
 DEFAULT, DOCUMENTED = "/nixl/agents/", "/nixl/agents"
@@ -43,7 +43,7 @@ class Namespace:
         endpoint: str,
         name: str | None,
         seconds: float,
-        places: Sequence[Place] = (),
+        places: Sequence[Host] = (),
     ) -> None:
         self.client = client
         self.endpoint = endpoint
@@ -148,17 +148,17 @@ class Namespace:
             ),
         )
 
-    def await_watch(self, way: PathClient, finder: NixlAgent, owner: NixlAgent) -> None:
+    def await_watch(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
         """Wait until an agent watches another one's anchor: it does so a moment after it loaded the other's metadata,
         and never hears of what was withdrawn in that moment.
         """
         self._await_watch(way, finder, self.key(owner, ""), "so as to hear when it is withdrawn")
 
-    def await_search(self, way: PathClient, finder: NixlAgent, owner: NixlAgent) -> None:
+    def await_search(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
         """Wait until an agent watches for another one's metadata, which is not there yet."""
         self._await_watch(way, finder, self.key(owner), "which is not there yet")
 
-    def _await_watch(self, way: PathClient, finder: NixlAgent, key: str, why: str) -> None:
+    def _await_watch(self, way: ProxyClient, finder: NixlAgent, key: str, why: str) -> None:
         way.path.wait(
             lambda: any(request.method == "Watch" and request.key == key for request in way.requests),
             f"{finder.worker.name} to watch {key}, {why}",

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.process import NixlError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.processes.worker_process import NixlError
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, comes_true, complaint, knows
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import PathClient
+    from pytest_nixl.etcd.proxy import ProxyClient
     from suites.conftest import FindingFixture
 
 TRANSFERS = 25
@@ -24,7 +24,7 @@ NOTICED = 5.0
 
 
 @pytest.mark.nixl_check("data-path-without-etcd")
-def test_transfers_do_not_touch_etcd(namespace: Namespace, way: PathClient) -> None:
+def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
     """Transfers make no request on the way to etcd that both agents use, and go on while it is cut."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
     target = registered(publisher)
@@ -44,7 +44,7 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: PathClient) -> N
 
 @pytest.mark.nixl_check("metadata-while-etcd-is-away")
 def test_an_agent_is_told_that_nothing_was_published(
-    namespace: Namespace, way: PathClient, finding: FindingFixture
+    namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
     """With etcd away, publishing is an error; with etcd back, publishing again succeeds."""
     (publisher,) = namespace.reached_by(way.endpoint).start("publisher")
@@ -66,7 +66,7 @@ def test_an_agent_is_told_that_nothing_was_published(
 
 @pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
 def test_an_agent_fetches_again_when_etcd_is_back(
-    namespace: Namespace, way: PathClient, finding: FindingFixture
+    namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
     """A fetch while etcd is away comes to nothing, and the next one, when etcd is back, is done."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
@@ -98,7 +98,7 @@ def test_an_agent_fetches_again_when_etcd_is_back(
 
 @pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
 def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
-    namespace: Namespace, way: PathClient, finding: FindingFixture
+    namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
     """An agent whose connection to etcd was cut and came back still hears of what the others withdraw."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")

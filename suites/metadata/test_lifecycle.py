@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.agent import Buffer, NixlAgent
-from pytest_nixl.backends import shake_hands
-from pytest_nixl.worker.process import NixlError, WorkerHungError
+from pytest_nixl.nixl.agent import Buffer, NixlAgent
+from pytest_nixl.nixl.backends import shake_hands
+from pytest_nixl.processes.worker_process import NixlError, WorkerHungError
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, comes_true, complaint, knows
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.path import PathClient
+    from pytest_nixl.etcd.proxy import ProxyClient
     from suites.conftest import FindingFixture
 
 #: How much later than usual, in seconds, metadata is that had to wait for another agent's: NIXL waits 5 s.
@@ -29,7 +29,7 @@ RECONNECTED = 20.0
 
 @pytest.mark.nixl_check("metadata-invalidation")
 def test_what_an_agent_withdraws_the_others_forget(
-    namespace: Namespace, way: PathClient, agent_backend: str, finding: FindingFixture
+    namespace: Namespace, way: ProxyClient, agent_backend: str, finding: FindingFixture
 ) -> None:
     """The keys go from etcd, who had fetched them forgets the agent, and finds it when it publishes again."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
@@ -55,7 +55,7 @@ def test_what_an_agent_withdraws_the_others_forget(
 
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
-def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: PathClient) -> None:
+def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: ProxyClient) -> None:
     """A fetch that comes before the agent watches for its key, and loads it when it is there."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
     target = registered(publisher)

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
-from pytest_nixl.backends import shake_hands
-from pytest_nixl.errors import NotApplicableError
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import shake_hands
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, complaint, knows

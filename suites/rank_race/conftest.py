@@ -9,29 +9,29 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_nixl.backends import between_agents
-from pytest_nixl.errors import NotApplicableError
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.race.nursery import Nursery
-from pytest_nixl.race.subject import NixlbenchSubject
-from pytest_nixl.settings import Settings
+from pytest_nixl.checks.rank_race.forkserver import ForkServer
+from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import between_agents
 
 from .race import Race
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def forkserver() -> Iterator[ForkServer]:
     """What forks claimants."""
-    with Nursery() as started:
+    with ForkServer() as started:
         yield started
 
 
 @pytest.fixture
-def race(nixl_private_etcd: PrivateEtcd, nursery: Nursery) -> Iterator[Race]:
+def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
     """An etcd to disturb, a path to it, and claimants, which end with the test."""
-    with EtcdPath(nixl_private_etcd.endpoint) as path:
-        opened = Race(nixl_private_etcd, path, nursery, f"/pytest-nixl/{secrets.token_hex(8)}/")
+    with EtcdProxy(nixl_private_etcd.endpoint) as path:
+        opened = Race(nixl_private_etcd, path, forkserver, f"/pytest-nixl/{secrets.token_hex(8)}/")
         try:
             yield opened
         finally:

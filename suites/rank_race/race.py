@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.checks.rank_race.invariants import faults
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject
+from pytest_nixl.core.host_load import HostLoad
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.path import EtcdPath
-from pytest_nixl.evidence.busy import HostLoad
-from pytest_nixl.race.nursery import Claimant, Nursery
-from pytest_nixl.race.oracle import faults
-from pytest_nixl.race.subject import FunctionSubject, MembershipSubject, Outcome
+from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.fixtures.etcd import PrivateEtcd
 
-FUNCTIONS = "pytest_nixl.race.functions"
+FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
 #: How failures of a claimant begin that a machine without time for it causes too: it, or its lease, was too late.
 _LATE = ("MissingRanksError", "MemberLostError", "FencedError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"
@@ -27,11 +27,11 @@ class Race:
     """An etcd to disturb, a path to it, and claimants."""
 
     server: PrivateEtcd
-    path: EtcdPath
-    nursery: Nursery
+    path: EtcdProxy
+    forkserver: ForkServer
     #: Where keys of this test are.
     prefix: str
-    claimants: list[Claimant] = field(default_factory=list)
+    claimants: list[ForkedClaimant] = field(default_factory=list)
     #: What did not come in time, a sentence each: on a busy host it proves nothing.
     late: list[str] = field(default_factory=list)
     load: HostLoad = field(default_factory=HostLoad)
@@ -44,22 +44,22 @@ class Race:
     @property
     def membership(self) -> MembershipSubject:
         """Our own way to claim ranks."""
-        return MembershipSubject(self.nursery)
+        return MembershipSubject(self.forkserver)
 
     @property
     def known_bad(self) -> FunctionSubject:
         """The way of the seed, which is broken."""
-        return FunctionSubject(self.nursery, f"{FUNCTIONS}:read_modify_write")
+        return FunctionSubject(self.forkserver, f"{FUNCTIONS}:read_modify_write")
 
     def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
-              **more: Any) -> Claimant:  # fmt: skip
+              **more: Any) -> ForkedClaimant:  # fmt: skip
         """Start a claimant in a process of its own. ``group`` is without the test's prefix."""
         arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
-        claimant = self.nursery.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
+        claimant = self.forkserver.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
         self.claimants.append(claimant)
         return claimant
 
-    def outcomes(self, claimants: Sequence[Claimant], seconds: float) -> list[Outcome]:
+    def outcomes(self, claimants: Sequence[ForkedClaimant], seconds: float) -> list[ClaimOutcome]:
         """Wait for what became of claims, ``seconds`` for all together."""
         deadline = time.monotonic() + seconds
         return [
@@ -67,7 +67,7 @@ class Race:
             for number, claimant in enumerate(claimants)
         ]
 
-    def faults(self, claimants: Sequence[Claimant], size: int, group: str, seconds: float) -> list[str]:
+    def faults(self, claimants: Sequence[ForkedClaimant], size: int, group: str, seconds: float) -> list[str]:
         """Wait for claims, and return what is wrong with their ranks; what is only late goes to ``late``."""
         found = self.outcomes(claimants, seconds)
         wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
@@ -79,7 +79,7 @@ class Race:
         return wrong
 
 
-def is_late(outcome: Outcome) -> bool:
+def is_late(outcome: ClaimOutcome) -> bool:
     """Whether a claim came to nothing for want of time."""
     words = outcome.error
     return outcome.rank is None and (
@@ -87,10 +87,10 @@ def is_late(outcome: Outcome) -> bool:
     )
 
 
-def _outcome(number: int, claimant: Claimant, seconds: float) -> Outcome:
+def _outcome(number: int, claimant: ForkedClaimant, seconds: float) -> ClaimOutcome:
     name, message = f"claimant {number}", claimant.wait(seconds)
     if message is None:
-        return Outcome(name, pid=claimant.pid, error=_IN_TIME)
+        return ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)
     if "rank" in message:
-        return Outcome(name, message["rank"], message["host"], claimant.pid)
-    return Outcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")
+        return ClaimOutcome(name, message["rank"], message["host"], claimant.pid)
+    return ClaimOutcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")

@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
+from pytest_nixl.checks.rank_race.amplify import amplify
+from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.path import PathClient, Request, State
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.race.amplify import amplify
-from pytest_nixl.race.explore import Explorer, Run
-from pytest_nixl.race.nursery import Claimant
-from pytest_nixl.waiting import wait_until
+from pytest_nixl.etcd.proxy import ProxyClient, Request, State
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.supervisor import supervisor
 
 from .race import Race, is_late
 
@@ -96,7 +96,7 @@ def test_no_order_of_requests_breaks_it(race: Race, verdict: Decide, fault: str)
 @pytest.mark.nixl_check("ranks-after-a-kill", own=True)
 def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdict: Decide) -> None:
     """Wherever between two of its requests a claimant is killed, its place is claimed again once its lease is over."""
-    started: list[tuple[str, list[Claimant], float]] = []
+    started: list[tuple[str, list[ForkedClaimant], float]] = []
     for first in (True, False):
         # The first to come makes two requests and waits; the last to come makes four, and is in.
         for requests in range(3 if first else 5):
@@ -193,13 +193,13 @@ def test_an_etcd_that_restarts_in_the_middle_changes_nothing(race: Race, verdict
 @pytest.mark.nixl_check("ranks-leader-change", own=True)
 def test_another_leader_in_the_middle_changes_nothing(race: Race, verdict: Decide) -> None:
     """An etcd of three changes its leader, then loses it, while claims are made: the group comes together."""
-    from pytest_nixl.etcd.binary import find_binary
-    from pytest_nixl.etcd.trio import Trio
+    from pytest_nixl.etcd_servers.binary import find_binary
+    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 
     if find_binary() is None:
         verdict(Judgement(Verdict.NOT_APPLICABLE, "an etcd of three members needs the etcd program on this machine"))
         return
-    with Trio(keeper()) as trio, trio.client() as client:
+    with ThreeNodeEtcd(supervisor()) as trio, trio.client() as client:
         claimants = []
         for count, disturb in enumerate((trio.change_leader, trio.kill_leader), 1):
             claimants.append(race.claim("leaders", 3, endpoint=trio.endpoint, ttl=LONG))
@@ -210,7 +210,7 @@ def test_another_leader_in_the_middle_changes_nothing(race: Race, verdict: Decid
     verdict(_concluded(race, found, "3 ranks met across a change and a loss of etcd's leader"))
 
 
-def _is_twice(run: Run) -> bool:
+def _is_twice(run: ExploredRun) -> bool:
     return run.twice
 
 
@@ -222,7 +222,7 @@ def _wait_for_members(etcd: EtcdClient, prefix: str, count: int) -> None:
     wait_until(lambda: etcd.count_prefix(f"{prefix}members/") == count, f"{count} claims in etcd", seconds=SECONDS)
 
 
-def _let_through(race: Race, way: PathClient, count: int) -> None:
+def _let_through(race: Race, way: ProxyClient, count: int) -> None:
     """Let a client make some requests, and wait until it has its last answer and asks on, or watches."""
     for _ in range(count):
         [request] = race.path.wait(lambda: way.held, f"a request of {way.name}", seconds=SECONDS)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.race.amplify import Amplified, amplify
-from pytest_nixl.race.explore import Explorer, Run
-from pytest_nixl.race.subject import NixlbenchSubject, remedy_for
+from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
+from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
+from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject, remedy_for
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 from ..conftest import FindingFixture
 from .race import Race
@@ -65,7 +65,7 @@ def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
     finding("NIXLBENCH-RANK-TWICE", twice is not None, seen)
 
 
-def _is_twice(run: Run) -> bool:
+def _is_twice(run: ExploredRun) -> bool:
     return run.twice
 
 

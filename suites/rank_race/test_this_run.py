@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.settings import Settings
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.cluster import Cluster
 
 ROUNDS = 3
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.etcd.explain import Outcome
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,7 @@ class Entry:
     """
 
     text: str
-    nixl: Outcome
+    nixl: ReadOutcome
     kvbench: bool
     etcdctl: bool
     says: str
@@ -50,4 +50,4 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 def load_corpus() -> tuple[Entry, ...]:
     """Read the corpus."""
     data = tomllib.loads(Path(__file__).with_name("endpoints.toml").read_text())
-    return tuple(Entry(**{**item, "nixl": Outcome(item["nixl"])}) for item in data["endpoint"])
+    return tuple(Entry(**{**item, "nixl": ReadOutcome(item["nixl"])}) for item in data["endpoint"])

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_nixl.agent import Agents
+from pytest_nixl.checks.endpoints.trial import SILENCE, complaint
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError, speaks_http, speaks_tls
-from pytest_nixl.etcd.explain import Address, Explanation, explain, suppose
-from pytest_nixl.etcd.trial import SILENCE, complaint
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import Keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import WorkerError
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.endpoint_readers import Address, Explanation, explain, suppose
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import SupervisorClient
+from pytest_nixl.processes.worker_process import WorkerError
 
 #: Seconds that a TCP connection to an endpoint may take.
 CONNECT_SECONDS = 3.0
@@ -162,7 +162,7 @@ def judge_health(deployment: Deployment) -> Judgement:
     return Judgement(Verdict.PASS, f"{deployment}: etcd {' and '.join(versions)}")
 
 
-def judge_publication(deployment: Deployment, settings: Settings, keeper: Keeper) -> Judgement:
+def judge_publication(deployment: Deployment, settings: Settings, supervisor: SupervisorClient) -> Judgement:
     """Give the text, verbatim, to a real agent that publishes its metadata, and look for the key.
 
     Its namespace is a prefix of our own, which is deleted afterwards, also after ``kill -9`` of pytest.
@@ -170,15 +170,15 @@ def judge_publication(deployment: Deployment, settings: Settings, keeper: Keeper
     prefix = f"/pytest-nixl/{secrets.token_hex(8)}/publish/"
     endpoints = deployment.endpoints()
     if not endpoints:
-        return _published(deployment, settings, keeper, prefix, None)
-    keeper.watch_prefix(prefix, endpoints, **deployment.credentials)
+        return _published(deployment, settings, supervisor, prefix, None)
+    supervisor.watch_prefix(prefix, endpoints, **deployment.credentials)
     with connect(endpoints, **deployment.credentials) as client:
         try:
-            return _published(deployment, settings, keeper, prefix, client)
+            return _published(deployment, settings, supervisor, prefix, client)
         finally:
             if not _unreachable(client, prefix):
                 client.delete_prefix(prefix)
-            keeper.unwatch_prefix(prefix, endpoints)
+            supervisor.unwatch_prefix(prefix, endpoints)
 
 
 def _unreachable(client: EtcdClient, prefix: str) -> bool:
@@ -191,10 +191,10 @@ def _unreachable(client: EtcdClient, prefix: str) -> bool:
 
 
 def _published(
-    deployment: Deployment, settings: Settings, keeper: Keeper, prefix: str, client: EtcdClient | None
+    deployment: Deployment, settings: Settings, supervisor: SupervisorClient, prefix: str, client: EtcdClient | None
 ) -> Judgement:
     environment = {"NIXL_ETCD_ENDPOINTS": deployment.text, "NIXL_ETCD_NAMESPACE": prefix.rstrip("/")}
-    with Agents(Here(keeper), settings) as agents:
+    with Agents(LocalHost(supervisor), settings) as agents:
         try:
             agent = agents.start("publisher", environment=environment, listen_thread=True)
         except WorkerError as error:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from pytest_nixl.etcd.embedded import free_ports
+from pytest_nixl.checks.endpoints.trial import EndpointTrial, try_texts
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Address, Outcome, explain
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import Trial, try_texts
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.endpoint_readers import Address, ReadOutcome, explain
+from pytest_nixl.processes.supervisor import supervisor
 
 from .corpus import Entry
 
@@ -41,7 +41,7 @@ def test_nixl_reads_every_text_as_predicted(
         verdict(Judgement(Verdict.PASS, f"NIXL {trials[0].version} reads {len(texts)} texts as predicted"))
 
 
-def _difference(trial: Trial) -> str:
+def _difference(trial: EndpointTrial) -> str:
     explanation = explain(trial.text)
     predicted = explanation.predict(_answers, trial.version)
     if trial.agrees(predicted):
@@ -60,7 +60,7 @@ def test_what_we_advise_to_write_works(
     """A real agent publishes with every rewrite that names the etcd, and no other one that runs on this host."""
     (own,) = parse_endpoints(nixl_private_etcd.endpoint)
     rewrites = {
-        rewrite: Outcome.PUBLISHES
+        rewrite: ReadOutcome.PUBLISHES
         for entry in _filled(corpus, nixl_private_etcd)
         if (rewrite := explain(entry.text).rewrite)
         and {address.port for address in _members(rewrite) if _answers(address)} == {own.port}
@@ -68,7 +68,7 @@ def test_what_we_advise_to_write_works(
     broken = [
         f"{trial.text}: {trial.outcome} ({trial.words})"
         for trial in _tried(rewrites, nixl_private_etcd, nixl_settings)
-        if trial.outcome is not Outcome.PUBLISHES
+        if trial.outcome is not ReadOutcome.PUBLISHES
     ]
     if broken:
         verdict(Judgement(Verdict.FAIL, f"advised and not working: {'; '.join(broken)}", REMEDY))
@@ -82,11 +82,11 @@ def _filled(corpus: tuple[Entry, ...], etcd: PrivateEtcd) -> list[Entry]:
     return [entry.at(endpoint.port, dead, endpoint.host) for entry in corpus]
 
 
-def _tried(texts: Mapping[str, Outcome], etcd: PrivateEtcd, settings: Settings) -> list[Trial]:
+def _tried(texts: Mapping[str, ReadOutcome], etcd: PrivateEtcd, settings: Settings) -> list[EndpointTrial]:
     return list(
         try_texts(
             texts,
-            keeper=keeper(),
+            supervisor=supervisor(),
             client=etcd.client,
             namespace="/conformance",
             timeout=settings.timeout,

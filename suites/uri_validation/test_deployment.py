@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.supervisor import supervisor
 
 from ..conftest import FindingFixture
 from .deployment import (
@@ -52,7 +52,7 @@ def test_an_agent_publishes_through_the_endpoints(
     deployment: Deployment, nixl_settings: Settings, verdict: Callable[[Judgement], None]
 ) -> None:
     """A real agent that is given them verbatim publishes its metadata, and the key is there."""
-    verdict(judge_publication(deployment, nixl_settings, keeper()))
+    verdict(judge_publication(deployment, nixl_settings, supervisor()))
 
 
 @pytest.mark.parametrize(

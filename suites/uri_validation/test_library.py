@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.checks.endpoints.trial import try_texts
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Outcome
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import try_texts
-from pytest_nixl.evidence.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome
+from pytest_nixl.processes.supervisor import supervisor
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_the_patch_of_uri_validation_is_known(
         verdict(Judgement(Verdict.PASS, said))
 
 
-def _outcome(text: str, setting: str | None, etcd: PrivateEtcd, settings: Settings) -> Outcome:
+def _outcome(text: str, setting: str | None, etcd: PrivateEtcd, settings: Settings) -> ReadOutcome:
     (trial,) = try_texts(
-        {text: Outcome.INVALID},
-        keeper=keeper(),
+        {text: ReadOutcome.INVALID},
+        supervisor=supervisor(),
         client=etcd.client,
         namespace="/patch",
         timeout=settings.timeout,

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from pytest_nixl.agent import NixlAgent
+from pytest_nixl.checks.endpoints.trial import EndpointTrial, complaint, try_texts
+from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd.explain import Outcome
-from pytest_nixl.etcd.fixtures import PrivateEtcd
-from pytest_nixl.etcd.trial import Trial, complaint, try_texts
-from pytest_nixl.keeper import keeper
-from pytest_nixl.settings import Settings
-from pytest_nixl.waiting import wait_until
-from pytest_nixl.worker.process import NixlError
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import NixlError
 
 from ..conftest import FindingFixture
 
@@ -45,7 +45,7 @@ def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Set
     bare = nixl_private_etcd.endpoint.removeprefix("http://")
     trial = _try(f"http://user:password@{bare}", nixl_private_etcd, nixl_settings)
     how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome}, and wrote {trial.words!r}"
-    finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not Outcome.PUBLISHES, how)
+    finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not ReadOutcome.PUBLISHES, how)
 
 
 @pytest.mark.nixl_check("unread-members-are-reported")
@@ -87,10 +87,10 @@ def test_a_failure_to_publish_is_raised(
     finding("NIXL-ETCD-SILENT-FAILURE", not raised, f"with an endpoint that NIXL cannot read it {what}")
 
 
-def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> Trial:
+def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> EndpointTrial:
     (trial,) = try_texts(
-        {text: Outcome.INVALID},
-        keeper=keeper(),
+        {text: ReadOutcome.INVALID},
+        supervisor=supervisor(),
         client=etcd.client,
         namespace="/trial",
         timeout=settings.timeout,

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.cluster.cluster import Cluster
-from pytest_nixl.link import Pairs
-from pytest_nixl.values import MemoryPair
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.session.cluster import Cluster
 
 #: Seconds after which they stop by themselves.
 LONGEST = 60.0
 
 
 @pytest.mark.nixl_check("bandwidth")
-def test_bytes_move_until_a_file_is_there(nixl_cluster: Cluster, nixl_pairs: Pairs) -> None:
+def test_bytes_move_until_a_file_is_there(nixl_cluster: Cluster, nixl_pairs: WorkerPairs) -> None:
     """The folder MOVING gets a file ``begun``, and a file ``enough`` there ends this."""
     folder = Path(os.environ["MOVING"])
     link = nixl_pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (0, nixl_cluster.ranks - 1))

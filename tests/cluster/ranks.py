@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree
 
-from hosts import Host
-from runs import Finished, environment
+from helpers.cli_run import Finished, environment
+from helpers.namespaces import Host
 
 #: Seconds for a run of pytest on all ranks: several times what it takes where nothing else runs.
 PATIENCE = 480.0
@@ -101,7 +101,7 @@ def all_end_with(code: int, done: Sequence[Finished]) -> None:
 
 def report_options(folder: Path) -> list[str]:
     """Return the options by which every rank leaves its reports in one folder, which all share."""
-    return [f"--nixl-logs={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
+    return [f"--nixl-log-dir={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
 
 
 def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hosts import ENDS_WITH_ALL, Host, Network
-from runs import environment, eventually
+from helpers.cli_run import environment, eventually
+from helpers.namespaces import ENDS_WITH_ALL, Host, Network
 
-from pytest_nixl.etcd.binary import etcd_binary
+from pytest_nixl.etcd_servers.binary import etcd_binary
 
 ETCD_PORT = 2379
 

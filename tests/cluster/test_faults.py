@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hosts import Host, Network, network, require_tools
+from helpers.cli_run import ROOT, Finished, command, eventually
+from helpers.namespaces import Host, Network, network, require_tools
 from ranks import Ranks
-from runs import ROOT, Finished, command, eventually
 from servers import ETCD_PORT, etcd, keys
 
 from pytest_nixl.cluster.group import TTL
@@ -52,7 +52,7 @@ class Story:
     ) -> None:
         """Start the command of one rank, on its host; ``tree`` is where its plugin and its test are."""
         common = [f"--nixl-ranks={len(self.hosts)}", f"--nixl-group={self.name}", *self.etcd, "--nixl-timeout=20s"]
-        own = [f"--nixl-rank={rank}", f"--nixl-logs={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
+        own = [f"--nixl-rank={rank}", f"--nixl-log-dir={self.folder / 'logs'}", "--nixl-blocks=4KiB"]
         started = ["env", f"--chdir={tree}", *command(test, *common, *own, *options)]
         self.pids.append(self.ranks.start(self.hosts[rank], *started, **(env or {})))
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hosts import network, require_tools
-from runs import environment, eventually
+from helpers.cli_run import environment, eventually
+from helpers.namespaces import network, require_tools
 from servers import require_slurm
 
 ADDRESSES = "import socket; print(socket.gethostname(), [a[4][0] for a in socket.getaddrinfo('{}', 1, type=1)])"
@@ -17,7 +17,7 @@ ADDRESSES = "import socket; print(socket.gethostname(), [a[4][0] for a in socket
 WHOLE = """
 import os, sys
 from pathlib import Path
-from hosts import ENDS_WITH_ALL, network
+from helpers.namespaces import ENDS_WITH_ALL, network
 from ranks import Ranks
 from servers import etcd, slurm
 

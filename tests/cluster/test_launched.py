@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts import ENDS_WITH_ALL, Network, network, require_tools
+from helpers.cli_run import BANDWIDTH, Finished, command, profile
+from helpers.namespaces import ENDS_WITH_ALL, Network, network, require_tools
 from ranks import all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH, Finished, command, profile
 from servers import ETCD_PORT, require_slurm, slurm
 
 NODES = ("node-0", "node-1", "node-2", "node-3")

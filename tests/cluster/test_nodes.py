@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Network, network, require_tools
+from helpers.cli_run import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Network, network, require_tools
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
-from runs import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
 from servers import ETCD_PORT, etcd, keys
 from test_nixlbench_driver import standin
 

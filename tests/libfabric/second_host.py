@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.link import Pairs
-from pytest_nixl.settings import Settings
-from pytest_nixl.worker.places import Here
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.hosts import LocalHost
 
 
 def pytest_configure(config: pytest.Config) -> None:
     prefix = shlex.split(os.environ["PYTEST_NIXL_TEST_TARGET"])
-    make = Pairs.__init__
+    make = WorkerPairs.__init__
 
-    def between_hosts(self: Pairs, places: tuple[Here, Here], settings: Settings) -> None:
-        make(self, (places[0], Here(places[1]._keeper, 1, prefix)), settings)
+    def between_hosts(self: WorkerPairs, places: tuple[LocalHost, LocalHost], settings: Settings) -> None:
+        make(self, (places[0], LocalHost(places[1]._supervisor, 1, prefix)), settings)
 
-    vars_of: Any = Pairs
+    vars_of: Any = WorkerPairs
     vars_of.__init__ = between_hosts

@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, one_host, require_tools, two_hosts
-from runs import BANDWIDTH, ROOT, Finished, command, environment, profile
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, command, environment, profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, one_host, require_tools, two_hosts
 
-from pytest_nixl.evidence.counters import HEADERS_SHARE
-from pytest_nixl.gate.default_profile import default_profile
-from pytest_nixl.gate.judge import judge
-from pytest_nixl.gate.profiles import Expectation
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
+from pytest_nixl.judge.row import judge
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.device_counters import HEADERS_SHARE
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.default_profile import default_profile
 
 DRAM = MemoryPair("DRAM", "DRAM")
 ACCEPTS_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
@@ -135,8 +135,8 @@ def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host)
 @contextmanager
 def link(settings: Settings, backend: str, op: str, hosts: tuple[Host, Host]) -> Iterator[Link]:
     """A link between two hosts."""
-    one, other = (Here(keeper(), rank, host.prefix) for rank, host in enumerate(hosts))
-    pairs = Pairs((one, other), settings)
+    one, other = (LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts))
+    pairs = WorkerPairs((one, other), settings)
     try:
         yield pairs.link(backend, op, DRAM)
     finally:

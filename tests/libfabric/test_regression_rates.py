@@ -17,18 +17,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import require_tools, two_hosts
+from helpers.cuda_driver import build
+from helpers.namespaces import require_tools, two_hosts
 from test_real_libfabric import link
 
-from pytest_nixl.gate.compared import wants_launch
-from pytest_nixl.gate.regression import compare_launches
-from pytest_nixl.gate.verdicts import Verdict
-from pytest_nixl.link import Link, Pairs
-from pytest_nixl.record.recorded import Row
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import COMPARED_LAUNCHES, MOST_LAUNCHES, MemoryPair
-from pytest_nixl.worker.places import Here
+from pytest_nixl.judge.regression import compare_launches
+from pytest_nixl.judge.run_comparison import wants_launch
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.store.record_reader import RecordedRow
 
 MIB = 1 << 20
 MARGIN = 0.05
@@ -77,7 +77,7 @@ def verdict(before: Values, now: Values) -> Verdict:
     """Compare as a run does: with two more launches a side where five leave it open."""
     for count in range(COMPARED_LAUNCHES, MOST_LAUNCHES + 1):
         sides = before[:count], now[:count]
-        if not wants_launch(Row("row", tuple(sides[0]), {}), tuple(sides[1]), MARGIN):
+        if not wants_launch(RecordedRow("row", tuple(sides[0]), {}), tuple(sides[1]), MARGIN):
             break
     return compare_launches(*sides, MARGIN).verdict
 
@@ -167,9 +167,9 @@ def test_loopback_may_say_inconclusive_and_not_regressed(
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS")
-    from pytest_nixl.keeper import keeper
+    from pytest_nixl.processes.supervisor import supervisor
 
-    pairs = Pairs((Here(keeper(), 0), Here(keeper(), 1)), settings(make_settings))
+    pairs = WorkerPairs((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), settings(make_settings))
     try:
         [values] = in_turn([pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))], launches(), depth=2)
     finally:

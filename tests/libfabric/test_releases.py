@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, one_host, require_tools
-from runs import BANDWIDTH, profile
+from helpers.cli_run import BANDWIDTH, profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, one_host, require_tools
+from helpers.torch_once import DOUBLE
 from test_real_libfabric import run_in
-from torch_once import DOUBLE
 
-from pytest_nixl.nixl_versions import imports_torch
+from pytest_nixl.model.nixl_releases import imports_torch
 
 #: Each with the provider that it takes here: libfabric's older one for TCP before 1.0.
 RELEASES = [

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, require_tools, two_hosts
-from runs import profile
+from helpers.cli_run import profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, require_tools, two_hosts
 from test_real_libfabric import link
 
-from pytest_nixl.evidence.counters import HEADERS_SHARE
-from pytest_nixl.gate.judge import another_launch, judge
-from pytest_nixl.gate.profiles import load_profile
-from pytest_nixl.gate.verdicts import Judgement, Verdict
-from pytest_nixl.link import Link
-from pytest_nixl.record.samples import Samples
-from pytest_nixl.settings import Settings
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.judge.row import another_launch, judge
+from pytest_nixl.measure.link import Link
+from pytest_nixl.model.device_counters import HEADERS_SHARE
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
 
 MIB = 1 << 20
 BURST = 32 << 10

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver import build
-from hosts import Host, one_host, require_tools
-from runs import Finished, profile
+from helpers.cli_run import Finished, profile
+from helpers.cuda_driver import build
+from helpers.namespaces import Host, one_host, require_tools
 from test_real_libfabric import ACCEPTS_TCP, run_in
 
 #: Of each suite that makes agents, what makes them in another way; all of them are run in tox -e soak.

@@ -13,9 +13,9 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure() -> None:
-    if "pytest_nixl.keeper" not in sys.modules:
+    if "pytest_nixl.processes.supervisor" not in sys.modules:
         return
-    from pytest_nixl.keeper import keeper
+    from pytest_nixl.processes.supervisor import supervisor
 
-    for log in Path(keeper().directory).glob("*.log"):
+    for log in Path(supervisor().directory).glob("*.log"):
         shutil.copy(log, os.environ["PYTEST_NIXL_TEST_LOGS"])

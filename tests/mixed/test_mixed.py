@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.errors import NixlPluginError
-from pytest_nixl.keeper import keeper
-from pytest_nixl.link import Pairs
-from pytest_nixl.nixl_versions import numbers
-from pytest_nixl.record.benchmark import versions_of
-from pytest_nixl.settings import Settings
-from pytest_nixl.values import MemoryPair
-from pytest_nixl.worker.places import Here
-from pytest_nixl.worker.process import START_SECONDS, NixlError, Worker, WorkerError
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.nixl_releases import numbers
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import START_SECONDS, NixlError, Worker, WorkerError
+from pytest_nixl.session.benchmark import versions_of
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]
 THEIRS = next(each.version for each in importlib.metadata.distributions(path=[OTHER]) if each.name == "nixl-cu12")
@@ -34,10 +34,10 @@ DRAM = MemoryPair("DRAM", "DRAM")
 MEET = numbers(OURS) >= (1, 4)
 meets = pytest.mark.skipif(not MEET, reason=f"on one host NIXL {OURS} and {THEIRS} do not always meet: see the other")
 undecided = pytest.mark.skipif(MEET, reason=f"on one host NIXL {OURS} and {THEIRS} meet, as the other tests here see")
-Places = tuple[Here, Here]
+Places = tuple[LocalHost, LocalHost]
 
 
-class OtherRelease(Here):
+class OtherRelease(LocalHost):
     """A rank whose NIXL is the other release."""
 
     def start(
@@ -56,17 +56,17 @@ class OtherRelease(Here):
 def places(request: pytest.FixtureRequest) -> Places:
     """Our release and the other one, in both orders."""
     if request.param == "we write":
-        return Here(keeper(), 0), OtherRelease(keeper(), 1)
-    return OtherRelease(keeper(), 0), Here(keeper(), 1)
+        return LocalHost(supervisor(), 0), OtherRelease(supervisor(), 1)
+    return OtherRelease(supervisor(), 0), LocalHost(supervisor(), 1)
 
 
 @pytest.fixture
-def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., Pairs]]:
+def make(places: Places, make_settings: Callable[..., Settings]) -> Iterator[Callable[..., WorkerPairs]]:
     """Make pairs of the two releases; all end with the test."""
-    made: list[Pairs] = []
+    made: list[WorkerPairs] = []
 
-    def make(**changes: Any) -> Pairs:
-        made.append(Pairs(places, make_settings(**changes)))
+    def make(**changes: Any) -> WorkerPairs:
+        made.append(WorkerPairs(places, make_settings(**changes)))
         return made[-1]
 
     yield make
@@ -82,7 +82,7 @@ def test_a_release_that_imports_torch_says_so_where_there_is_none(monkeypatch: p
     # A worker looks where pytest does.
     without = [entry for entry in sys.path if not Path(spec.origin).is_relative_to(entry or Path.cwd())]
     monkeypatch.setattr(sys, "path", without)
-    worker = Here(keeper(), 0).start("agent", {"PYTHONPATH": None}, 30.0)
+    worker = LocalHost(supervisor(), 0).start("agent", {"PYTHONPATH": None}, 30.0)
     with pytest.raises(NixlPluginError, match=f"nixl-cu12 {OURS} imports torch, as every release before 1.4 does"):
         worker.call("free_port")
     worker.kill()
@@ -91,7 +91,7 @@ def test_a_release_that_imports_torch_says_so_where_there_is_none(monkeypatch: p
 @meets
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_over_tcp_rows_are_measured_and_both_releases_are_recorded(
-    make: Callable[..., Pairs], places: Places, op: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., WorkerPairs], places: Places, op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     link = make().link("UCX", op, DRAM)
@@ -107,7 +107,7 @@ def test_they_work_together_or_both_releases_are_named(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
-    pairs = Pairs((Here(keeper(), 0), OtherRelease(keeper(), 1)), make_settings(timeout=20.0))
+    pairs = WorkerPairs((LocalHost(supervisor(), 0), OtherRelease(supervisor(), 1)), make_settings(timeout=20.0))
     samples, error = None, None
     try:
         samples = pairs.link("UCX", "WRITE", DRAM).measure(65536)
@@ -127,7 +127,7 @@ def test_they_work_together_or_both_releases_are_named(
 
 
 @meets
-def test_by_shared_memory_bytes_are_moved(make: Callable[..., Pairs], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_shared_memory_bytes_are_moved(make: Callable[..., WorkerPairs], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_TLS", raising=False)
     samples = make().link("UCX", "WRITE", DRAM).measure(65536)
     assert samples.corruption is None

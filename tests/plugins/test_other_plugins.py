@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import BANDWIDTH, run
+from helpers.cli_run import BANDWIDTH, run
 
-from pytest_nixl.record.store import Store
+from pytest_nixl.store.store import Store
 
 ROW = (BANDWIDTH, "--nixl-op=WRITE", "--nixl-blocks=64KiB", "--nixl-duration=20ms")
 

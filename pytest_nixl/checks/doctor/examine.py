@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask every check, and show what each came to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.checks.doctor.check import Check, Requirements
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, outcome
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check came to, and what that makes of the command."""
+
+    check: Check
+    judgement: Judgement
+    outcome: Outcome
+    required: bool
+
+
+#: The checks that the place of the devices alone can answer.
+PLACED = ("rdma-devices", "gpus", "gpu-nics")
+
+
+def examine(facts: Facts, wanted: Requirements, *, gate: bool, only: Sequence[str] = ()) -> tuple[CheckResult, ...]:
+    """Ask every check, or those of an image, or only some by their ids."""
+    answers = []
+    for check in checks().values():
+        if (check.image or not wanted.image) and (not only or check.id in only):
+            judgement = check.judge(facts, wanted)
+            required = check.id in wanted.profile.required
+            answers.append(
+                CheckResult(check, judgement, outcome(judgement.verdict, gate=gate, required=required), required)
+            )
+    return tuple(answers)
+
+
+def failed(answers: Sequence[CheckResult]) -> bool:
+    """Whether one of them fails."""
+    return any(answer.outcome is Outcome.FAIL for answer in answers)
+
+
+def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
+    """Yield a line for each answer, with its remedy below where it is not good, and then the sums."""
+    width = max(len(answer.judgement.verdict.value) for answer in answers)
+    names = max(len(answer.check.id) for answer in answers)
+    for answer in answers:
+        missed = answer.outcome is Outcome.FAIL and answer.judgement.verdict is Verdict.NOT_APPLICABLE
+        reason = f"{answer.judgement.reason}; the profile requires it" if missed else answer.judgement.reason
+        head = f"{answer.judgement.verdict.value:<{width}}  {answer.check.id:<{names}}  {reason}"
+        yield TextLine(head, answer.outcome)
+        if answer.judgement.remedy and answer.outcome is not Outcome.PASS:
+            yield TextLine(f"{'':<{width}}  {'':<{names}}  remedy: {answer.judgement.remedy}")
+    counts = Counter(answer.judgement.verdict.value for answer in answers)
+    bad = failed(answers)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    yield TextLine(f"NIXL doctor: {'FAIL' if bad else 'PASS'} ({told})", Outcome.FAIL if bad else Outcome.PASS)
+
+
+def plain(facts: Facts, wanted: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
+    """Return the same as JSON values."""
+    return {
+        "verdict": "FAIL" if failed(answers) else "PASS",
+        "host": facts.host.name.value,
+        "profile": wanted.profile.name,
+        "backends": list(wanted.backends),
+        "image": wanted.image,
+        "checks": [
+            {
+                "id": answer.check.id,
+                "question": answer.check.question,
+                "verdict": answer.judgement.verdict.value,
+                "reason": answer.judgement.reason,
+                "remedy": answer.judgement.remedy,
+                "required": answer.required,
+            }
+            for answer in answers
+        ],
+    }

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of nixlbench: what a row asks for, what the user adds, and what a program's own help knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_nixl.checks.nixlbench.table import LARGE_BLOCK
+from pytest_nixl.core.units import MIB
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.session.nixlbench_flags import name_of
+
+_IN_HELP = re.compile(r"^ {4}-([a-z][a-z0-9_]*) \(", re.MULTILINE)
+
+#: nixlbench divides its iterations by threads, and above LARGE_BLOCK by 16: other counts it changes itself.
+_STEP = 16
+#: Bytes that a row is timed for at most, and transfers at least and at most: well under a second of most machines.
+_BYTES, _FEWEST, _MOST = 1 << 30, 16, 1008
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the two processes of a run meet: ``flags`` tell it to both.
+
+    :param runtime: ``ETCD`` or ``ASIO``.
+    """
+
+    runtime: str
+    flags: Mapping[str, str]
+
+
+def label(more: Sequence[str]) -> str:
+    """Return how rows name nixlbench with what the user adds: ``nixlbench[MG8x8]``.
+
+    What is only a check of the bytes makes no other row.
+    """
+    said = {name_of(flag): flag.partition("=")[2] for flag in more}
+    said.pop("check_consistency", None)
+    counts = [said.pop(name, "1") for name in ("num_initiator_dev", "num_target_dev")]
+    words = [f"MG{counts[0]}x{counts[1]}"] if said.pop("mode", "SG") == "MG" else []
+    words += [f"{name}={value}" if value else name for name, value in said.items()]
+    return f"nixlbench[{','.join(words)}]" if words else "nixlbench"
+
+
+def known_flags(help_text: str) -> frozenset[str]:
+    """Return the flags that a program's own ``--help`` tells of, without their dashes."""
+    return frozenset(_IN_HELP.findall(help_text))
+
+
+def command(
+    row: RowKey, backend: str, meeting: Meeting, *, iterations: int | None, warmup: int, more: Sequence[str] = ()
+) -> list[str]:
+    """Return the arguments of both processes for one row.
+
+    :param backend: NIXL's name of it.
+    :param iterations: transfers to time; None: as many as take well under a second.
+    :param warmup: transfers before these, at least.
+    :param more: what the user adds.
+    """
+    said = {name_of(flag): flag.partition("=")[2] for flag in more}
+    devices = max(int(said.get(name) or 1) for name in ("num_initiator_dev", "num_target_dev"))
+    size = row.block * row.batch
+    timed = iterations or max(_FEWEST, min(_MOST, _BYTES // size))
+    factor = _STEP if row.block > LARGE_BLOCK else 1
+    flags = {
+        **meeting.flags,
+        "backend": backend,
+        "op_type": row.op,
+        "initiator_seg_type": row.memory.initiator,
+        "target_seg_type": row.memory.target,
+        "start_block_size": str(row.block),
+        "max_block_size": str(row.block),
+        "start_batch_size": str(row.batch),
+        "max_batch_size": str(row.batch),
+        "num_iter": str(_rounded(timed) * factor),
+        "warmup_iter": str(_rounded(max(1, warmup)) * factor),
+    }
+    if row.depth > 1:
+        flags["pipeline_depth"] = str(row.depth)
+    if "total_buffer_size" not in said:
+        # The default is 8 GiB for each process. Whole MiB, so that any number of threads can share it.
+        flags["total_buffer_size"] = str(-(-size * row.depth // MIB) * MIB * devices)
+    return [*(f"--{name}={value}" for name, value in flags.items()), *more]
+
+
+def _rounded(count: int) -> int:
+    return -(-count // _STEP) * _STEP
+
+
+def shown(path: str, arguments: Sequence[str]) -> str:
+    """Return a command as it can be typed."""
+    return shlex.join([Path(path).name or "nixlbench", *arguments])

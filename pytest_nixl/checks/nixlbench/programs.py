@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nixlbench of each rank of a run: is it there, what does it know, where can its processes meet?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
+from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
+from pytest_nixl.checks.nixlbench.etcd_watch import Removal
+from pytest_nixl.checks.nixlbench.group import Group, finish_removals
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.sources import EtcdServer, SessionEtcd
+from pytest_nixl.host.network import read_network
+from pytest_nixl.host.rdma import read_rdma
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.row_source import backend_of
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.processes.external_program import Tool
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.nixlbench_flags import name_of
+
+_HELP_SECONDS = 30.0
+
+
+class Nixlbench:
+    """The programs of all ranks, found when they are first asked for.
+
+    :param etcd: of the session; it is started where the processes are to meet in it.
+    :param supervisor: returns the supervisor, which owns keys and workers.
+    """
+
+    def __init__(
+        self, settings: Settings, cluster: Cluster, etcd: SessionEtcd, supervisor: Callable[[], SupervisorClient]
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._etcd = etcd
+        self._supervisor = supervisor
+        self._tools: dict[int, Tool] = {}
+        self._flags: dict[int, frozenset[str]] = {}
+        self._removals: list[Removal] = []
+
+    def __enter__(self) -> Nixlbench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tool in self._tools.values():
+            tool.close()
+        finish_removals(self._removals)
+
+    @staticmethod
+    def plain(row: RowKey) -> RowKey:
+        """Return the key that the same row has where we measure it ourselves."""
+        return replace(row, backend=backend_of(row.backend))
+
+    def why_not(self, row: RowKey) -> str | None:
+        """Say why nixlbench cannot measure a row; None: it can.
+
+        :raises NixlPluginError: where a rank, or what it has under that name, does not answer.
+        """
+        if row.memory.target == "FILE":
+            return f"{self.plain(row).backend} moves bytes to storage, and nixlbench is run between two ranks"
+        if "VRAM" in (row.memory.initiator, row.memory.target) and not Path("/dev/nvidiactl").exists():
+            return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
+        for rank in row.pair:
+            if not self._tool(rank).there:
+                who = f"rank {rank}" if self._cluster.several else "this host"
+                return f"{who} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
+        if row.depth > 1 and not self._all_know(row, "pipeline_depth"):
+            return f"this nixlbench has no --pipeline_depth, and rows of depth {row.depth} want it"
+        return self._why_no_meeting(row)
+
+    def run(self, row: RowKey) -> Ran:
+        """Measure a row. :raises NixlPluginError: naming the rank that is to blame, what it did and what it said."""
+        plain, settings = self.plain(row), self._settings
+        tools = (self._tool(row.pair[0]), self._tool(row.pair[1]))
+
+        def arguments(meeting: Meeting) -> list[str]:
+            found = command(
+                plain, plain.backend, meeting, iterations=settings.iterations, warmup=settings.warmup,
+                more=settings.nixlbench_args,
+            )  # fmt: skip
+            self._check_known(row, found)
+            return found
+
+        wanted = BACKENDS[plain.backend].environment(os.environ)
+        variables: dict[str, str | None] = {name: text for name, text in wanted.items() if name not in os.environ}
+        # Its agents meet by its own runtime; an etcd that is down must not hold them up.
+        variables["NIXL_ETCD_ENDPOINTS"] = None
+        if self._runtime(row) == "ASIO":
+            return run_at(tools, self._address(row.pair[0]), arguments, variables, settings.timeout)
+        server = self._etcd.server()
+        own = None if server.kind == "external" else server
+        with server.client() as client:
+            group = Group(client, server.endpoint, self._supervisor(), own=own, removals=self._removals)
+            try:
+                return run_in(tools, group, arguments, variables, settings.timeout)
+            except NixlPluginError:
+                # One of ours that has died is told by this error: the next row gets a new one.
+                with suppress(EtcdError, SupervisorError):
+                    self._etcd.check()
+                raise
+
+    def described(self, row: RowKey) -> dict[str, object]:
+        """Return what is recorded of the programs beside a row."""
+        known: dict[str, object] = {"nixlbench_runtime": self._runtime(row)}
+        if self._settings.nixlbench_args:
+            known["nixlbench_args"] = list(self._settings.nixlbench_args)
+        for role, rank in zip(("initiator", "target"), row.pair, strict=True):
+            tool = self._tool(rank)
+            known |= {f"{role}_{name}": text for name, text in tool.versions.items()}
+            known[f"{role}_host"] = tool.worker.versions["host"]
+        return known
+
+    def line_rates(self, row: RowKey) -> dict[str, float]:
+        """Return the line rates of the initiator's network cards in bytes per second, where that is this host."""
+        if not isinstance(self._cluster.places[row.pair[0]], LocalHost):
+            return {}
+        root = FactsRoot()
+        cards = {nic.name: nic.rate for nic in read_network(root).nics if not nic.virtual}
+        cards |= {adapter.name: adapter.rate for adapter in read_rdma(root)}
+        return {name: rate for name, rate in cards.items() if rate}
+
+    def _tool(self, rank: int) -> Tool:
+        tool = self._tools.get(rank)
+        if tool is None or not tool.worker.alive:
+            tool = self._tools[rank] = Tool(
+                self._cluster.places[rank], "nixlbench", self._settings.timeout, self._settings.start_timeout
+            )
+        return tool
+
+    def _known(self, rank: int) -> frozenset[str]:
+        """Return the flags that a rank's program has, by its own help. :raises NixlbenchError: where it tells none."""
+        if rank not in self._flags:
+            with ExitStack() as stack:
+                asked = stack.enter_context(self._tool(rank).start(["--help"]))
+                code = asked.wait(_HELP_SECONDS)  # gflags ends with 1 after its help
+                flags = known_flags(asked.output())
+                if "backend" not in flags or "start_block_size" not in flags:
+                    raise asked.failure(
+                        f"does not tell its flags (exit code {code} of nixlbench --help)",
+                        "see that it starts there: ldd names a library that it lacks",
+                    )
+                self._flags[rank] = flags
+        return self._flags[rank]
+
+    def _all_know(self, row: RowKey, flag: str) -> bool:
+        return all(flag in self._known(rank) for rank in row.pair)
+
+    def _check_known(self, row: RowKey, arguments: list[str]) -> None:
+        for rank in row.pair:
+            unknown = [f"--{name_of(flag)}" for flag in arguments if name_of(flag) not in self._known(rank)]
+            if unknown:
+                raise NixlbenchError(
+                    f"{self._tool(rank).where} has no {', '.join(unknown)}",
+                    "see its nixlbench --help, and change --nixl-nixlbench-args or use another version of it",
+                )
+
+    def _runtime(self, row: RowKey) -> str:
+        asked = self._settings.nixlbench_runtime
+        if asked != "auto":
+            return asked
+        has_asio = self._all_know(row, "asio_address")
+        if self._cluster.several:
+            return "ASIO" if has_asio and self._cluster.etcd() is None else "ETCD"
+        return "ASIO" if has_asio else "ETCD"
+
+    def _why_no_meeting(self, row: RowKey) -> str | None:
+        if self._runtime(row) == "ASIO":
+            if self._all_know(row, "asio_address"):
+                return None
+            return "this nixlbench has no ASIO runtime: give --nixl-nixlbench-runtime=ETCD"
+        server = self._etcd.server()
+        if (self._cluster.several and self._cluster.etcd() is None) or _is_secured(self._settings, server):
+            return (
+                "nixlbench cannot use this run's etcd: it speaks plaintext and sends no password; give "
+                "--nixl-nixlbench-runtime=ASIO, where it has that"
+            )
+        return None
+
+    def _address(self, rank: int) -> str:
+        if not self._cluster.several:
+            return "127.0.0.1"
+        address = str(self._cluster.ask("address")[rank])
+        if address.startswith("127."):
+            raise NixlPluginError(
+                f"{self._cluster.names[rank]} knows itself as {address} only: the other rank cannot go there",
+                "name the etcd by an address that is not of loopback, or give --nixl-nixlbench-runtime=ETCD",
+            )
+        return address
+
+
+def _is_secured(settings: Settings, server: EtcdServer) -> bool:
+    """Whether an etcd wants what nixlbench has not: TLS, or a password."""
+    if server.kind != "external":
+        return False
+    secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert
+    return bool(secret) or "https://" in server.endpoint or "@" in settings.etcd

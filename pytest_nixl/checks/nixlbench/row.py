@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row of a run that was made here: judged as our own rows are, by what UCX or libfabric said of its transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_nixl.checks.nixlbench.driver import Ran
+from pytest_nixl.checks.nixlbench.table import REMEDIES, NixlbenchRow, Trouble
+from pytest_nixl.checks.nixlbench.verdict import judge_latency
+from pytest_nixl.core import units
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.judge.row import describe, judge, percentage, rate
+from pytest_nixl.model.ceiling import Ceiling, row_ceiling
+from pytest_nixl.model.machine import devices, is_network
+from pytest_nixl.model.results import Figures
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.backends import BACKENDS
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """What a row came to; ``samples`` and ``figures`` are None where nothing was measured.
+
+    :param notes: sentences to print beside the table.
+    """
+
+    judgement: Judgement
+    samples: Samples | None = None
+    figures: Figures | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Mapping[str, float]) -> JudgedRow:
+    """Judge the only row of a run.
+
+    :param plain: what the profile knows the row by.
+    :param key: what it is recorded by: another one than of our own rows.
+    :param rates: line rates of the initiator's network cards, by name, in bytes per second, as far as they are known.
+    """
+    name = f"nixlbench {describe(plain)}"
+    if ran.inconsistent:
+        reason = f"{name}: {ran.inconsistent}"
+        return JudgedRow(Judgement(Verdict.CORRUPT, reason, REMEDIES[Trouble.INCONSISTENT]))
+    row = next((each for each in ran.output.rows if (each.block, each.batch) == (plain.block, plain.batch)), None)
+    transfers = ran.output.configuration.transfers(plain.block)
+    if row is None or transfers is None or not 0 < row.bandwidth < math.inf:
+        said = "printed no such row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
+        remedy = "Give it more transfers by --nixl-iterations, and read what it prints by hand."
+        return JudgedRow(Judgement(Verdict.ERROR, f"{name}: it {said}", remedy))
+    seconds = transfers[0] * row.block * row.batch / row.bandwidth
+    transports = BACKENDS[plain.backend].transports(ran.log, plain.op, plain.block)
+    samples = Samples(
+        plain,
+        windows=(seconds,),
+        transfers=(transfers[0],),
+        latencies=(),
+        transports=transports,
+        others=() if ran.others is None else (ran.others,),
+    )
+    expectation = profile.expectation(plain)
+    # Whole transfers have no percentiles in its table: those bounds are judged by the parts.
+    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
+    judgement = judge_latency(row, judge(samples, bare, profile.machine), describe(plain), expectation)
+    ceiling = row_ceiling(samples, expectation, profile.machine)
+    figures = Figures(
+        bandwidth=row.bandwidth,
+        p50=math.nan,
+        p99=math.nan,
+        transfers=transfers[0],
+        floor=(expectation and expectation.floor) or 0.0,
+        ceiling=ceiling.value if ceiling else 0.0,
+        transports=transports,
+        values=(row.bandwidth,),
+        p90=math.nan,
+        p999=math.nan,
+    )
+    notes = [*_utilisation(name, row, transports, ceiling, rates), *ran.remarks]
+    return JudgedRow(
+        replace(judgement, reason=f"nixlbench {judgement.reason}"), replace(samples, key=key), figures, tuple(notes)
+    )
+
+
+def _utilisation(
+    name: str, row: NixlbenchRow, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
+) -> Iterator[str]:
+    """Say which part of the real line rate a row is; nixlbench itself divides by 50 GB/s on every machine."""
+    cards = [card for card in devices(transports) or () if card != "lo"]
+    if ceiling is not None and ceiling.why:
+        limit, of = ceiling.value, ceiling.why
+    elif cards and all(card in rates for card in cards) and all(map(is_network, transports)):
+        limit, of = sum(rates[card] for card in cards), f"the line rate of {' and '.join(cards)}, as its driver says"
+    else:
+        return
+    yield f"{name}: {rate(row.bandwidth)} is {percentage(row.bandwidth, limit)} of {units.gigabytes(limit)} GB/s, {of}"

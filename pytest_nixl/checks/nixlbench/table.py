@@ -1,0 +1,546 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what nixlbench prints: its table, the configuration above it, and what it says when it fails.
+
+Any text can be read, also one that was cut off anywhere: what a line says counts only once its end was printed, and a
+row only if it has a number under each heading of its table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import BinaryIO
+
+from pytest_nixl.core.units import MIB
+
+#: Blocks larger than this are repeated ``large_blk_iter_ftr`` times less often.
+LARGE_BLOCK = MIB
+
+_HEADING = re.compile(r"(?P<name>.*?)(?: \((?P<unit>[^()]*)\))?")
+_FIELDS = {
+    "Block Size": "block",
+    "Batch Size": "batch",
+    "B/W": "bandwidth",
+    "Aggregate B/W": "aggregate",
+    "Network Util": "utilisation",
+    "Avg Lat.": "latency_avg",
+    "P99 Lat.": "latency_p99",
+    "Avg Prep": "prep_avg",
+    "P99 Prep": "prep_p99",
+    "Avg Post": "post_avg",
+    "P99 Post": "post_p99",
+    "Avg Tx": "transfer_avg",
+    "P99 Tx": "transfer_p99",
+}
+_UNITS = {
+    "GB/Sec": Decimal(10**9), "GiB/Sec": Decimal(1 << 30), "MB/Sec": Decimal(10**6), "MiB/Sec": Decimal(MIB),
+    "s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9"),
+    "%": Decimal(1), "B": Decimal(1), None: Decimal(1),
+}  # fmt: skip
+_NEEDED = {"block", "batch", "bandwidth"}
+_COUNT = re.compile(r"0*[1-9][0-9]{0,18}")
+# Digits are bounded so that every number can be read; the C++ library prints the last three where it divided by zero.
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?|-?inf|-?nan")
+_NUMERIC = frozenset("0123456789-+ ")
+_WARNS = frozenset("wW[")
+
+_FLAG = re.compile(r"\(--(\w+)")
+_REGISTERED = re.compile(r".*\bRegistered as rank ([0-9]{1,9}) item ([0-9]{1,9}) of ([0-9]{1,9})")
+_WARNING = re.compile(r"warning\b|W[0-9]{4} |\[[^]]{0,200}\].*\bUCX +WARN\b", re.IGNORECASE)
+_FAILURE = re.compile(r"Failed\b|Timeout waiting for |Error\b|E[0-9]{4} |\[[^]]*\].*\bUCX +(?:ERROR|FATAL)\b")
+_ROLE = re.compile(r"Init nixl worker, dev \S{1,100} rank ([0-9]{1,9}), type (initiator|target)\b")
+_EXPECTED = re.compile(
+    r"Waiting for all processes to start\.\.\. \(expecting [0-9]{1,9} total: "
+    r"([0-9]{1,9}) initiators and ([0-9]{1,9}) targets\)"
+)
+#: What one of the others says when a rank, or its key, has gone.
+_LOST = re.compile(r"nixlbench: (?:peer rank [0-9]+ key missing|peer liveness check failed|keepalive )")
+#: What a process, its C library, UCX or the launcher prints when it crashes. A build of 1.4.0 also does at its exit.
+_CRASH = re.compile(
+    r"Caught signal [0-9]+|\bSegmentation fault\b|^terminate called after|^double free or corruption|^free\(\): |"
+    r"^malloc\(\): |^corrupted |\*\*\* stack smashing|"
+    r"^(?:srun|slurmstepd): error: .*(?:Killed|Aborted|signal|[Oo]ut of memory)|"
+    r"^(?:Aborted|Killed|Bus error|Illegal instruction|Floating point exception)\b|\bcore dumped\b|"
+    r"exited on signal [0-9]+|\b[Oo]om-kill"
+)
+#: How nixlbench and its reader of flags refuse a command line.
+_REFUSAL = re.compile(
+    r"ERROR: (?:unknown command line flag|illegal value|flag ')|Incorrect (?:buffer size|device list)|"
+    r"Invalid (?:value for --|configuration for NIXL|POSIX API|OBJ S3|op type|randomize_|GUSLI|buffer size|"
+    r"segment type|runtime: |total )|Unsupported (?:worker type|configuration for|mem type)|"
+    r"Total_buffer_size must be|(?:num_iter|pipeline_depth|iter_factor) must be|storage backend should|"
+    r"NVSHMEM worker requested|VMM is not supported|VRAM not supported|CUDA_FABRIC is not supported|"
+    r"Byte-aligned randomization|--\w+ is disabled for nixlbench|NIXL Device API (?:requires|support)|"
+    r"prepared_xfer is incompatible|Unknown storage backend|Failed to (?:parse device list|load config file)|"
+    r"Error: (?:Consistency check is not supported|Number of|GUSLI backend requires|descriptor count|number of buffers)"
+)
+#: A line without any of these tells nothing: most lines of a log are passed over so.
+_TELLING = (
+    "egistered as rank", "All processes", "Init nixl", "Waiting for all", "nixlbench", "Connecting to", "rail",
+    "fabric_attr", "pytest-nixl", "uri is not", "ailed", "rror", "ERROR", "FATAL", "Timeout", "greater than",
+    "nsupported", "Unsupported", "Invalid", "Incorrect", "must be", "should", "not supported", "requested", "disabled",
+    "incompatible", "violates", "Unknown", "Device API", "signal", "fault", "terminate called", "double free",
+    "free(): ", "malloc(): ", "corrupted ", "smashing", "Aborted", "Killed", "Illegal", "exception", "core dumped",
+    "om-kill",
+)  # fmt: skip
+_GLOG = re.compile(r"E[0-9]{4} ")
+_CONNECTING = "Connecting to ETCD at "
+_READY = "All processes are ready to proceed"
+
+
+@dataclass(frozen=True)
+class NixlbenchRow:
+    """One line of the table. Bandwidths are bytes per second, times seconds; None: the table has no such column.
+
+    :param bandwidth: of rank 0 alone.
+    :param latency_avg: of one block: nixlbench divides the time of all transfers by their number and by the batch.
+    :param aggregate: the sum over all initiators; only with more than two ranks.
+    :param utilisation: per cent of 50 GB/s for each pair, whatever the machine has; only with more than two ranks.
+    """
+
+    block: int
+    batch: int
+    bandwidth: float
+    latency_avg: float | None = None
+    latency_p99: float | None = None
+    prep_avg: float | None = None
+    prep_p99: float | None = None
+    post_avg: float | None = None
+    post_p99: float | None = None
+    transfer_avg: float | None = None
+    transfer_p99: float | None = None
+    aggregate: float | None = None
+    utilisation: float | None = None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What nixlbench printed of its options: values by name of the flag, or by the words where there is no flag."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        """The backend in capitals; empty: not printed."""
+        return self.values.get("backend", "").upper()
+
+    @property
+    def op(self) -> str:
+        """``WRITE`` or ``READ``; empty: not printed."""
+        return self.values.get("op_type", "").upper()
+
+    @property
+    def initiator_memory(self) -> str:
+        """``DRAM`` or ``VRAM``; empty: not printed."""
+        return self.values.get("initiator_seg_type", "").upper()
+
+    @property
+    def target_memory(self) -> str:
+        """``DRAM`` or ``VRAM``, also where the target is a file; empty: not printed."""
+        return self.values.get("target_seg_type", "").upper()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that nixlbench was given; ``("all",)`` where it was given none."""
+        return tuple(name for name in self.values.get("device_list", "").split(",") if name)
+
+    def count(self, name: str) -> int | None:
+        """Return a whole number above zero; None: not printed, or no such number."""
+        text = self.values.get(name, "")
+        return int(text) if _COUNT.fullmatch(text) else None
+
+    def transfers(self, block: int) -> tuple[int, int] | None:
+        """Return how many transfers of ``block`` are timed, and how many are made before; None: not printed."""
+        timed, factor = self.count("num_iter"), self.count("large_blk_iter_ftr")
+        warmup = 0 if self.values.get("warmup_iter") == "0" else self.count("warmup_iter")
+        if timed is None or warmup is None or factor is None:
+            return None
+        return (timed // factor, warmup // factor) if block > LARGE_BLOCK else (timed, warmup)
+
+    def payload(self, block: int, batch: int) -> int | None:
+        """Return the bytes that all initiators move for one row, warm-up included; None: it cannot be told.
+
+        It is known for pairs (``--scheme=pairwise``) only.
+        """
+        transfers, initiators = self.transfers(block), self.count("num_initiator_dev")
+        if transfers is None or initiators is None or self.values.get("scheme") != "pairwise":
+            return None
+        return sum(transfers) * block * batch * initiators
+
+    def planned(self) -> tuple[tuple[int, int], ...] | None:
+        """Return block and batch of each row that the whole table has, in its order; None: not printed."""
+        block, last_block = self.count("start_block_size"), self.count("max_block_size")
+        batch, last_batch = self.count("start_batch_size"), self.count("max_batch_size")
+        if block is None or last_block is None or batch is None or last_batch is None:
+            return None
+        return tuple((size, count) for size in _doubled(block, last_block) for count in _doubled(batch, last_batch))
+
+
+def _doubled(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2
+
+
+@dataclass(frozen=True)
+class NixlbenchRegistration:
+    """What a process was told when it registered: its rank, its place, and how many are expected."""
+
+    rank: int
+    item: int
+    size: int
+
+
+class Trouble(str, Enum):
+    """What went wrong, as far as nixlbench's own words tell."""
+
+    URI_NOT_VALID = "URI-NOT-VALID"
+    LOCK_NOT_ACQUIRED = "LOCK-NOT-ACQUIRED"
+    RANKS_MISSING = "RANKS-MISSING"
+    STALE_GROUP = "STALE-GROUP"
+    DUPLICATE_RANK = "DUPLICATE-RANK"
+    INCONSISTENT = "INCONSISTENT"
+    UNSUPPORTED_BACKEND = "UNSUPPORTED-BACKEND"
+    REFUSED = "REFUSED"
+    OTHER = "OTHER"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+#: The first that is found in a line tells its trouble.
+_TROUBLES = (
+    (re.compile(r"the target uri is not valid"), Trouble.URI_NOT_VALID),
+    (re.compile(r"Failed to acquire lock\b"), Trouble.LOCK_NOT_ACQUIRED),
+    (re.compile(r"Error in barrier wait .* rank [0-9]+ completed [0-9]+/[0-9]+ ranks"), Trouble.RANKS_MISSING),
+    (re.compile(r"Rank [0-9]+ is greater than or equal to global size [0-9]+"), Trouble.STALE_GROUP),
+    (re.compile(r"Consistency check failed"), Trouble.INCONSISTENT),
+    (re.compile(r"Unsupported NIXLBench backend"), Trouble.UNSUPPORTED_BACKEND),
+    (_REFUSAL, Trouble.REFUSED),
+    (_FAILURE, Trouble.OTHER),
+)
+
+#: These are told by how a line begins.
+_AT_THE_START = {Trouble.REFUSED, Trouble.OTHER}
+
+REMEDIES = {
+    Trouble.URI_NOT_VALID: "Give nixlbench an etcd endpoint of the form http://HOST:PORT whose host resolves to IPv4 "
+    "there, without a path or a slash at its end.",
+    Trouble.LOCK_NOT_ACQUIRED: "See that etcd answers at the endpoint from where nixlbench runs "
+    "(etcdctl --endpoints URL endpoint health), then run it again.",
+    Trouble.RANKS_MISSING: "See that every rank is started with the same etcd and the same --benchmark_group, and read "
+    "what the missing ones printed; give each run a group of its own.",
+    Trouble.STALE_GROUP: "Keys of an earlier run are in etcd, or a process too many was started: give each run a "
+    "--benchmark_group of its own; where none is running, etcdctl del --prefix xferbench clears them.",
+    Trouble.DUPLICATE_RANK: "Two processes were given one rank, so that the run cannot start: use a nixlbench whose "
+    "registration takes the etcd lock, start it again in a new --benchmark_group.",
+    Trouble.INCONSISTENT: "Trust no transfer on this path: keep both ranks' output, and run it again with "
+    "--check_consistency=1 over another backend or transport.",
+    Trouble.UNSUPPORTED_BACKEND: "Name the backend in capitals, such as LIBFABRIC, and see nixlbench --help.",
+    Trouble.REFUSED: "Correct nixlbench's command line on every rank (nixlbench --help), then run it again.",
+    Trouble.OTHER: "Read what both ranks printed before this line.",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line in which nixlbench says what went wrong."""
+
+    trouble: Trouble
+    text: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return REMEDIES[self.trouble]
+
+
+@dataclass(frozen=True)
+class NixlbenchOutput:
+    """What one text of nixlbench says.
+
+    :param tables: how many tables it has; two or more are several runs in one text.
+    :param endpoint: the etcd that it went to; empty: none was printed.
+    :param ready: whether all ranks had met.
+    :param unfinished: what stands after the last end of a line: it may be cut off, and nothing was read from it.
+    :param roles: rank and ``initiator`` or ``target`` of each process whose output this is.
+    :param expected: how many initiators and targets the run was to have; empty: not printed.
+    :param report: what UCX or libfabric report of their transports.
+    :param crashes: lines that tell of a crash, of the process itself or of its launcher.
+    :param losses: lines in which a process misses another one, or its key in etcd.
+    """
+
+    rows: tuple[NixlbenchRow, ...] = ()
+    configuration: Configuration = field(default_factory=Configuration)
+    registrations: tuple[NixlbenchRegistration, ...] = ()
+    warnings: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    tables: int = 0
+    endpoint: str = ""
+    ready: bool = False
+    unfinished: str = ""
+    roles: frozenset[tuple[int, str]] = frozenset()
+    expected: Mapping[str, int] = field(default_factory=dict)
+    report: str = ""
+    crashes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+    @property
+    def recognised(self) -> bool:
+        """Whether anything in it is nixlbench's."""
+        known = any(fault.trouble is not Trouble.OTHER for fault in self.faults)
+        said = self.tables or self.configuration.values or self.registrations or self.endpoint
+        return bool(said or known or self.ready or self.roles)
+
+
+def read_output(text: str) -> NixlbenchOutput:
+    """Read what nixlbench printed: the output of one rank, or of several after each other. It never raises."""
+    *lines, unfinished = text.split("\n")
+    reader = _Reader()
+    for line in lines:
+        reader.line(_plain(line[:LONGEST_LINE]).rstrip())
+    return reader.output(unfinished)
+
+
+def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
+    """Read what the ranks of one run printed, in one file or in several, without holding it in memory.
+
+    Lines that ``srun --label`` or ``mpirun --tag-output`` labelled with their rank are read rank by rank. Colours and
+    control characters are left out.
+
+    :raises OSError: where a file cannot be read.
+    """
+    outputs: list[NixlbenchOutput] = []
+    for path in paths:
+        readers: dict[str, _Reader] = {}
+        unfinished: dict[str, str] = {}
+        with path.open("rb") as file:
+            for text, ended in _lines(file):
+                label, line = _unlabelled(_plain(text))
+                if label not in readers:
+                    if len(readers) == _MOST_LABELS:
+                        continue
+                    readers[label] = _Reader()
+                if ended:
+                    readers[label].line(line.rstrip())
+                else:
+                    unfinished[label] = line
+        outputs += [reader.output(unfinished.get(label, "")) for label, reader in readers.items()]
+    return _merged(outputs) if outputs else NixlbenchOutput()
+
+
+#: Characters of a line that are read: a longer one is none of nixlbench's. Ranks that one file may be labelled with,
+#: rows and remarkable lines that are kept of one output, and lines of the transports' reports.
+LONGEST_LINE = 4096
+_MOST_LABELS, _MOST_ROWS, _MOST_LINES, _MOST_REPORTED = 4096, 5000, 200, 20_000
+
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
+_LABEL = re.compile(r" *(?:([0-9]{1,7}): |\[[0-9]{1,9},([0-9]{1,7})\]<std(?:out|err|diag)>: ?)")
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[str, bool]]:
+    """Yield each line without its end, cut to what is read of it, and whether its end is there."""
+    begun = False  # within a line of which enough was read
+    while line := file.readline(LONGEST_LINE):
+        ended = line.endswith(b"\n")
+        if not begun:
+            yield line.decode(errors="replace").removesuffix("\n"), ended or len(line) == LONGEST_LINE
+        begun = not ended
+
+
+def _plain(line: str) -> str:
+    """Take away what a terminal would act on."""
+    if line.isprintable():
+        return line
+    return "".join(filter(str.isprintable, _COLOUR.sub("", line).replace("\t", " ")))
+
+
+def _unlabelled(line: str) -> tuple[str, str]:
+    match = _LABEL.match(line)
+    return (match[1] or match[2], line[match.end() :]) if match else ("", line)
+
+
+def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
+    """Return what several outputs of one run say together."""
+    if len(outputs) == 1:
+        return outputs[0]
+    main = next((output for output in outputs if output.tables), outputs[0])
+    registrations = [one for output in outputs for one in output.registrations]
+    faults = [fault for output in outputs for fault in output.faults]
+    seen = Counter((one.rank, one.size) for one in registrations)
+    already = {fault.text for fault in faults if fault.trouble is Trouble.DUPLICATE_RANK}
+    for (rank, size), count in seen.items():
+        fault = _duplicate(rank, size)
+        if count > 1 and fault.text not in already:
+            faults.append(fault)
+    return NixlbenchOutput(
+        rows=tuple(row for output in outputs for row in output.rows)[:_MOST_ROWS],
+        configuration=main.configuration,
+        registrations=tuple(registrations),
+        warnings=tuple(dict.fromkeys(text for output in outputs for text in output.warnings)),
+        faults=tuple(faults),
+        tables=sum(output.tables for output in outputs),
+        endpoint=main.endpoint or next((output.endpoint for output in outputs if output.endpoint), ""),
+        ready=any(output.ready for output in outputs),
+        unfinished=main.unfinished,
+        roles=frozenset().union(*(output.roles for output in outputs)),
+        expected=main.expected or next((output.expected for output in outputs if output.expected), {}),
+        report=main.report,
+        crashes=tuple(text for output in outputs for text in output.crashes),
+        losses=tuple(text for output in outputs for text in output.losses),
+    )
+
+
+def _duplicate(rank: int, size: int) -> Fault:
+    return Fault(Trouble.DUPLICATE_RANK, f"two processes registered as rank {rank} of {size}")
+
+
+class _Reader:
+    """Reads one output line by line, and keeps only what it says."""
+
+    def __init__(self) -> None:
+        self._rows: list[NixlbenchRow] = []
+        self._values: dict[str, str] = {}
+        self._registrations: list[NixlbenchRegistration] = []
+        self._waiting: set[tuple[int, int]] = set()
+        self._warnings: dict[str, None] = {}
+        self._faults: list[Fault] = []
+        self._columns: tuple[tuple[str, Decimal], ...] = ()
+        self._tables, self._endpoint, self._ready, self._configuring = 0, "", False, False
+        self._roles: set[tuple[int, str]] = set()
+        self._expected: dict[str, int] = {}
+        self._report: deque[str] = deque(maxlen=_MOST_REPORTED)
+        self._crashes: list[str] = []
+        self._losses: list[str] = []
+
+    def line(self, line: str) -> None:
+        """Read a line, of which nothing is cut off."""
+        if not line:
+            return
+        if line[0] == "[" and ("|" in line or "+--" in line):
+            self._report.append(line)
+        elif line == "NIXLBench Configuration":
+            self._configuring = True
+        elif line.startswith("-----"):
+            self._configuring = False
+        elif line.startswith("Block Size") and (heading := _headings(line)):
+            self._columns, self._tables, self._configuring = heading, self._tables + 1, False
+        elif line[0] in _WARNS and (line[0] != "[" or "WARN" in line) and _WARNING.match(line):
+            if len(self._warnings) < _MOST_LINES:
+                self._warnings[line] = None
+        elif self._configuring:
+            if len(self._values) < _MOST_LINES:
+                self._values.update(_option(line))
+        elif self._columns and line[0] in _NUMERIC and (row := _row(line, self._columns)):
+            if len(self._rows) < _MOST_ROWS:
+                self._rows.append(row)
+        else:
+            self._told(line)
+
+    def _told(self, line: str) -> None:
+        for word in _TELLING:
+            if word in line:
+                break
+        else:
+            if line[0] != "E" or not _GLOG.match(line):
+                return
+        if " registered as rank " in line.lower() and (match := _REGISTERED.fullmatch(line)):
+            self._registered(NixlbenchRegistration(int(match[1]), int(match[2]), int(match[3])))
+        elif line == _READY:
+            # Ranks met: the next that registers is of another run.
+            self._ready = True
+            self._waiting.clear()
+        elif match := _ROLE.match(line):
+            self._roles.add((int(match[1]), match[2]))
+        elif match := _EXPECTED.match(line):
+            self._expected = {"initiator": int(match[1]), "target": int(match[2])}
+        elif _LOST.match(line):
+            _keep(self._losses, line)
+        elif _CRASH.search(line):
+            _keep(self._crashes, line)
+        elif fault := _fault(line):
+            if len(self._faults) < _MOST_LINES:
+                self._faults.append(fault)
+        elif line.startswith(_CONNECTING):
+            self._endpoint = line.removeprefix(_CONNECTING).strip()
+        elif "rail" in line or "fabric_attr" in line or line.startswith("pytest-nixl: interface"):
+            self._report.append(line)
+
+    def _registered(self, one: NixlbenchRegistration) -> None:
+        if len(self._registrations) >= _MOST_ROWS:
+            return
+        self._registrations.append(one)
+        if (one.rank, one.size) in self._waiting and len(self._faults) < _MOST_LINES:
+            self._faults.append(_duplicate(one.rank, one.size))
+        self._waiting.add((one.rank, one.size))
+
+    def output(self, unfinished: str) -> NixlbenchOutput:
+        """Return what was said. ``unfinished`` stands after the last end of a line."""
+        return NixlbenchOutput(
+            rows=tuple(self._rows),
+            configuration=Configuration(self._values),
+            registrations=tuple(self._registrations),
+            warnings=tuple(self._warnings),
+            faults=tuple(self._faults),
+            tables=self._tables,
+            endpoint=self._endpoint,
+            ready=self._ready,
+            unfinished=unfinished,
+            roles=frozenset(self._roles),
+            expected=self._expected,
+            report="\n".join(self._report),
+            crashes=tuple(self._crashes),
+            losses=tuple(self._losses),
+        )
+
+
+def _keep(texts: list[str], text: str) -> None:
+    if len(texts) < _MOST_LINES and text not in texts:
+        texts.append(text)
+
+
+def _headings(line: str) -> tuple[tuple[str, Decimal], ...]:
+    """Return the field and the factor of each column; nothing where the line does not head a table."""
+    if not line.startswith("Block Size"):
+        return ()
+    columns = []
+    for text in re.split(r" {2,}", line):
+        match = _HEADING.fullmatch(text)
+        name, unit = (match["name"], match["unit"]) if match else (text, None)
+        known = name in _FIELDS and unit in _UNITS
+        columns.append((_FIELDS[name] if known else "", _UNITS[unit] if known else Decimal(1)))
+    return tuple(columns) if {name for name, _ in columns} >= _NEEDED else ()
+
+
+def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> NixlbenchRow | None:
+    words = line.split()
+    if len(words) != len(columns) or not all(_NUMBER.fullmatch(word) for word in words):
+        return None
+    named = {name: (word, factor) for (name, factor), word in zip(columns, words, strict=True) if name}
+    block, batch = named.pop("block")[0], named.pop("batch")[0]
+    if not _COUNT.fullmatch(block) or not _COUNT.fullmatch(batch):
+        return None
+    figures = {name: float(Decimal(word) * factor) for name, (word, factor) in named.items()}
+    return NixlbenchRow(block=int(block), batch=int(batch), **figures)
+
+
+def _option(line: str) -> Iterator[tuple[str, str]]:
+    """Yield an option as nixlbench prints it: ``Op type (--op_type=[READ,WRITE])    : WRITE``."""
+    words, colon, value = line.partition(": ")
+    if not colon:
+        words, colon, value = line.removesuffix(":"), line[-1:], ""
+    if colon.strip() == ":":
+        flag = _FLAG.search(words)
+        yield (flag[1] if flag else words.strip().lower().replace(" ", "_")), value.strip()
+
+
+def _fault(line: str) -> Fault | None:
+    for pattern, trouble in _TROUBLES:
+        if pattern.match(line) if trouble in _AT_THE_START else pattern.search(line):
+            return Fault(trouble, line)
+    return None

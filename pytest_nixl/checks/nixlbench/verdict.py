@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judge a recorded run of nixlbench by a profile, with the same gate as a measured one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_nixl.checks.nixlbench.table import Configuration, NixlbenchOutput, NixlbenchRow, Trouble
+from pytest_nixl.core import units
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.judge.row import describe, judge, percentage, rate
+from pytest_nixl.model.device_counters import CounterComparison, Moved, compare, devices_that_moved
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.machine import EMULATED, Machine
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
+from pytest_nixl.nixl.backends import BACKENDS
+
+#: The target of these is no memory of a rank, although nixlbench prints a segment type.
+_STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
+            "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
+
+#: Transports that need no network card: a row that may use one is not bound by the cards' line rate.
+_WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
+
+_OUTPUTS_REMEDY = (
+    "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
+    "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
+)
+_CRASH_REMEDY = (
+    "Read the lines before it in every rank's output and `dmesg` of its host; run this row alone "
+    "(--start_block_size, --max_block_size) to see whether it crashes again."
+)
+_LOSS_REMEDY = (
+    "Read the other ranks' output: one of them died, or a process too many joined the group, which deletes the keys of "
+    "all when it is refused. Give each run a --benchmark_group of its own."
+)
+_RANKS_REMEDY = "Judge what rank 0 printed, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1)."
+_COUNTERS_REMEDY = (
+    "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
+    "uses them; if they still differ, read in the ranks' logs which transport and devices they opened."
+)
+_EMULATED_REMEDY = (
+    "See that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, rdma-core and the efa driver are "
+    "of one EFA installer; if the instance's cards have no RDMA write (before Nitro v4), or the backend is UCX, which "
+    "does not use it over srd, add efa-emulated or srd-emulated to the profile's transports."
+)
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """What a recorded run came to: results for the table, and lines to print above it."""
+
+    results: tuple[Result, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What the network cards carry together in bytes per second, and which those are."""
+
+    value: float
+    words: str
+    #: Whether these are all that carried the run's bytes, so that all initiators together may not exceed it.
+    of_the_run: bool = False
+
+
+def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
+    """Judge each row of a run, what is missing of it, what it says went wrong, and the counters of its devices.
+
+    :param moved: what the devices of the initiator's host counted meanwhile; None: it was not read.
+    :raises ValueError: if the text holds no run, more than one, or not what tells which rows it has: one sentence.
+    """
+    _check(output)
+    configuration, machine = output.configuration, profile.machine
+    planned = configuration.planned()
+    printed = {(row.block, row.batch) for row in output.rows}
+    missing = [each for each in planned or () if each not in printed]
+    comparison = None
+    results: list[Result] = list(_crashed(output, planned, missing))
+    if moved is not None and output.rows:
+        judgement, comparison = _compared(output, moved, profile, complete=planned is not None and not missing)
+        results.append(_result("counters", judgement))
+    carriers = comparison.devices if comparison else ()
+    if moved is not None and comparison is None and output.rows:
+        carriers = devices_that_moved(moved, configuration.op)
+    transports: tuple[str, ...] = ()
+    if comparison is not None and (comparison.agrees or comparison.emulated):
+        transports = _transports(configuration.backend, carriers, emulated=comparison.emulated)
+    unheard = _unheard(output)
+    by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
+    for row in output.rows:
+        by_size.setdefault((row.block, row.batch), {})[row] = None
+    for alike in by_size.values():
+        judged = []
+        for row in alike:
+            ways = transports or _reported(output, row)
+            limit = _limit(machine, carriers, comparison)
+            judged.append(_unproven(_judged(row, configuration, profile, limit, ways, machine), unheard))
+        results.append(judged[0] if len(judged) == 1 else _doubted(judged))
+    results.extend(_missing(output, missing))
+    results.extend(_faults(output))
+    notes = [*_described(output), *_counted(moved, carriers, comparison, configuration.op)]
+    notes += _exit(output, missing)
+    limit = _limit(machine, carriers, comparison) if carriers else None
+    if limit is not None and (peak := _peak(output.rows)) is not None:
+        notes.append(
+            f"utilisation: {rate(peak.bandwidth)} with blocks of {units.format_size(peak.block)} is "
+            f"{percentage(peak.bandwidth, limit.value)} of {rate(limit.value)}, {limit.words}"
+        )
+    return JudgedRun(tuple(results), tuple(notes))
+
+
+def _check(output: NixlbenchOutput) -> None:
+    if not output.recognised:
+        raise ValueError("holds nothing that nixlbench prints: expected the output of its rank 0")
+    if output.tables > 1:
+        raise ValueError(f"holds {output.tables} tables: expected the output of one run")
+    configuration = output.configuration
+    wanted = (configuration.backend, configuration.op, configuration.initiator_memory, configuration.target_memory)
+    if output.tables and not all(wanted):
+        raise ValueError(
+            "holds a table without backend, operation and memory types in the configuration above it: "
+            "expected the whole output of rank 0"
+        )
+
+
+def _key(configuration: Configuration, block: int, batch: int) -> RowKey:
+    target = _STORAGE.get(configuration.backend, configuration.target_memory)
+    return RowKey(
+        backend=configuration.backend,
+        op=configuration.op,
+        memory=MemoryPair(configuration.initiator_memory, target),
+        block=block,
+        batch=batch,
+        depth=configuration.count("pipeline_depth") or 1,
+    )
+
+
+def _judged(
+    row: NixlbenchRow,
+    configuration: Configuration,
+    profile: Profile,
+    limit: _Limit | None,
+    transports: tuple[str, ...],
+    machine: Machine | None,
+) -> Result:
+    key = _key(configuration, row.block, row.batch)
+    expectation = profile.expectation(key)
+    if not 0 < row.bandwidth < math.inf:
+        reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is none"
+        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with more --num_iter."), key)
+    times = (row.latency_avg, row.latency_p99, row.prep_avg, row.prep_p99, row.post_avg, row.post_p99,
+             row.transfer_avg, row.transfer_p99)  # fmt: skip
+    if any(value is not None and value < 0 for value in times):
+        reason = f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back meanwhile"
+        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
+    if limit is not None and not _bound(key, expectation, limit, machine, transports):
+        limit = None
+    transfers = (configuration.transfers(row.block) or (1, 0))[0]
+    seconds = transfers * row.block * row.batch / row.bandwidth
+    samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
+    # Whole transfers have no percentiles in the table: those bounds are judged below.
+    bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
+    judgement = judge(samples, bare)
+    if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
+        # A row below its floor fails, whatever carried it.
+        slow = judge(samples, replace(bare, transports=None))
+        judgement = slow if slow.verdict is Verdict.FAIL else judgement
+    judgement = judge_latency(row, judgement, describe(key), expectation)
+    judgement = _implausible(row, describe(key), judgement, expectation, limit)
+    ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
+    figures = Figures(
+        bandwidth=row.bandwidth,
+        p50=math.nan,
+        p99=math.nan,
+        transfers=transfers,
+        floor=(expectation and expectation.floor) or 0.0,
+        ceiling=min(ceilings, default=0.0),
+        transports=transports,
+    )
+    return _result("bandwidth", judgement, key, figures)
+
+
+def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
+    """Return what UCX or libfabric report in the output of the transport of a row; empty: nothing."""
+    configuration = output.configuration
+    backend = BACKENDS.get(configuration.backend)
+    if backend is None or configuration.op not in ("WRITE", "READ") or configuration.backend in _STORAGE:
+        return ()
+    memory = MemoryPair(configuration.initiator_memory, configuration.target_memory)
+    try:
+        return backend.transports(output.report, configuration.op, row.block, memory)
+    except ValueError:
+        return ()  # an address that is none
+
+
+def _unheard(output: NixlbenchOutput) -> str:
+    """Say that a process was to compare the bytes whose output is not here; empty: there is none."""
+    configuration = output.configuration
+    if configuration.values.get("check_consistency") != "1":
+        return ""
+    role = "target" if configuration.op == "WRITE" and configuration.backend not in _STORAGE else "initiator"
+    devices = configuration.count(f"num_{role}_dev") if configuration.values.get("mode") == "SG" else 1
+    expected = output.expected.get(role) or devices or 1
+    here = len({rank for rank, its in output.roles if its == role})
+    if here >= expected:
+        return ""
+    whose = f"the {role}" if expected == 1 else f"{expected} {role}s"
+    which = "whose output is not here" if expected == 1 else f"of which {here} {'is' if here == 1 else 'are'} here"
+    return f"the bytes of a {configuration.op} are compared by {whose} only, {which}"
+
+
+def _unproven(result: Result, unheard: str) -> Result:
+    """Take back a PASS of bytes that nobody here has compared, although they were to be."""
+    if not unheard or result.verdict is not Verdict.PASS:
+        return result
+    name = f"the row {result.row}" if result.row else "the row"
+    return replace(
+        result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: nothing tells whether they were right",
+        remedy=_OUTPUTS_REMEDY,
+    )  # fmt: skip
+
+
+def _doubted(judged: list[Result]) -> Result:
+    """Return the worst of a row that was printed several times with other figures; none of them passes."""
+    bad = [one for one in judged if outcome(one.verdict, gate=False) is Outcome.FAIL]
+    if bad:
+        return bad[0]
+    rates = ", ".join(rate(one.figures.bandwidth) for one in judged[:4] if one.figures is not None)
+    reason = f"the row {judged[0].row} was printed {len(judged)} times with other figures: {rates}"
+    remedy = "Give the output of one run, as nixlbench printed it: this one was edited, or holds parts of several runs."
+    return replace(judged[0], verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
+
+
+def _crashed(
+    output: NixlbenchOutput, planned: tuple[tuple[int, int], ...] | None, missing: list[tuple[int, int]]
+) -> Iterator[Result]:
+    """Yield what ended the run in its midst: in which row, and by whose words."""
+    causes = output.crashes or output.losses
+    if not causes or (planned and not missing):
+        return
+    at = "before its first row"
+    if missing:
+        key = _key(output.configuration, *missing[0])
+        at = f"in the row {key}, after {len(planned or ()) - len(missing)} of {len(planned or ())} rows"
+    elif output.rows:
+        at = f"after the row {_key(output.configuration, output.rows[-1].block, output.rows[-1].batch)}"
+    if output.crashes:
+        words, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
+    else:
+        words, remedy = f"nixlbench lost one of its ranks, or that rank's key, {at}: {causes[0]}", _LOSS_REMEDY
+    yield _result("nixlbench", Judgement(Verdict.ERROR, words, remedy))
+
+
+def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield what was odd once all rows were there."""
+    causes = output.crashes or output.losses
+    if causes and output.rows and not missing and output.configuration.planned():
+        last = _key(output.configuration, output.rows[-1].block, output.rows[-1].batch)
+        yield f"nixlbench: after its last row, {last}, which changes no figure: {causes[0]}"
+
+
+def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
+    """Judge latency bounds by what the table has: a part that is over the bound of the whole; else it cannot tell."""
+    if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
+        return judgement
+    bounds = [which for which in ("p50", "p99") if getattr(expectation, which) is not None]
+    parts = [value for value in (row.post_p99, row.transfer_p99, row.latency_p99) if value is not None]
+    part = max(parts, default=0.0)
+    if expectation.p99 is not None and part > expectation.p99:
+        return Judgement(
+            Verdict.FAIL,
+            f"{name}: the p99 latency of one part of the transfer, {units.microseconds(part)} us, is "
+            f"{percentage(part, expectation.p99)} of the bound on the whole, {units.microseconds(expectation.p99)} us",
+            "See that the machine is idle and that there is a core for each polling process, then run it again.",
+        )
+    if not bounds:
+        return judgement
+    return Judgement(
+        Verdict.UNKNOWN,
+        f"{name}: the profile bounds {' and '.join(bounds)}, and nixlbench prints no percentiles of whole transfers",
+        "Measure this row with pytest --nixl-backend, or judge by a profile without latency bounds.",
+    )
+
+
+def _bound(
+    key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None, transports: tuple[str, ...]
+) -> bool:
+    """Whether the network cards bound this row."""
+    if transports and all(name.partition("/")[0] in _WITHIN_A_HOST for name in transports):
+        return False
+    if key.backend in _STORAGE:
+        return False
+    if limit.of_the_run:
+        return True
+    if expectation is not None and expectation.transports and _WITHIN_A_HOST & set(expectation.transports):
+        return False
+    # What one GPU reaches says nothing of rows between host memories: those may use every card.
+    return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
+
+
+def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None) -> _Limit | None:
+    if machine is None:
+        return None
+    count = len(carriers) or None
+    value = machine.ceiling(count)
+    if value is None:
+        return None
+    if count is None:
+        return _Limit(value, "the line rate of the network cards that one GPU there reaches")
+    known = machine.nics
+    if known is not None and known < count:
+        cards = "the one network card" if known == 1 else f"the {known} network cards"
+        words = f"the line rate of {cards} that the profile knows, although {count} devices carried it"
+        return _Limit(value, words, of_the_run=True)
+    number = "the device that carried it" if count == 1 else f"the {count} devices that carried it"
+    names = ", ".join(str(item.device) for item in carriers)
+    return _Limit(value, f"the line rate of {number} ({names})", of_the_run=True)
+
+
+def _implausible(
+    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
+) -> Judgement:
+    """Return IMPLAUSIBLE where a row is over a ceiling, also where the gate would only say that it does not know."""
+    if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
+        return judgement
+    value, whose = row.bandwidth, ""
+    if limit is not None and limit.of_the_run and row.aggregate is not None and row.aggregate > value:
+        value, whose = row.aggregate, " of all initiators together"
+    remedy = (
+        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way than over "
+        "these devices; read the counters of every device before and after a run, and compare the profile's machine "
+        "with the hardware."
+    )
+    if limit is not None and value > limit.value:
+        over = f"{name}: {rate(value)}{whose} is over the ceiling of {rate(limit.value)}, {limit.words}"
+        return Judgement(Verdict.IMPLAUSIBLE, over, remedy)
+    if expectation is not None and expectation.ceiling is not None and row.bandwidth > expectation.ceiling:
+        over = (
+            f"{name}: {rate(row.bandwidth)} is over the ceiling of {rate(expectation.ceiling)} that the profile gives"
+        )
+        return Judgement(Verdict.IMPLAUSIBLE, over, remedy)
+    return judgement
+
+
+def _compared(
+    output: NixlbenchOutput, moved: Mapping[str, Moved], profile: Profile, *, complete: bool
+) -> tuple[Judgement, CounterComparison | None]:
+    configuration = output.configuration
+    payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
+    if not complete:
+        words = "the table is not whole, so that the counters cannot be compared with what the run moved"
+        return Judgement(Verdict.UNKNOWN, words, _RANKS_REMEDY), None
+    if configuration.backend in _STORAGE:
+        words = f"{configuration.backend} moves bytes to storage, of which network devices count nothing"
+        return Judgement(Verdict.NOT_APPLICABLE, words), None
+    if any(payload is None for payload in payloads):
+        words = "the bytes that the run was to move follow from its options only with --scheme=pairwise"
+        return Judgement(Verdict.UNKNOWN, words, "Judge a run between pairs, or one without counters."), None
+    comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
+    if comparison.emulated:
+        return _emulated(output, comparison, profile), comparison
+    if comparison.agrees:
+        return Judgement(Verdict.PASS, comparison.words), comparison
+    # A device whose counters tell nothing may have carried what is missing.
+    doubt = comparison.devices or any(item.faults for item in moved.values())
+    verdict = Verdict.UNKNOWN if doubt else Verdict.WRONG_TRANSPORT
+    return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
+
+
+def _emulated(output: NixlbenchOutput, comparison: CounterComparison, profile: Profile) -> Judgement:
+    """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT where the profile accepts RDMA only."""
+    configuration = output.configuration
+    (name,) = {each.partition("/")[0] for each in _transports(configuration.backend, comparison.devices, emulated=True)}
+    expectations = [profile.expectation(_key(configuration, row.block, row.batch)) for row in output.rows]
+    accepted = [each.transports for each in expectations if each is not None and each.transports is not None]
+    if any(name not in transports for transports in accepted):
+        return Judgement(
+            Verdict.WRONG_TRANSPORT, f"{comparison.words}, and the profile does not accept {name}", _EMULATED_REMEDY
+        )
+    if not comparison.agrees:
+        return Judgement(Verdict.UNKNOWN, comparison.words, _COUNTERS_REMEDY)
+    return Judgement(Verdict.PASS if accepted else Verdict.WARN, comparison.words, "" if accepted else _EMULATED_REMEDY)
+
+
+def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = False) -> tuple[str, ...]:
+    """Name what carried the bytes as the backend would, as far as counters tell it; empty: they do not.
+
+    An adapter other than EFA counts RDMA and TCP alike.
+    """
+    names = {"efa": ("srd" if backend == "UCX" else "efa") + (EMULATED if emulated else ""), "net": "tcp"}
+    if any(item.device.kind not in names for item in carriers):
+        return ()
+    return tuple(dict.fromkeys(f"{names[item.device.kind]}/{item.device.name}" for item in carriers))
+
+
+def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[Result]:
+    configuration = output.configuration
+    cut = "the text ends in the midst of a line" if output.unfinished else "the text ends before it"
+    if output.rows or output.tables:
+        for block, batch in missing:
+            key = _key(configuration, block, batch)
+            reason = f"{describe(key)}: nixlbench was asked for this row and did not print it: {cut}"
+            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
+    if not output.rows:
+        ranks = sorted({one.rank for one in output.registrations})
+        whose = f": it is the output of rank {ranks[0]}, and rank 0 prints the table" if ranks and ranks[0] else ""
+        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
+
+
+def _faults(output: NixlbenchOutput) -> Iterator[Result]:
+    known = [fault for fault in output.faults if fault.trouble is not Trouble.OTHER]
+    stranger = any(fault.trouble is Trouble.STALE_GROUP for fault in known)
+    for fault in dict.fromkeys(known or output.faults):
+        verdict = Verdict.CORRUPT if fault.trouble is Trouble.INCONSISTENT else Verdict.ERROR
+        words = f"nixlbench says: {fault.text}"
+        if fault.trouble is Trouble.STALE_GROUP:
+            words += (
+                ": this process joined a group that was full, or that keys of an earlier run filled, and deleted the "
+                "keys of all its ranks"
+            )
+        elif stranger and fault.trouble is Trouble.DUPLICATE_RANK:
+            words += ": the second one joined when the keys had been deleted"
+        yield _result("nixlbench", Judgement(verdict, words, fault.remedy))
+
+
+def _described(output: NixlbenchOutput) -> Iterator[str]:
+    configuration = output.configuration
+    if configuration.backend:
+        key = _key(configuration, 1, 1)
+        size = max((one.size for one in output.registrations), default=0)
+        ranks = f", {size} ranks" if size else ""
+        yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
+    if configuration.values.get("check_consistency") == "0":
+        yield "nixlbench: the bytes were not compared with what was sent (--check_consistency=0)"
+    elif unheard := _unheard(output):
+        yield f"nixlbench: {unheard}"
+    for warning in output.warnings:
+        yield f"nixlbench: {warning}"
+
+
+def _counted(
+    moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None, op: str
+) -> Iterator[str]:
+    if moved is None:
+        yield "counters: none given, so that nothing tells which devices carried the bytes"
+        return
+    if comparison is not None:
+        yield f"counters: {comparison.words}"
+    for item in carriers:
+        emulated = comparison is not None and comparison.emulated
+        yield f"counters: {item.device} carried {item.packets(op) if emulated else item.carried(op):,} bytes"
+    for item in moved.values():
+        for fault in item.faults:
+            yield f"counters: {fault}"
+
+
+def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
+    finite = [row for row in rows if 0 < row.bandwidth < math.inf]
+    return max(finite, key=lambda row: row.bandwidth, default=None)
+
+
+def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: Figures | None = None) -> Result:
+    row = str(key) if key is not None else ""
+    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=row, figures=figures)

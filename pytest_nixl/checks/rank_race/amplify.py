@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make claims overlap every time: nobody's first write reaches etcd before everybody has made one.
+
+What is read before a write, and written back, is then read by all before anyone writes. The first request of each
+claimant is held until all have made one, however late they start. After that only writes are held, until each claimant
+has made one or waits in etcd's lock behind another claimant.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
+from pytest_nixl.checks.rank_race.order import describe_order, overlap
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
+from pytest_nixl.etcd.client import EtcdClient, Lease
+from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
+
+#: Seconds for each step of all claimants: the first request, the first write or the wait for a lock, and the rank.
+SECONDS = 300.0
+#: Seconds between two looks at the keys of a lock, which nobody announces.
+_LOOK = 0.1
+#: Seconds for ranks that prove nothing any more, unless two of them are the same.
+_LAST_LOOK = 10.0
+_WRITES = {"Put", "Txn", "DeleteRange"}
+
+
+@dataclass(frozen=True)
+class Amplified:
+    """What came of one amplified run."""
+
+    outcomes: tuple[ClaimOutcome, ...]
+    #: What is wrong with the ranks: of claimants that are all through with it, or that two have one rank.
+    faults: tuple[str, ...]
+    #: Whether every claimant's first write was held until all had one.
+    met: bool
+    #: Whether etcd's lock kept the others waiting while one claimant's first write was held.
+    locked: bool
+    #: Why the claims neither overlapped nor were kept apart by a lock, so that good ranks prove nothing; else empty.
+    unmet: str
+    #: What in the order of requests gave two claimants one rank; empty: nothing that is known.
+    cause: str
+    #: The requests of all claimants in the order in which they were sent to etcd, one in a line.
+    order: str
+    seconds: float
+
+    @property
+    def twice(self) -> bool:
+        """Whether a rank was given more than once."""
+        return bool(given_twice(self.outcomes))
+
+
+class _Stands(Enum):
+    """Where a claimant stands, once the first request of each was let go."""
+
+    MOVING = "moving"
+    WRITES = "its first write is held"
+    WAITS = "waits in etcd's lock"
+    ENDED = "ended"
+
+
+def amplify(
+    path: EtcdProxy,
+    etcd: EtcdClient,
+    subject: Subject,
+    clients: int,
+    *,
+    group: str,
+    seconds: float = SECONDS,
+) -> Amplified:
+    """Let ``clients`` claim at once, their first writes held until each has one, or waits for a lock.
+
+    :param etcd: a client that goes to the same etcd by another way.
+    :param group: the start of a name that is made new for this run.
+    :param seconds: for all claimants to make a first request, again for their first writes, and again for their ranks.
+    """
+    start = time.monotonic()
+    group = f"{group}{secrets.token_hex(4)}/"
+    names = {group: "<group>/"}
+    ways = [path.client(f"claimant {number}") for number in range(clients)]
+    running: list[Running] = []
+    try:
+        for way in ways:
+            way.hold()
+            running.append(subject.start(way, group, clients))
+        unmet = _wait_for_first_requests(path, ways, running, seconds)
+        stands = _wait_for_first_writes(path, etcd, subject, ways, running, group, 0.0 if unmet else seconds)
+        met = all(stand is _Stands.WRITES for stand in stands)
+        locked = _Stands.WRITES in stands and _Stands.WAITS in stands
+        locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
+        if not unmet and not met and not locked:
+            unmet = _why_apart(ways, running, stands, names, seconds)
+        for way in ways:
+            way.release()
+        left = min(seconds, _LAST_LOOK) if unmet else seconds
+        done = path.wait_quietly(lambda: all(one.outcome() is not None for one in running), seconds=left)
+        outcomes = tuple(outcome for one in running if (outcome := one.outcome()) is not None)
+        if not done:
+            late = [way.name for way, one in zip(ways, running, strict=True) if one.outcome() is None]
+            unmet = unmet or f"{' and '.join(late)} had no rank {seconds:g} s after the first writes"
+        found = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
+        cause = overlap(ways, owners_of_one_rank(outcomes), names)
+        return Amplified(
+            outcomes, tuple(found), met, locked, unmet, cause, describe_order(ways, names), time.monotonic() - start
+        )
+    finally:
+        for one in running:
+            one.kill()
+        granted = [lease for way in ways for lease in leases(way)]
+        for way in ways:
+            way.close()
+        for lease in granted:
+            Lease(etcd, lease, 0).revoke()
+        etcd.delete_prefix(subject.keys(group))
+
+
+def _wait_for_first_requests(
+    path: EtcdProxy, ways: Sequence[ProxyClient], running: Sequence[Running], seconds: float
+) -> str:
+    """Hold the first request of each claimant until all have made one. Return why that was not so; empty: it was."""
+
+    def all_there() -> bool:
+        return all(bool(way.held) or one.outcome() is not None for way, one in zip(ways, running, strict=True))
+
+    if not path.wait_quietly(all_there, seconds=seconds):
+        silent = [way.name for way, one in zip(ways, running, strict=True) if not way.held and one.outcome() is None]
+        return f"{' and '.join(silent)} made no request to etcd within {seconds:g} s"
+    ended = [outcome for one in running if (outcome := one.outcome()) is not None]
+    return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
+
+
+def _wait_for_first_writes(
+    path: EtcdProxy,
+    etcd: EtcdClient,
+    subject: Subject,
+    ways: Sequence[ProxyClient],
+    running: Sequence[Running],
+    group: str,
+    seconds: float,
+) -> list[_Stands]:
+    """Let everything but writes go, until nobody can move without us, or ``seconds`` have passed."""
+    for way in ways:
+        way.hold(_is_write)
+        for request in way.held:
+            if not _is_write(request):
+                way.release_if_held(request)
+
+    def all_stand() -> list[_Stands]:
+        keys: Mapping[str, bytes] = {}
+        if any(request.method == "Lock" for way in ways for request in way.requests):
+            keys = {item.key: item.value for item in etcd.by_creation(subject.keys(group))}
+        return [_stand(way, one, keys) for way, one in zip(ways, running, strict=True)]
+
+    deadline = time.monotonic() + seconds
+    while True:
+        path.wait_quietly(lambda: _Stands.MOVING not in all_stand(), seconds=_LOOK)
+        found = all_stand()
+        if _Stands.MOVING not in found or time.monotonic() > deadline:
+            return found
+
+
+def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:
+    if one.outcome() is not None:
+        return _Stands.ENDED
+    if way.held:
+        return _Stands.WRITES
+    return _Stands.WAITS if waits_for_lock(way, keys) else _Stands.MOVING
+
+
+def _why_apart(
+    ways: Sequence[ProxyClient],
+    running: Sequence[Running],
+    stands: Sequence[_Stands],
+    names: Mapping[str, str],
+    seconds: float,
+) -> str:
+    said = []
+    for way, one, stand in zip(ways, running, stands, strict=True):
+        last = way.requests[-1].label(names) if way.requests else "none"
+        if stand is _Stands.MOVING:
+            said.append(f"{way.name} neither wrote nor waited in a lock within {seconds:g} s, its last request: {last}")
+        elif stand is _Stands.ENDED:
+            said.append(f"{way.name} was through before the other one wrote: {one.outcome()}")
+    return "; ".join(said) or "all claimants wait in etcd's lock, and none of them has it"
+
+
+def _is_write(request: Request) -> bool:
+    return request.method in _WRITES and request.writes

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which the requests of some clients reached etcd, and what in it gave two of them one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from pytest_nixl.etcd.proxy import Access, ProxyClient, Request, State
+
+#: Requests of an order that are shown: a registration has ten at most.
+SHOWN = 40
+
+
+def sent_requests(ways: Sequence[ProxyClient]) -> list[Request]:
+    """Return the requests of all clients in the order in which they were sent on to etcd, without those of streams."""
+    sent = [request for way in ways for request in way.requests if request.sent and not request.stream]
+    return sorted(sent, key=lambda request: request.sent)
+
+
+def describe_order(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
+    """Return the order of the requests, one in a line.
+
+    :param names: what to write for parts of keys that differ from run to run.
+    """
+    requests = sent_requests(ways)
+    lines = [
+        f"  {number}. {request.client}: {request.label(names)}{_end(request)}"
+        for number, request in enumerate(requests[:SHOWN], 1)
+    ]
+    more = [f"  and {len(requests) - SHOWN} more"] if len(requests) > SHOWN else []
+    return "\n".join(["the order of requests:", *lines, *more])
+
+
+def _end(request: Request) -> str:
+    if request.state is State.ANSWER_LOST:
+        return ", its answer lost"
+    return ", its connection ended before the answer" if request.state is State.UNANSWERED else ""
+
+
+def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
+    """Return one sentence if two clients read one key before either of them wrote it, so that no lost answer is needed
+    to explain that both took one rank; else an empty string.
+
+    :param owners: names of the clients that took one rank.
+    """
+    requests = [request for request in sent_requests(ways) if request.client in owners]
+    for key in _read_and_written(requests):
+        first_write = min(request.sent for request in requests if _touches(request, key, write=True))
+        readers = [
+            owner
+            for owner in sorted(owners)
+            if any(
+                request.client == owner and request.sent < first_write and _touches(request, key, write=False)
+                for request in requests
+            )
+            and any(request.client == owner and _touches(request, key, write=True) for request in requests)
+        ]
+        if len(readers) > 1:
+            name = key.start.decode(errors="replace")
+            for part, word in names.items():
+                name = name.replace(part, word)
+            locked = any(request.method == "Lock" for request in requests)
+            lock = "etcd's lock did not keep them apart" if locked else "none of them took etcd's lock"
+            return f"{' and '.join(readers)} read {name!r} before any of them wrote it, and {lock}"
+    return ""
+
+
+def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
+    """Yield the keys that are read and written by these requests, one at a time; ranges are none."""
+    written = {access.start for request in requests for access in request.accesses if access.write}
+    for request in requests:
+        for access in request.accesses:
+            if not access.write and access.end == access.start + b"\0" and access.start in written:
+                yield access
+
+
+def _touches(request: Request, key: Access, *, write: bool) -> bool:
+    return request.method != "LeaseRevoke" and any(
+        access.write == write and access.start <= key.start < access.end for access in request.accesses
+    )

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What claims ranks: a function, a command whose output names its rank, or nixlbench; all behind one interface."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytest_nixl.checks.nixlbench.table import REMEDIES, Trouble, read_output
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.proxy import ProxyClient, State
+
+#: What nixlbench registers with: one byte to move, once; two ranks.
+_NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
+              "--total_buffer_size=4096", "--start_block_size=4096", "--max_block_size=4096", "--num_iter=16",
+              "--warmup_iter=16")  # fmt: skip
+_RANK = r"Registered as rank (?P<rank>[0-9]+) item"
+_HOST = re.compile(r"hostname (\S+)")
+
+
+@dataclass(frozen=True)
+class ClaimOutcome:
+    """What became of one claim: a rank, or why there is none.
+
+    :param name: of the client.
+    :param keys: the keys that it named when it failed.
+    """
+
+    name: str
+    rank: int | None = None
+    host: str = ""
+    pid: int = 0
+    error: str = ""
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"{self.name} ({self.host or 'unknown host'}{f', pid {self.pid}' if self.pid else ''})"
+        return f"{where}: rank {self.rank}" if self.rank is not None else f"{where}: {self.error or 'no rank'}"
+
+
+class Running(Protocol):
+    """One claimant that was started."""
+
+    def outcome(self) -> ClaimOutcome | None:
+        """Return what became of its claim; None while that is open."""
+
+    def go_on(self) -> None:
+        """Let it go on once it has its rank."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Subject(Protocol):
+    """A way to claim ranks."""
+
+    @property
+    def name(self) -> str:
+        """How failures name it."""
+
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
+        """Start one claimant that reaches etcd by ``way``. ``group`` is what it has in common with the others."""
+
+    def keys(self, group: str) -> str:
+        """Return the prefix of the keys that a group uses."""
+
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        """Whether a claimant waits for what others do. ``keys`` are all of the group, by their create revision."""
+
+    def complete(self, way: ProxyClient) -> bool:
+        """Whether a claimant has made all the requests that it makes at this point, where that may be more than one."""
+
+
+class FunctionSubject:
+    """A function ``module:function``: see :mod:`pytest_nixl.checks.rank_race.functions`."""
+
+    def __init__(self, forkserver: ForkServer, function: str) -> None:
+        self.name = function
+        self._forkserver = forkserver
+        self._function = function
+
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
+        arguments = {"endpoint": way.endpoint, "group": group, "size": size}
+        return _Forked(way.name, self._forkserver.start(self._function, arguments, way.path.changed))
+
+    def keys(self, group: str) -> str:
+        return group
+
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(way, keys)
+
+    def complete(self, way: ProxyClient) -> bool:
+        return True
+
+
+class MembershipSubject(FunctionSubject):
+    """Our own membership, which waits by watches."""
+
+    def __init__(
+        self, forkserver: ForkServer, function: str = "pytest_nixl.checks.rank_race.functions:membership"
+    ) -> None:
+        super().__init__(forkserver, function)
+
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        import json
+
+        last = way.requests[-1] if way.requests else None
+        if last is None or last.method != "Watch" or last.state is not State.SENT:
+            return False
+        frozen = keys.get(f"{group}run/frozen")
+        if len(last.accesses) == 1:  # for the list
+            return frozen is None
+        # For the place of one that died.
+        return frozen is not None and all(f"{group}members/{item[0]}" in keys for item in json.loads(frozen)["members"])
+
+
+class _Forked:
+    def __init__(self, name: str, claimant: ForkedClaimant) -> None:
+        self._name = name
+        self._claimant = claimant
+
+    def outcome(self) -> ClaimOutcome | None:
+        message, pid = self._claimant.message, self._claimant.pid
+        if message is None:
+            return (
+                ClaimOutcome(self._name, pid=pid, error="its process ended without a word")
+                if self._claimant.ended
+                else None
+            )
+        if "rank" in message:
+            return ClaimOutcome(self._name, message["rank"], message["host"], pid)
+        return ClaimOutcome(self._name, None, message["host"], pid, f"{message['kind']}: {message['error']}")
+
+    def go_on(self) -> None:
+        self._claimant.go_on()
+
+    def kill(self) -> None:
+        self._claimant.close()
+
+
+class CommandSubject:
+    """A command line whose output names its rank.
+
+    :param command: words, in which ``{endpoint}``, ``{group}`` and ``{size}`` are filled in.
+    :param pattern: a regular expression for a line of its output, with a group ``rank``.
+    """
+
+    def __init__(self, command: Sequence[str], pattern: str, *, name: str = "", prefix: str = "{group}/") -> None:
+        try:
+            self._pattern = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{pattern!r} is no regular expression ({error}): expected one with a group (?P<rank>…)"
+            ) from None
+        if "rank" not in self._pattern.groupindex:
+            raise ValueError(f"{pattern!r} does not say where the rank is: expected a group (?P<rank>…) in it")
+        self.name = name or shlex.join(command)
+        self._command = tuple(command)
+        self._prefix = prefix
+
+    def start(self, way: ProxyClient, group: str, size: int) -> Running:
+        words = [word.format(endpoint=way.endpoint, group=group.rstrip("/"), size=size) for word in self._command]
+        return _Command(words, self._pattern, way)
+
+    def keys(self, group: str) -> str:
+        return self._prefix.format(group=group.rstrip("/"))
+
+    def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
+        return waits_for_lock(way, keys)
+
+    def complete(self, way: ProxyClient) -> bool:
+        return True
+
+
+class NixlbenchSubject(CommandSubject):
+    """The real nixlbench, with its ETCD runtime and two ranks; ``backend`` is what it moves bytes with afterwards."""
+
+    def __init__(self, program: str, backend: str = "UCX") -> None:
+        super().__init__(
+            [program, f"--backend={backend}", *_NIXLBENCH], _RANK, name="nixlbench", prefix="xferbench/{group}/"
+        )
+
+    def complete(self, way: ProxyClient) -> bool:
+        # The end of its lock is two requests at once.
+        methods = [request.method for request in way.requests]
+        unlocks, revokes = methods.count("Unlock"), methods.count("LeaseRevoke")
+        # Once an answer was lost, either of the two may not be made; orders of this subject are drawn then.
+        lost = any(request.state is State.ANSWER_LOST for request in way.requests)
+        return lost or unlocks == revokes
+
+
+class _Command:
+    def __init__(self, words: Sequence[str], pattern: re.Pattern[str], way: ProxyClient) -> None:
+        self._name, self._pattern, self._changed = way.name, pattern, way.path.changed
+        self._lines: list[str] = []
+        self._ended = False
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NixlPluginError(
+                f"{words[0]} cannot be started: {error.strerror or error}", "give a program that runs here"
+            ) from None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        self._process.wait()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def outcome(self) -> ClaimOutcome | None:
+        text = "".join(self._lines)
+        # A line counts once its end was printed.
+        match = next(
+            (found for line in self._lines if line.endswith("\n") and (found := self._pattern.search(line))), None
+        )
+        if match is not None:
+            rank: int | None = int(match["rank"])
+        elif self._ended:
+            rank = None
+        else:
+            return None
+        # It runs here, also where it has not said so yet.
+        return read_outcome(self._name, text, rank=rank, pid=self._process.pid, host=os.uname().nodename)
+
+    def go_on(self) -> None:
+        """It goes on by itself."""
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._reader.join()
+
+
+def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: str = "") -> ClaimOutcome:
+    """Read what one process of nixlbench, or another program, said of its claim."""
+    said = _HOST.search(text)
+    faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
+    keys = tuple(
+        dict.fromkeys(word for fault in faults for word in fault.text.split() if "/" in word and word[0] != "(")
+    )
+    last = text.rstrip().rsplit("\n", 1)[-1]
+    error = "; ".join(fault.text for fault in faults) or (last if rank is None else "")
+    keys = tuple(key for key in keys if key.startswith("xferbench/"))
+    return ClaimOutcome(name, rank, said[1] if said else host, pid, error, keys)
+
+
+def read_nixlbench(name: str, text: str) -> ClaimOutcome:
+    """Read the whole output of one nixlbench process: the rank that it registered as, its host, and what went wrong."""
+    registrations = read_output(text).registrations
+    return read_outcome(name, text, rank=registrations[0].rank if registrations else None)
+
+
+def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
+    """Return what to do, as far as nixlbench's own words tell."""
+    said = "\n".join(outcome.error for outcome in outcomes) + "\n"
+    faults = read_output(said).faults
+    return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
+
+
+def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
+    """Whether a client waits in etcd's lock behind another one: its key is there, and is not the first."""
+    asked = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
+    if not asked:
+        return False
+    queue = [key for key in keys if key.startswith(f"{asked[-1].key}/")]
+    own = [key for key in queue for lease in leases(way) if key.endswith(f"/{lease:x}")]
+    if not own and any(
+        request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in way.requests
+    ):
+        return len(queue) > 1  # it asked with a lease of which nobody heard: one of these keys is its own
+    return bool(own) and own[0] != queue[0]
+
+
+def leases(way: ProxyClient) -> list[int]:
+    """Return every lease that a client was granted."""
+    return [lease for request in way.requests if (lease := request.granted()) is not None]

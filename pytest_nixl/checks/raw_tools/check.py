@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``nixl-to-raw``: which rows of a run are measured once more by a raw tool, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_nixl.checks.raw_tools.pair import RawPair
+from pytest_nixl.checks.raw_tools.tools import RAW_TOOLS
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.raw_comparison import RawRatio
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.tools import TOOLS
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.processes.external_program import ToolError
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run, asked_links
+
+#: Pairs of ranks that failed and are looked into, at most.
+MOST_PAIRS = 4
+#: These moved no right bytes over an accepted transport: there is nothing to compare.
+_NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
+
+
+@dataclass(frozen=True)
+class LinkKind:
+    """Links that differ in their ranks only."""
+
+    backend: str
+    op: str
+    memory: MemoryPair
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.op}-{self.memory}"
+
+
+def link_kinds(run: Run) -> list[LinkKind]:
+    """Return the kinds of links that are asked for."""
+    links = asked_links(run.settings, run.asked)
+    return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in links))
+
+
+def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
+    """Measure rows of this run with a raw tool; rows that failed are told the cause.
+
+    A tool that fails says nothing of NIXL: WARN, and UNKNOWN where a row failed or has a bound.
+
+    :raises NixlPluginError: where a rank does not answer.
+    """
+    if BACKENDS[kind.backend].STORAGE:
+        return _not_applicable(f"{kind.backend} moves bytes to files: there is no path between two ranks"), ()
+    rows = _measured(kind, run)
+    if not rows:
+        return _not_applicable(f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 was measured"), ()
+    tool = RAW_TOOLS[kind.backend]
+    found: list[RawComparison] = []
+    fault: Judgement | None = None
+    for ranks, chosen in _chosen(rows, profile).items():
+        places = cluster.places[ranks[0]], cluster.places[ranks[1]]
+        limits = run.settings.timeout, run.settings.start_timeout
+        with RawPair(tool, places, _address(cluster, ranks), *limits) as pair:
+            if pair.missing:
+                return _not_applicable(f"{pair.missing} is not there: {TOOLS[tool.NAME]}"), ()
+            if why := pair.cannot(kind.memory):
+                return _not_applicable(why), ()
+            try:
+                found += [_beside(pair, key, result, profile) for key, result in chosen.items()]
+            except ToolError as error:
+                wanted = any(_wanted(key, result, profile) for key, result in chosen.items())
+                verdict = Verdict.UNKNOWN if wanted else Verdict.WARN
+                fault = Judgement(
+                    verdict, f"nothing to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
+                )
+                break
+    for one in found:
+        if one.failed:
+            run.explain(str(one.key), judge_ratio(one).reason.partition(": ")[2])
+    judgement = judge_raw(found) if found else fault
+    assert judgement is not None
+    if fault is not None and judgement.verdict is not Verdict.FAIL:
+        judgement = fault
+    return judgement, tuple(one.ratio for one in found)
+
+
+def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> RawComparison:
+    """Measure one row with the raw tool."""
+    figures = result.figures
+    assert figures is not None
+    raw = pair.measure(key, figures.bandwidth, figures.transports)
+    ratio = RawRatio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
+    return RawComparison(key, ratio, profile.expectation(key), _failed(result))
+
+
+def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
+    """Whether a row failed, or the profile bounds its share of the raw figure."""
+    expectation = profile.expectation(key)
+    return _failed(result) or (expectation is not None and expectation.raw is not None)
+
+
+def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
+    """Return the rows of a kind that a raw tool can repeat: of batch 1, and of one depth, the largest."""
+    rows = {}
+    for result in run.results:
+        key = run.keys.get(result.row)
+        if key is None or result.figures is None or result.verdict in _NO_BANDWIDTH or key.batch != 1:
+            continue
+        if LinkKind(key.backend, key.op, key.memory) == kind:
+            rows[key] = result
+    depth = max((key.depth for key in rows), default=1)
+    return {key: result for key, result in rows.items() if key.depth == depth}
+
+
+def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[RankPair, dict[RowKey, Result]]:
+    """Return few rows of few pairs: of the first pair the smallest, a middle and the largest block, those with a bound
+    of the profile and those that failed; of other pairs the largest block that failed.
+    """
+    pairs: dict[RankPair, list[RowKey]] = {}
+    for key in sorted(rows, key=lambda key: key.block):
+        pairs.setdefault(key.pair, []).append(key)
+    first, *others = sorted(pairs)
+    chosen = {first: few(pairs[first], lambda key: _wanted(key, rows[key], profile))}
+    for pair in others:
+        if len(chosen) < MOST_PAIRS and (bad := [key for key in pairs[pair] if _failed(rows[key])]):
+            chosen[pair] = bad[-1:]
+    return {pair: {key: rows[key] for key in keys} for pair, keys in chosen.items()}
+
+
+def few(keys: Sequence[RowKey], must: Callable[[RowKey], bool]) -> list[RowKey]:
+    """Return the first, a middle and the last of them, and the last of those that must be among them."""
+    chosen = {keys[0], keys[len(keys) // 2], keys[-1], *[key for key in keys if must(key)][-1:]}
+    return [key for key in keys if key in chosen]
+
+
+def _failed(result: Result) -> bool:
+    """Whether a row is below its floor: a bound of latency is another question."""
+    figures = result.figures
+    return result.verdict is Verdict.FAIL and figures is not None and figures.bandwidth < figures.floor
+
+
+def _address(cluster: Cluster, ranks: RankPair) -> str:
+    """Return the target's host, as the initiator reaches it."""
+    return str(cluster.ask("address")[ranks[1]]) if cluster.several else "127.0.0.1"
+
+
+def _not_applicable(reason: str) -> Judgement:
+    return Judgement(Verdict.NOT_APPLICABLE, reason)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A raw tool between two ranks: its server where the target is, its client where the initiator is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from pytest_nixl.checks.raw_tools.line import RawToolLine
+from pytest_nixl.checks.raw_tools.tools import RawTool
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.raw_comparison import RawMeasurement
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
+from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_process import START_SECONDS
+
+#: Seconds that a tool's transfers should take, at NIXL's speed; and after which a slower one is not waited for.
+SECONDS, LONGEST = 0.15, 1.2
+_FEWEST, _MOST = 8, 200_000
+#: How often another port is tried where somebody took one in the instant between; seconds between two looks.
+_PORTS, _LOOK = 5, 0.02
+_UNREADABLE = "tell us its version and its output"
+
+
+class RawPair:
+    """A raw tool on two ranks.
+
+    :param tool: which one.
+    :param places: of initiator and target.
+    :param address: the target's host, as the initiator reaches it.
+    :param timeout: seconds that any step may take.
+    :param start_timeout: seconds that each worker may take to start.
+    """
+
+    def __init__(
+        self,
+        tool: RawTool,
+        places: tuple[Host, Host],
+        address: str,
+        timeout: float,
+        start_timeout: float = START_SECONDS,
+    ) -> None:
+        self._tool = tool
+        self._address = address
+        self._timeout = timeout
+        with ExitStack() as stack:
+            self.client, self.server = (
+                stack.enter_context(Tool(place, tool.NAME, timeout, start_timeout)) for place in places
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> RawPair:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def missing(self) -> str:
+        """Where it is not there, in words; empty: it is."""
+        return " and ".join(tool.where for tool in (self.client, self.server) if not tool.there)
+
+    def cannot(self, memory: MemoryPair) -> str:
+        """Return why the tool cannot use such memory; empty: it can."""
+        for tool, kind in ((self.client, memory.initiator), (self.server, memory.target)):
+            if kind != "DRAM" and not self._tool.can(tool.start(["-h"]).said(10), kind):
+                return f"{tool.where} was built without {kind}"
+        return ""
+
+    def measure(self, key: RowKey, expected: float, transports: Sequence[str] = ()) -> RawMeasurement:
+        """Move blocks as a row of NIXL does: the same operation, block and number in flight.
+
+        :param expected: bytes per second to reckon with.
+        :param transports: what carried NIXL's.
+        :raises ToolError: where the tool fails, or moves nothing in time.
+        """
+        count = int(min(_MOST, max(_FEWEST, SECONDS * expected / key.block)))
+        warmup = max(1, count // 10)
+        server, port = self._serve(key, count, warmup, transports)
+        with server:
+            arguments = self._tool.client(key, count, warmup, port, transports, self._address)
+            with self.client.start(arguments, self._tool.ENVIRONMENT) as client:
+                line = self._read(client, server, key.block)
+            # That it is known what both have taken of the processors.
+            if client.poll() != 0:
+                server.kill()
+            server.wait(self._timeout)
+        text = client.output()
+        library = {"UCX": "ucx", "LIBFABRIC": "libfabric"}[key.backend]
+        found = self.client.versions.get(library, "")
+        return RawMeasurement(
+            tool=self._tool.NAME,
+            test=self._tool.test(key.op),
+            value=line.value,
+            version=self._tool.version(text) or (found and f"{library} {found}"),
+            transports=self._tool.transports(text, key, transports),
+            others=others_beside(client, server) or 0.0,
+        )
+
+    def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[RunningProgram, int]:
+        """Start the server on a port that is free, and wait until it listens there."""
+        for _ in range(_PORTS):
+            port = int(self.server.worker.call("free_port"))
+            arguments = self._tool.server(key, count, warmup, port, transports)
+            started = self.server.start(arguments, self._tool.ENVIRONMENT)
+            deadline = time.monotonic() + self._timeout
+            while started.poll_within(_LOOK) is None and time.monotonic() < deadline:
+                if started.listens(port):
+                    return started, port
+            if self._tool.TAKEN not in started.output():
+                break
+        code = started.poll()
+        started.kill()
+        raise started.failure(f"did not listen within {self._timeout:g} s" if code is None else ended(code))
+
+    def _read(self, client: RunningProgram, server: RunningProgram, block: int) -> RawToolLine:
+        """Wait for the last line of the tool's table, or for one of those that it prints each second meanwhile."""
+        start = time.monotonic()
+        while True:
+            code = client.poll_within(_LOOK)
+            try:
+                line = self._tool.read(client.output(), block)
+            except ValueError as error:
+                raise client.failure(f"is not understood: {error}", _UNREADABLE) from None
+            if code not in (None, 0):
+                raise client.failure(f"{ended(code or 0)} against {self._address}")
+            if code == 0 and line is None:
+                raise client.failure("ended and told no figure", _UNREADABLE)
+            waited = time.monotonic() - start
+            if line is not None and (code == 0 or waited > LONGEST):
+                return line
+            if server.poll() not in (None, 0):
+                raise server.failure(f"{ended(server.poll() or 0)} while {self._address} was its client's target")
+            if waited > self._timeout:
+                client.kill()
+                raise client.failure(f"moved nothing within {self._timeout:g} s, and was killed")

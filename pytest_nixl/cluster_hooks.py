@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pytest's hooks do in a run of several ranks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nixl.cluster.command_check import OF_A_RANK, Command
+from pytest_nixl.cluster.etcd import require_etcd, require_secret
+from pytest_nixl.cluster.group import JoinRefusedError
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.rank_session import RankSession
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.model.conclusion import failed_beside, summary_line, told
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.report.junit import junit_files, write_again
+from pytest_nixl.report.outputs import leave_again
+from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.session.run import Run
+
+#: Sentences of rank 0's verdict that the others are told.
+_TOLD = 12
+
+
+def refuse(config: pytest.Config, run: Run) -> None:
+    """:raises pytest.UsageError: where several ranks are asked for with what they cannot do."""
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
+        raise pytest.UsageError(
+            f"{run.asked.ranks} ranks ({run.asked.source}) are refused with pytest-xdist (-n, --dist)"
+        )
+    if run.settings.against is not None:
+        raise pytest.UsageError(
+            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command is started on "
+            "one host; compare two runs with --nixl-baseline"
+        )
+    require_etcd(run.settings, run.asked)
+    require_secret(run.settings, run.asked)
+
+
+def take_part(session: pytest.Session, run: Run) -> bool | None:
+    """Join the other ranks. Rank 0 goes on to its tests; any other serves it, and returns True when that is over."""
+    refuse(session.config, run)
+    say = _speaker(session.config)
+    with sigterm_ends_in_order():
+        try:
+            tests = [item.nodeid for item in session.items]
+            command = command_of(run.settings, tests, session.testsfailed)
+            run.party = RankSession(run.settings, run.asked, command, supervisor(), say)
+            if run.party.drives:
+                run.party.drive(lambda error: setattr(session, "shouldfail", error.reason))
+                return None
+            _own_files(session.config, run.party.rank)
+            say(f"{run.party.name} serves {run.party.name_of(0)}")
+            ending = run.party.serve()
+        except JoinRefusedError as error:
+            raise pytest.UsageError(str(error)) from None
+        except NixlPluginError as error:
+            if run.party is None:
+                pytest.exit(str(error), returncode=1)
+            run.party.fault = error
+            ending = Ending(1, str(error))
+            run.party.ending = ending
+            run.notes += run.party.look()
+    _report(session, run.party, ending)
+    return True
+
+
+def conclude(session: pytest.Session, run: Run) -> None:
+    """Say, among rank 0's results, which ranks have gone; take, on any other rank, rank 0's exit code."""
+    party = run.party
+    if party is None:
+        return
+    run.notes += party.ignored()
+    if party.ending is not None:
+        session.exitstatus = party.ending.code
+    elif party.driver is None:
+        party.early = True
+        party.ending = Ending(int(session.exitstatus), f"{party.name} {_ended(int(session.exitstatus))}, and has left")
+    elif party.faults:
+        for error in party.faults:
+            run.results.append(Result("ranks", "", Verdict.ERROR, error.reason, error.remedy))
+        run.notes += party.look()
+        if session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def leave(session: pytest.Session, run: Run) -> list[str]:
+    """Leave the others, when all reports are written; return what could not be done."""
+    party = run.party
+    if party is None:
+        return []
+    code = int(session.exitstatus)
+    said = party.finish(party.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
+    if party.faults and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if party.faults and not run.interrupted:
+        # The reports are written already, and a rank was lost since.
+        run.interrupted = f"{INTERRUPTED} after the last check: {party.faults[0].reason}"
+        if party.drives:
+            leave_again(session.config, run)
+        write_again(session.config, run)
+    return said
+
+
+def _ended(code: int) -> str:
+    """Say how a rank has ended that did not come to the end of its tests."""
+    if code == pytest.ExitCode.INTERRUPTED:
+        return "was interrupted"
+    if code - 128 in signal.valid_signals():
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"
+
+
+def _whole(code: int) -> bool:
+    return code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def _told(run: Run, code: int) -> dict[str, Any]:
+    if not run.usable or (not run.interrupted and not _whole(code)):
+        return {}
+    found = told(run.results, gate=run.settings.gate, interrupted=run.interrupted)
+    return found if code == pytest.ExitCode.OK else failed_beside(found, code)
+
+
+def _verdict(run: Run, code: int) -> str:
+    last = [summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted)] if run.usable else []
+    if run.party is not None and not _whole(code):
+        ended = f"{run.party.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
+        return "\n".join([*last, ended])
+    bad = [result for result in run.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
+    lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
+    more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
+    return "\n".join([*last, *lines, *more])
+
+
+def _speaker(config: pytest.Config) -> Callable[[str], None]:
+    terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+
+    def say(text: str) -> None:
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(text)
+            terminal.flush()
+
+    return say
+
+
+def _own_files(config: pytest.Config, rank: int) -> None:
+    """Have this rank's JUnit file beside rank 0's, and not in its place."""
+    for writer in junit_files(config):
+        path = Path(writer.logfile)
+        writer.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+
+
+def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None:
+    """Report what a peer did as one test, so that its terminal and files have rank 0's verdict."""
+    nodeid = party.name
+    location = (nodeid, None, nodeid)
+    session.config.hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
+    for when in ("setup", "call", "teardown"):
+        bad = when == "call" and ending.code != 0
+        words = f"{ending.verdict}\nas {party.name_of(0)} says" if party.fault is None else ending.verdict
+        report = pytest.TestReport(
+            nodeid,
+            location,
+            {},
+            "failed" if bad else "passed",
+            words if bad else None,
+            when,
+        )
+        session.config.hook.pytest_runtest_logreport(report=report)
+    session.config.hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
+
+
+def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
+    """Return what this rank runs."""
+    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
+    return Command(_version(), options, tests, errors)
+
+
+def _version() -> str:
+    try:
+        return version("pytest-nixl")
+    except PackageNotFoundError:
+        return "from a clone"

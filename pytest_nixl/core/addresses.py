@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TODO."""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import socket
+from typing import Any
+
+
+class _Address(ctypes.Structure):
+    pass
+
+
+#: Where an address stands in a socket address, in bytes, and how long it is.
+_PLACES = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
+
+
+def ask_addresses() -> dict[str, list[str]]:
+    """Return the addresses of each interface, with the lengths of their prefixes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Address)()
+    if libc.getifaddrs(ctypes.byref(first)):
+        return {}
+    found: dict[str, list[str]] = {}
+    try:
+        here: Any = first
+        while here:
+            entry = here.contents
+            if entry.address and entry.netmask:
+                family = ctypes.c_ushort.from_address(entry.address).value
+                if family in _PLACES:
+                    address, mask = (_bytes(place, family) for place in (entry.address, entry.netmask))
+                    length = sum(byte.bit_count() for byte in mask)
+                    text = f"{ipaddress.ip_address(address)}/{length}"
+                    found.setdefault(entry.name.decode(), []).append(text)
+            here = entry.next
+    finally:
+        libc.freeifaddrs(first)
+    return found
+
+
+def _bytes(place: int, family: int) -> bytes:
+    offset, length = _PLACES[socket.AddressFamily(family)]
+    return ctypes.string_at(place + offset, length)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes in bytes, rates in bytes per second, times in seconds: read from text and printed.
+
+Every reader raises :class:`ValueError` with one sentence that names the accepted form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_SIZES = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9,
+}  # fmt: skip
+_RATES = {
+    "GB/s": 1e9, "MB/s": 1e6, "KB/s": 1e3, "B/s": 1.0, "GiB/s": float(GIB), "MiB/s": float(MIB),
+    "Tb/s": 1e12 / 8, "Gb/s": 1e9 / 8, "Mb/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Mbit/s": 1e6 / 8,
+}  # fmt: skip
+_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+# Digits are bounded so that every number is finite; both characters that look like a micro sign are taken for one.
+_NUMBER = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,18}))?\s*([A-Za-zµμ/]*)\s*")
+
+SIZE_FORM = "a number of bytes with an optional unit B, KiB, MiB, GiB (or K, M, G for the same; KB, MB, GB are decimal)"
+RATE_FORM = "a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
+TIME_FORM = "a number with a unit ns, us, ms, s, min or h"
+BLOCKS_FORM = "a range A..B that doubles from A to B (4KiB..64MiB), or a list A,B,C"
+
+
+def _split(text: str, what: str, form: str) -> tuple[str, str, str]:
+    """Return the digits before the point, those after it, and the unit."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no {what}: expected {form}")
+    return match[1], match[2] or "", match[3].replace("μ", "µ")
+
+
+def _scaled(text: str, what: str, form: str, units: Mapping[str, float], default_unit: str = "") -> float:
+    whole, fraction, unit = _split(text, what, form)
+    unit = unit or default_unit
+    if unit not in units:
+        fault = f"has the wrong unit {unit!r}" if unit else "has no unit"
+        raise ValueError(f"{text!r} {fault}: expected {form}")
+    return float(f"{whole}.{fraction}") * units[unit]
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes: ``64KiB``, ``1M``, ``4096``.
+
+    :raises ValueError: if it is not a whole number of bytes above zero.
+    """
+    whole, fraction, unit = _split(text, "size", SIZE_FORM)
+    if unit.lower() not in _SIZES:
+        raise ValueError(f"{text!r} has the unknown unit {unit!r}: expected {SIZE_FORM}")
+    # Whole numbers throughout: a float is wrong by bytes from 8 PiB on.
+    scale: int = 10 ** len(fraction)
+    size, rest = divmod(int(whole + fraction) * _SIZES[unit.lower()], scale)
+    if rest or size < 1:
+        raise ValueError(f"{text!r} is not a whole number of bytes above zero: expected {SIZE_FORM}")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Print a size in the largest binary unit that divides it: ``65536`` is ``64KiB``, ``1000`` is ``1000B``."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return f"{size}B"
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """Read block sizes in bytes: a doubling range ``4KiB..64MiB`` or a list ``4KiB,1MiB``, as it is ordered there.
+
+    :raises ValueError: if it is neither, or names a size twice.
+    """
+    if ".." not in text:
+        sizes = tuple(parse_size(part) for part in text.split(","))
+        if len(set(sizes)) != len(sizes):
+            raise ValueError(f"{text!r} names a size twice: expected {BLOCKS_FORM}")
+        return sizes
+    parts = [part.strip() for part in text.split("..")]
+    if len(parts) != 2:
+        raise ValueError(f"{text!r} is not one range: expected {BLOCKS_FORM}")
+    first, last = parse_size(parts[0]), parse_size(parts[1])
+    if first > last:
+        raise ValueError(f"{text!r} is a reversed range, {parts[0]} is more than {parts[1]}: expected {BLOCKS_FORM}")
+    sizes = (first,)
+    while sizes[-1] * 2 <= last:
+        sizes = (*sizes, sizes[-1] * 2)
+    if sizes[-1] != last:
+        raise ValueError(f"{text!r} does not reach {parts[1]} by doubling {parts[0]}: expected {BLOCKS_FORM}")
+    return sizes
+
+
+def format_blocks(blocks: Sequence[int]) -> str:
+    """Print block sizes the shorter way: ``4KiB..64MiB`` where they double, else a list."""
+    doubling = all(b == 2 * a for a, b in pairwise(blocks))
+    if len(blocks) > 2 and doubling:
+        return f"{format_size(blocks[0])}..{format_size(blocks[-1])}"
+    return ",".join(format_size(block) for block in blocks)
+
+
+def parse_rate(text: str) -> float:
+    """Read a bandwidth in bytes per second: ``12.5 GB/s``, ``100 Gb/s``. :raises ValueError: without such a unit."""
+    return _scaled(text, "bandwidth", RATE_FORM, _RATES)
+
+
+def parse_time(text: str, *, default_unit: str = "") -> float:
+    """Read a time in seconds: ``30s``, ``100 us``.
+
+    :param default_unit: what a bare number means; without it a bare number is refused.
+    :raises ValueError: if it is no such number, or has another unit.
+    """
+    return _scaled(text, "time", TIME_FORM, _TIMES, default_unit)
+
+
+def gigabytes(rate: float) -> str:
+    """Print bytes per second as GB/s (1e9 bytes) with three significant digits, unit not included."""
+    value = rate / 1e9
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def gigabits(rate: float) -> str:
+    """Print bytes per second as Gb/s with three significant digits, unit not included."""
+    return gigabytes(rate * 8)
+
+
+def microseconds(seconds: float) -> str:
+    """Print a time in microseconds with three significant digits, unit not included."""
+    value = seconds * 1e6
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def parse_share(text: str) -> float:
+    """Read a percentage: ``5%`` is 0.05. :raises ValueError: where it is none between 0 and 100."""
+    number = text.strip().removesuffix("%").strip()
+    if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d+)?", number):
+        raise ValueError(f"{text!r} is no percentage")
+    if not 0 < float(number) < 100:
+        raise ValueError(f"{text!r} is not between 0 % and 100 %")
+    return float(number) / 100

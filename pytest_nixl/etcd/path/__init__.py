@@ -1,7 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""A path to an etcd that sees requests, and can disturb them."""
-
-from pytest_nixl.etcd.path.proxy import EtcdPath, PathClient, PathError
-from pytest_nixl.etcd.path.request import Access, Request, State
-
-__all__ = ["Access", "EtcdPath", "PathClient", "PathError", "Request", "State"]

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A path to an etcd that sees requests, and can disturb them."""
+
+from pytest_nixl.etcd.proxy.proxy import EtcdProxy, ProxyClient, ProxyError
+from pytest_nixl.etcd.proxy.request import Access, Request, State
+
+__all__ = ["Access", "EtcdProxy", "ProxyClient", "ProxyError", "Request", "State"]

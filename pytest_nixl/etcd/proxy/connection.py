@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TODO."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from pytest_nixl.etcd.proxy.http1 import Http1
+from pytest_nixl.etcd.proxy.http2 import PREFACE, Http2
+from pytest_nixl.etcd.proxy.request import BadClientError
+
+
+class _Speaker(Protocol):
+    def from_client(self, data: bytes) -> None: ...
+
+    def from_server(self, data: bytes) -> None: ...
+
+
+class ProxiedConnection(asyncio.Protocol):
+    """One connection of a client, and the one to the etcd that goes with it."""
+
+    def __init__(self, client: ProxyClient) -> None:
+        self.client = client
+        self.ended = False
+        self._down: asyncio.Transport | None = None
+        self._up: asyncio.Transport | None = None
+        self._speaker: _Speaker | None = None
+        self._start = b""
+        self._waiting = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._down = transport
+        self.client.attach(self)
+        if not self.ended:
+            self.client.path.start(self._connect())
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended:
+            return
+        if self._speaker is None:
+            self._start += data
+            if len(self._start) < len(PREFACE) and PREFACE.startswith(self._start):
+                return
+            self._speaker = Http2(self) if self._start.startswith(PREFACE) else Http1(self)
+            data = self._start
+        self.guard(self._speaker.from_client, data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.abort()
+
+    def to_client(self, data: bytes) -> None:
+        """Send bytes to the client."""
+        if data and not self.ended and self._down is not None and not self._down.is_closing():
+            self._down.write(data)
+
+    def to_server(self, data: bytes) -> None:
+        """Send bytes to the etcd, once there is a connection to it."""
+        if self.ended or not data:
+            return
+        if self._up is None:
+            self._waiting += data
+        elif not self._up.is_closing():
+            self._up.write(data)
+
+    def from_server(self, data: bytes) -> None:
+        """Take what the etcd sent."""
+        if self._speaker is not None and not self.ended:
+            self.guard(self._speaker.from_server, data)
+
+    def guard(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Have bytes taken; a client that breaks the protocol is cut off, as etcd does, and a fault of ours is told."""
+        try:
+            take(data)
+        except BadClientError as error:
+            self.client.broken.append(str(error))
+            self.abort()
+        except Exception as error:
+            # Nothing that goes wrong here may look like a client that is blocked.
+            self.client.path.failed(error)
+            self.abort()
+
+    def close(self) -> None:
+        """End both connections once what was written has gone."""
+        self._end(lambda transport: transport.close())
+
+    def abort(self) -> None:
+        """End both connections at once."""
+        self._end(lambda transport: transport.abort())
+
+    def _end(self, how: Callable[[asyncio.Transport], None]) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        for transport in (self._down, self._up):
+            if transport is not None:
+                how(transport)
+        self.client.detach(self)
+
+    async def _connect(self) -> None:
+        path = self.client.path
+        try:
+            transport, _ = await path.loop.create_connection(lambda: _Upstream(self), path.host, path.port)
+        except OSError:
+            self.abort()  # as an etcd that is not there
+            return
+        if self.ended:
+            transport.abort()
+            return
+        self._up = transport
+        self._up.write(bytes(self._waiting))
+        self._waiting.clear()
+
+
+class _Upstream(asyncio.Protocol):
+    """The connection to the etcd that goes with a link."""
+
+    def __init__(self, link: ProxiedConnection) -> None:
+        self._link = link
+
+    def data_received(self, data: bytes) -> None:
+        self._link.from_server(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._link.close()

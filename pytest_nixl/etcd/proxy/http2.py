@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection that speaks HTTP/2, as gRPC clients do: many requests at a time, each a stream.
+
+HTTP/2 is ended on both sides, and not passed on frame by frame: the compression of headers and the numbers of streams
+belong to one connection each, and would be wrong once requests are held and change their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from pytest_nixl.etcd.proxy.request import STREAMS, BadClientError, Request, grpc_accesses, grpc_method
+
+if TYPE_CHECKING:
+    from pytest_nixl.etcd.proxy.connection import ProxiedConnection
+
+PREFACE = b"PRI * HTTP/2.0"
+#: What each side may send us before we have read it: more than any answer of etcd, so that nobody waits for us.
+WINDOW = 1 << 24
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class _Side:
+    """One of the two connections, with what waits for room in its windows."""
+
+    def __init__(self, *, client_side: bool) -> None:
+        # Headers pass as they are: client and etcd judge each other's, as they do without us.
+        config = h2.config.H2Configuration(
+            client_side=client_side,
+            header_encoding=None,
+            validate_inbound_headers=False,
+            validate_outbound_headers=False,
+            normalize_inbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self.connection = h2.connection.H2Connection(config)
+        self.connection.initiate_connection()
+        self.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
+        self.connection.increment_flow_control_window(WINDOW)
+        self._waiting: dict[int, list[bytes | Headers | None]] = {}
+
+    def push(self, stream: int, *items: bytes | Headers | None) -> None:
+        """Send data (bytes), trailers (headers, which end the stream) or the end (None), as the windows allow."""
+        self._waiting.setdefault(stream, []).extend(items)
+        self.flush()
+
+    def forget(self, stream: int) -> None:
+        """Send nothing more of a stream."""
+        self._waiting.pop(stream, None)
+
+    def reset(self, stream: int, code: int) -> None:
+        """End a stream at once, where it has not ended by itself."""
+        self.forget(stream)
+        with suppress(h2.exceptions.StreamClosedError, h2.exceptions.NoSuchStreamError):
+            self.connection.reset_stream(stream, code)
+
+    def flush(self) -> None:
+        """Send what the windows have room for."""
+        for stream in list(self._waiting):
+            try:
+                self._flush(stream)
+            except (h2.exceptions.StreamClosedError, h2.exceptions.NoSuchStreamError):
+                self.forget(stream)
+
+    def _flush(self, stream: int) -> None:
+        waiting = self._waiting[stream]
+        while waiting:
+            item = waiting[0]
+            if isinstance(item, bytes):
+                room = min(self.connection.local_flow_control_window(stream), self.connection.max_outbound_frame_size)
+                if item and room <= 0:
+                    return
+                self.connection.send_data(stream, item[:room])
+                if len(item) > room:
+                    waiting[0] = item[room:]
+                    continue
+            elif item is None:
+                self.connection.end_stream(stream)
+            else:
+                self.connection.send_headers(stream, item, end_stream=True)
+            waiting.pop(0)
+        del self._waiting[stream]
+
+
+@dataclass
+class _Stream:
+    """A request of the client: what came of it, and what came back."""
+
+    headers: Headers
+    method: str
+    body: bytearray = field(default_factory=bytearray)
+    request: Request | None = None
+    #: Its number towards the etcd; None before it was sent.
+    upstream: int | None = None
+    answer: list[bytes | Headers | None] = field(default_factory=list)
+    answer_headers: Headers | None = None
+    #: Whether the answer is its headers alone, as gRPC's errors are.
+    bare: bool = False
+
+    @property
+    def endless(self) -> bool:
+        return self.method in STREAMS
+
+
+class Http2:
+    """Ends HTTP/2 on both sides of a link."""
+
+    def __init__(self, link: ProxiedConnection) -> None:
+        self._link = link
+        self._down = _Side(client_side=False)
+        self._up = _Side(client_side=True)
+        #: By the client's number, and by that towards the etcd.
+        self._streams: dict[int, _Stream] = {}
+        self._numbers: dict[int, int] = {}
+        self._send()
+
+    def from_client(self, data: bytes) -> None:
+        """Take what the client sent."""
+        try:
+            events = self._down.connection.receive_data(data)
+        except h2.exceptions.ProtocolError as error:
+            raise BadClientError(str(error)) from None
+        for event in events:
+            self._from_client(event)
+        self._down.flush()
+        self._send()
+
+    def from_server(self, data: bytes) -> None:
+        """Take what the etcd sent."""
+        for event in self._up.connection.receive_data(data):
+            self._from_server(event)
+        self._up.flush()
+        self._send()
+
+    def _send(self) -> None:
+        self._link.to_client(self._down.connection.data_to_send())
+        self._link.to_server(self._up.connection.data_to_send())
+
+    def _from_client(self, event: Any) -> None:
+        if isinstance(event, h2.events.RequestReceived):
+            headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+            stream = _Stream(headers, grpc_method(dict(headers)[b":path"].decode()))
+            self._streams[event.stream_id] = stream
+            if stream.endless:
+                self._open(event.stream_id, stream)
+        elif isinstance(event, h2.events.DataReceived):
+            self._down.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
+            if (found := self._streams.get(event.stream_id)) is not None:
+                self._body(found, event.data or b"")
+        elif isinstance(event, h2.events.StreamEnded):
+            if (found := self._streams.get(event.stream_id)) is not None:
+                self._ended(event.stream_id, found)
+        elif isinstance(event, h2.events.StreamReset):
+            self._withdrawn(event.stream_id, int(event.error_code or 0))
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self._link.close()
+
+    def _body(self, stream: _Stream, data: bytes) -> None:
+        stream.body += data
+        if stream.endless:
+            assert stream.upstream is not None
+            self._up.push(stream.upstream, data)
+            for message in _messages(stream.body):
+                # Each message of the client is a request of its own: another watch, another refresh of a lease.
+                self._link.client.passed(stream.method, grpc_accesses(stream.method, message))
+
+    def _ended(self, number: int, stream: _Stream) -> None:
+        if stream.endless:
+            assert stream.upstream is not None
+            self._up.push(stream.upstream, None)
+            return
+        message = next(_messages(bytearray(stream.body)), b"")
+
+        def forward() -> None:
+            # The client may have withdrawn it while it was held.
+            if number in self._streams:
+                self._open(number, stream)
+                assert stream.upstream is not None
+                self._up.push(stream.upstream, bytes(stream.body), None)
+                self._send()
+
+        accesses = grpc_accesses(stream.method, message)
+        stream.request = self._link.client.arrived(self._link, stream.method, accesses, forward)
+
+    def _open(self, number: int, stream: _Stream) -> None:
+        stream.upstream = self._up.connection.get_next_available_stream_id()
+        self._numbers[stream.upstream] = number
+        self._up.connection.send_headers(stream.upstream, stream.headers)
+
+    def _withdrawn(self, number: int, code: int) -> None:
+        self._down.forget(number)
+        stream = self._streams.pop(number, None)
+        if stream is None:
+            return
+        if stream.request is not None:
+            self._link.client.withdrawn(stream.request)
+        if stream.upstream is not None:
+            self._numbers.pop(stream.upstream, None)
+            self._up.reset(stream.upstream, code)
+
+    def _from_server(self, event: Any) -> None:
+        if isinstance(event, h2.events.ConnectionTerminated):
+            self._link.close()
+            return
+        upstream = getattr(event, "stream_id", None)
+        if isinstance(event, h2.events.DataReceived):
+            self._up.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
+        number = self._numbers.get(upstream) if upstream else None
+        if number is None:
+            return
+        stream = self._streams[number]
+        if isinstance(event, h2.events.ResponseReceived):
+            stream.answer_headers = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+            stream.bare = event.stream_ended is not None
+            if stream.endless:
+                self._down.connection.send_headers(number, stream.answer_headers, end_stream=stream.bare)
+        elif isinstance(event, h2.events.DataReceived):
+            self._answer(number, stream, bytes(event.data or b""))
+        elif isinstance(event, h2.events.TrailersReceived):
+            self._answer(number, stream, [(bytes(name), bytes(value)) for name, value in event.headers or ()])
+        elif isinstance(event, h2.events.StreamEnded):
+            self._complete(number, stream)
+        elif isinstance(event, h2.events.StreamReset):
+            self._forget(number, stream)
+            if stream.request is not None:
+                self._link.client.withdrawn(stream.request)
+            self._down.reset(number, int(event.error_code or 0))
+
+    def _answer(self, number: int, stream: _Stream, item: bytes | Headers) -> None:
+        if stream.endless:
+            self._down.push(number, item)
+        else:
+            stream.answer.append(item)
+
+    def _complete(self, number: int, stream: _Stream) -> None:
+        self._forget(number, stream)
+        if stream.endless:
+            return
+        end: Iterable[None] = () if stream.answer and isinstance(stream.answer[-1], list) else (None,)
+        data = b"".join(item for item in stream.answer if isinstance(item, bytes))
+
+        def deliver() -> None:
+            assert stream.answer_headers is not None
+            self._down.connection.send_headers(number, stream.answer_headers, end_stream=stream.bare)
+            if not stream.bare:
+                self._down.push(number, *stream.answer, *end)
+            self._send()
+
+        assert stream.request is not None
+        self._link.client.answered(self._link, stream.request, data[5:], deliver)
+
+    def _forget(self, number: int, stream: _Stream) -> None:
+        self._streams.pop(number, None)
+        if stream.upstream is not None:
+            self._numbers.pop(stream.upstream, None)
+            self._up.forget(stream.upstream)
+
+
+def _messages(body: bytearray) -> Iterator[bytes]:
+    """Take the gRPC messages that are complete off the body."""
+    while len(body) >= 5 and len(body) >= (end := 5 + int.from_bytes(body[1:5], "big")):
+        message = bytes(body[5:end])
+        del body[:end]
+        yield message

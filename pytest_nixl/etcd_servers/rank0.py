@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The etcd that rank 0 serves to the other ranks, where a site has none.
+
+With a token it has a password. Like all that ranks say, that goes over the network in the clear: it keeps strangers and
+other groups out, not somebody who reads the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import LISTEN_FORM, Endpoint, parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.processes.supervisor import SupervisorClient
+
+#: The user whose password it is; etcd wants one of this name.
+USER = "root"
+#: Seconds that one attempt to reach it may take to connect, and as much again to be answered.
+ATTEMPT_SECONDS = 2.0
+#: Seconds from one sentence about the wait for it to the next one.
+SAID_EVERY = 5.0
+
+_EVERYWHERE = "0.0.0.0"
+_LABEL = b"pytest-nixl: password of the group's etcd"
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_OPTION = "--nixl-etcd-listen"
+_SAME_TOKEN = "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
+#: What passes while rank 0 starts; a name of Kubernetes resolves only once its pod is there.
+_NOT_YET = {"refused", "unresolved", "unreachable", "timeout", "closed", "no-leader", "no-member"}
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where rank 0's etcd listens: a name or IPv4 address of its host (0.0.0.0: all that it has), and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> ListenAddress:
+        """Read ``ADDR:PORT``, or ``:PORT`` for all addresses. :raises ValueError: with the accepted form."""
+        host, colon, port = text.strip().rpartition(":")
+        fault = "names no port" if not colon else _fault_of_host(host) or _fault_of_port(port)
+        if fault:
+            raise ValueError(f"{text.strip()!r} {fault}: expected {LISTEN_FORM}")
+        return cls(host or _EVERYWHERE, int(port))
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it names no host: rank 0 then listens on all its addresses."""
+        return self.host in ("", _EVERYWHERE)
+
+    def endpoint_at(self, host: str) -> str:
+        """Return the URL of the etcd where rank 0 is on ``host``."""
+        return str(Endpoint("http", host, self.port))
+
+
+def _fault_of_host(host: str) -> str:
+    if "/" in host:
+        return "is a URL"
+    if ":" in host:
+        return "has an IPv6 address, which is not served"
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            return f"has the host {host!r}, which is no IPv4 address"
+    elif host and not _NAME.fullmatch(host):
+        return f"has the host {host!r}, which is neither a name nor an IPv4 address"
+    return ""
+
+
+def _fault_of_port(port: str) -> str:
+    if not re.fullmatch("[0-9]{1,18}", port):
+        return f"has the port {port!r}, which is no number" if port else "names no port"
+    return "" if 1 <= int(port) <= 65535 else f"has the port {int(port)}, which is not between 1 and 65535"
+
+
+def password(token: str) -> str:
+    """Return the etcd's password for a group with this token; the token cannot be had from it."""
+    return hmac.new(token.encode(), _LABEL, hashlib.sha256).hexdigest()
+
+
+def credentials(token: str) -> dict[str, Any]:
+    """Return what :func:`~pytest_nixl.etcd.client.connect` takes to get in; nothing without a token."""
+    return {"user": USER, "password": password(token)} if token else {}
+
+
+def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str = "") -> EmbeddedServer:
+    """Start the group's etcd at ``listen``, with a password where there is a token.
+
+    :raises ExecutableMissingError: where there is no etcd program.
+    :raises EtcdError: where it cannot listen there, or does not come up.
+    """
+    address = _claim(listen)
+    # Other hosts never meet it without its password: it gets that on a free port of loopback, where for a tenth of a
+    # second only users of this host could come by, and then moves, with its data, to where it is to be found.
+    server = EmbeddedServer.start(supervisor)
+    try:
+        if token:
+            with server.client() as client:
+                client.require_password(password(token))
+            server.user, server.password = USER, password(token)
+        cluster = _cluster_id(server)
+        server.listen_at(address, listen.port, own_address() if listen.everywhere else listen.host)
+        # Who took the port since we looked may be another group's etcd, and healthy.
+        if _cluster_id(server) != cluster:
+            raise _taken(listen)
+    except BaseException as error:
+        server.discard()
+        if isinstance(error, EtcdError) and f":{listen.port}: bind: address already in use" in error.detail:
+            raise _taken(listen) from None
+        raise
+    return server
+
+
+def _claim(listen: ListenAddress) -> str:
+    """Return the IPv4 address to listen on. :raises EtcdError: where this host cannot listen there now."""
+    try:
+        address = _EVERYWHERE if listen.everywhere else socket.gethostbyname(listen.host)
+    except (OSError, UnicodeError):
+        raise _refused(listen, f"the name {listen.host!r} does not resolve to an IPv4 address") from None
+    with socket.socket() as claiming:
+        # As etcd does: connections of an earlier run that are not quite over do not matter.
+        claiming.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            claiming.bind((address, listen.port))
+            claiming.listen()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _taken(listen) from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                what = listen.host if listen.host == address else f"{listen.host} ({address})"
+                raise _refused(listen, f"{what} is no address of this host") from None
+            raise _refused(listen, f"this process may not listen there: {error.strerror}") from None
+    return address
+
+
+def _taken(listen: ListenAddress) -> EtcdError:
+    return EtcdError(
+        f"{_OPTION}={listen}: the port is taken by another process",
+        "give every rank another port; or, where that process is an etcd for this group, --nixl-etcd URL alone",
+        cause="listen",
+    )
+
+
+def _refused(listen: ListenAddress, why: str) -> EtcdError:
+    return EtcdError(
+        f"{_OPTION}={listen}: {why}",
+        f"give an address of rank 0's host and a free port above 1023, or {_EVERYWHERE}:PORT for all its addresses",
+        cause="listen",
+    )
+
+
+def _cluster_id(server: EmbeddedServer) -> str:
+    """Return what no two etcds have in common; empty where what answers does not let us in."""
+    try:
+        with server.client() as client:
+            return str(client.status()["header"]["cluster_id"])
+    except EtcdError:
+        return ""
+
+
+def own_address() -> str:
+    """Return the IPv4 address by which other hosts most likely reach this one.
+
+    That of the default route's interface; else the first that is not loopback; else loopback.
+    """
+    from pytest_nixl.core.addresses import ask_addresses
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        with contextlib.suppress(OSError):
+            # Nothing is sent: it only chooses a route, to an address that nobody has.
+            asking.connect(("192.0.2.1", 9))
+            return str(asking.getsockname()[0])
+    found = [ipaddress.ip_interface(text).ip for texts in ask_addresses().values() for text in texts]
+    return next((str(ip) for ip in found if ip.version == 4 and not ip.is_loopback), "127.0.0.1")
+
+
+def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Callable[[str], None] | None = None) -> None:
+    """Return once the etcd that rank 0 serves answers and lets us in: the other ranks may be there before it.
+
+    :param endpoint: its URL.
+    :param waiting: called every five seconds of the wait, with a sentence.
+    :raises EtcdError: after ``seconds``; at once where waiting does not help, as with another token than rank 0's.
+    """
+    deadline = time.monotonic() + seconds
+    due = time.monotonic() + SAID_EVERY
+    pause = 0.05
+    while True:
+        error = _why_not(endpoint, token, max(0.1, min(ATTEMPT_SECONDS, deadline - time.monotonic())))
+        if error is None:
+            return
+        if error.cause not in _NOT_YET:
+            raise error
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise EtcdError(
+                f"no etcd answered at {endpoint} within {seconds:g} s: rank 0 serves it ({_OPTION}), and has not "
+                "started, or cannot be reached there",
+                "see whether rank 0 runs and what it says, and that no firewall is before that port; or name the "
+                "address at which it can be reached, --nixl-etcd http://HOST:PORT",
+                f"the last attempt: {error.reason}",
+                cause=error.cause,
+                endpoint=endpoint,
+            )
+        if waiting is not None and time.monotonic() >= due:
+            waiting(f"waiting for the etcd that rank 0 serves at {endpoint}")
+            due = time.monotonic() + SAID_EVERY
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, 0.5)
+
+
+def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
+    """Try once; return None where we get in."""
+    try:
+        with connect(parse_endpoints(endpoint), **credentials(token), timeout=timeout) as client:
+            client.count_prefix("/pytest-nixl/")
+    except EtcdError as error:
+        if error.cause == "password":
+            return EtcdError(f"etcd at {endpoint}: rank 0 gave it another token than this rank has", _SAME_TOKEN,
+                             cause="password", endpoint=endpoint)  # fmt: skip
+        if error.cause == "auth-needed":
+            return EtcdError(f"etcd at {endpoint}: rank 0 gave it a token, and this rank has none", _SAME_TOKEN,
+                             cause="auth-needed", endpoint=endpoint)  # fmt: skip
+        return error
+    return None

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All facts of one host, gathered in one place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.core.redaction import hide_all, hider
+from pytest_nixl.host.environment import Environment, read_environment
+from pytest_nixl.host.etcd import EtcdFacts, read_etcd
+from pytest_nixl.host.fact import from_plain, to_plain
+from pytest_nixl.host.gpu import Gpus, read_gpus
+from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
+from pytest_nixl.host.network import Network, Nic, read_network
+from pytest_nixl.host.pci import PciDevice, read_pci
+from pytest_nixl.host.peers import ReachedPeer, read_peers
+from pytest_nixl.host.rdma import RdmaDevice, read_rdma
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.software import Software, read_software
+from pytest_nixl.host.system import HostFacts, read_host
+
+#: Where the address of the etcd comes from, in this order.
+ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
+
+FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one host is."""
+
+    host: HostFacts
+    network: Network
+    rdma: tuple[RdmaDevice, ...]
+    pci: tuple[PciDevice, ...]
+    gpu: Gpus
+    near: tuple[GpuNics, ...]
+    software: Software
+    environment: Environment
+    etcd: EtcdFacts
+    peers: tuple[ReachedPeer, ...]
+
+    @property
+    def nics(self) -> tuple[Nic, ...]:
+        """The interfaces that a cable or a cloud is behind."""
+        return tuple(nic for nic in self.network.nics if not nic.virtual)
+
+    @property
+    def efa(self) -> tuple[RdmaDevice, ...]:
+        """The RDMA devices that are EFA."""
+        return tuple(device for device in self.rdma if device.kind == "efa")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the facts as JSON values."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Facts:
+        """Restore what :meth:`plain` returned."""
+        return from_plain(cls, plain)
+
+
+def gather(
+    root: FactsRoot,
+    *,
+    backends: Sequence[str] = ("UCX",),
+    etcd: str | None = None,
+    connect: Callable[[], Any] | None = None,
+    nixlbench: str = "",
+    peers: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Facts:
+    """Gather the facts of this machine or of a recorded tree, without secrets.
+
+    :param backends: those to make, in a worker; none: NIXL is loaded, and no more.
+    :param etcd: its endpoints; None: those of the environment; empty: none is asked.
+    :param connect: makes the client of that etcd.
+    :param peers: hosts that this one must reach.
+    """
+    source = "given"
+    if etcd is None:
+        source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
+        etcd = environ.get(source, "") if source else ""
+    rdma, gpu = read_rdma(root), read_gpus(root)
+    facts = Facts(
+        host=read_host(root),
+        network=read_network(root),
+        rdma=rdma,
+        pci=read_pci(root),
+        gpu=gpu,
+        near=Topology.of(gpu, rdma).nearest(),
+        software=read_software(root, backends, nixlbench),
+        environment=read_environment(root, environ),
+        etcd=read_etcd(root, etcd, source, connect),
+        peers=read_peers(root, peers),
+    )
+    # Every reader hides what it knows to be a secret; this finds those that came another way, as in a message.
+    return from_plain(Facts, hide_all(facts.plain(), hider(environ)))
+
+
+def read_facts(path: Path) -> Facts:
+    """Read the facts that were written to a file. :raises ValueError: where it holds none."""
+    try:
+        return from_plain(Facts, json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no facts ({error}): expected {FACTS_FORM}") from None

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs: by NVML where its Python package (``nvidia-ml-py``) is there, else by what the driver has in /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+_DRIVER = "/proc/driver/nvidia"
+#: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+_DMA_BUF = 124
+#: NVML_P2P_CAPS_INDEX_READ, of which NVML's Python package makes a tuple that its own functions refuse.
+_READ = 0
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU; sizes are bytes, and None is not known.
+
+    :param ecc: whether its memory corrects errors.
+    :param uncorrected: errors of its memory that could not be corrected, since it was last reset.
+    :param bar1: how much of its memory the bus, and so a network card, can reach.
+    :param persistence: whether the driver stays loaded while nobody uses it.
+    :param nvlinks: how many of its NVLinks are up.
+    :param numa: its NUMA node; -1: the firmware does not say.
+    :param uuid: as the driver has it (``GPU-…``); empty: it does not say.
+    """
+
+    index: int
+    name: str
+    pci: str
+    path: str
+    memory: int | None
+    ecc: bool | None
+    uncorrected: int | None
+    bar1: int | None
+    persistence: bool | None
+    nvlinks: int | None
+    source: str
+    numa: int
+    uuid: str
+
+
+@dataclass(frozen=True)
+class GpuPairFacts:
+    """Whether one GPU may read another's memory: what the driver says, ``ok`` or why not."""
+
+    one: int
+    other: int
+    status: str
+
+
+@dataclass(frozen=True)
+class Xid:
+    """An error that the driver wrote to the kernel's log."""
+
+    number: int
+    pci: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs, their driver, and by which way a network card reaches their memory.
+
+    :param driver: its version; ``open`` says whether its kernel modules are the open ones.
+    :param cuda: the newest CUDA that the driver knows.
+    :param library: the version of the driver that this container's NVML is of.
+    :param dma_buf: whether CUDA exports memory as DMA-BUF.
+    :param peermem: whether the module nvidia_peermem is loaded; ``gdrcopy`` likewise of gdrdrv, with its device node.
+    """
+
+    gpus: tuple[GpuFacts, ...]
+    pairs: Fact[tuple[GpuPairFacts, ...]]
+    driver: Fact[str]
+    open: Fact[bool]
+    cuda: Fact[str]
+    library: Fact[str]
+    dma_buf: Fact[bool]
+    peermem: Fact[bool]
+    gdrcopy: Fact[bool]
+    xids: Fact[tuple[Xid, ...]]
+
+
+def read_gpus(root: FactsRoot) -> Gpus:
+    """Read the GPUs."""
+    version = root.read(f"{_DRIVER}/version")
+    nvml = root.ask("nvml", lambda: _ask_nvml() if version is not None else {"why": _no_driver()})
+    gpus = _by_nvml(root, nvml) if "gpus" in nvml else _by_proc(root)
+    here = bool(gpus)
+    return Gpus(
+        gpus=gpus,
+        pairs=_pairs(nvml),
+        driver=_driver(version),
+        open=_open(version),
+        cuda=_from(nvml, "cuda"),
+        library=_from(nvml, "driver"),
+        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _ask_dma_buf() if here else {"why": "there is no GPU"})),
+        peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
+        gdrcopy=_gdrcopy(root),
+        xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
+    )
+
+
+def _no_driver() -> str:
+    return f"no NVIDIA driver is loaded: there is no {_DRIVER}/version"
+
+
+def _driver(version: str | None) -> Fact[str]:
+    path = f"{_DRIVER}/version"
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
+    return Fact(match[1], path) if match else Fact(None, path, _no_driver() if version is None else "it does not say")
+
+
+def _open(version: str | None) -> Fact[bool]:
+    path = f"{_DRIVER}/version"
+    return Fact(None, path, _no_driver()) if version is None else Fact("Open Kernel Module" in version, path)
+
+
+def _by_proc(root: FactsRoot) -> tuple[GpuFacts, ...]:
+    found = []
+    for number, address in enumerate(root.entries(f"{_DRIVER}/gpus")):
+        place = f"{_DRIVER}/gpus/{address}"
+        match = re.search(r"^Model:\s+(.*)$", root.read(f"{place}/information") or "", re.MULTILINE)
+        name = match[1] if match else ""
+        path, numa = _place(root, address)
+        found.append(
+            GpuFacts(number, name, address, path, None, None, None, None, None, None, place, numa, _uuid(root, address))
+        )
+    return tuple(found)
+
+
+def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
+    found = []
+    for each in nvml["gpus"]:
+        path, numa = _place(root, each["pci"])
+        uuid = _uuid(root, each["pci"])
+        found.append(GpuFacts(**{**each, "path": path, "source": "NVML", "numa": numa, "uuid": uuid}))
+    return tuple(found)
+
+
+def _place(root: FactsRoot, address: str) -> tuple[str, int]:
+    """Where a device hangs in sysfs, and its NUMA node."""
+    path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
+    numa = root.number(f"{path}/numa_node") if path else None
+    return path, -1 if numa is None else numa
+
+
+def _uuid(root: FactsRoot, address: str) -> str:
+    text = root.read(f"{_DRIVER}/gpus/{address}/information") or ""
+    match = re.search(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]+)", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _pairs(nvml: dict[str, Any]) -> Fact[tuple[GpuPairFacts, ...]]:
+    if "pairs" not in nvml:
+        return Fact(None, "NVML", nvml.get("why", "NVML does not say"))
+    return Fact(tuple(GpuPairFacts(**each) for each in nvml["pairs"]), "NVML")
+
+
+def _from(nvml: dict[str, Any], name: str) -> Fact[str]:
+    return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not say"))
+
+
+def _module(root: FactsRoot, *names: str) -> Fact[bool]:
+    loaded = next((name for name in names if root.exists(f"/sys/module/{name}")), None)
+    return Fact(loaded is not None, f"/sys/module/{loaded or names[0]}")
+
+
+def _gdrcopy(root: FactsRoot) -> Fact[bool]:
+    if not root.exists("/sys/module/gdrdrv"):
+        return Fact(False, "/sys/module/gdrdrv", "the module gdrdrv is not loaded")
+    node = root.exists("/dev/gdrdrv")
+    return Fact(node, "/dev/gdrdrv", "" if node else "gdrdrv is loaded, and this container has no /dev/gdrdrv")
+
+
+def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
+    source = "cuDeviceGetAttribute(DMA_BUF_SUPPORTED)"
+    return Fact(answer["supported"], source) if "supported" in answer else Fact(None, source, answer["why"])
+
+
+def _ask_dma_buf() -> dict[str, Any]:
+    """Ask CUDA, in a process of its own: a driver is never loaded into pytest."""
+    import subprocess
+    import sys
+
+    script = (
+        "import ctypes\n"
+        "cuda, value, device = ctypes.CDLL('libcuda.so.1'), ctypes.c_int(), ctypes.c_int()\n"
+        "assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0\n"
+        f"assert cuda.cuDeviceGetAttribute(ctypes.byref(value), {_DMA_BUF}, device) == 0\n"
+        "print(value.value)"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return {"why": "the CUDA driver did not answer within 20 s"}
+    if done.returncode:
+        return {"why": f"the CUDA driver cannot be asked ({(done.stderr.strip().splitlines() or ['no reason'])[-1]})"}
+    return {"supported": done.stdout.strip() == "1"}
+
+
+def _ask_nvml() -> dict[str, Any]:
+    try:
+        import pynvml
+    except ImportError:
+        return {"why": "NVML's Python package is not installed (pip install nvidia-ml-py)"}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"why": f"NVML cannot be initialised: {error}"}
+    try:
+        return _nvml_facts(pynvml)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvml_facts(nvml: Any) -> dict[str, Any]:
+    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+        """Not every GPU and driver answers every question."""
+        with contextlib.suppress(nvml.NVMLError):
+            answer = function(*arguments)
+            return answer.decode() if isinstance(answer, bytes) else answer
+        return None
+
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
+    return {
+        "driver": ask(nvml.nvmlSystemGetDriverVersion),
+        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        "gpus": [_nvml_gpu(nvml, ask, index, handle) for index, handle in enumerate(handles)],
+        "pairs": [
+            {"one": one, "other": other, "status": _p2p(nvml, ask, handles[one], handles[other])}
+            for one in range(len(handles))
+            for other in range(len(handles))
+            if one != other
+        ],
+    }
+
+
+def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> dict[str, Any]:
+    pci, memory, bar1 = (
+        ask(function, handle)
+        for function in (nvml.nvmlDeviceGetPciInfo, nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceGetBAR1MemoryInfo)
+    )
+    ecc, persistence = ask(nvml.nvmlDeviceGetEccMode, handle), ask(nvml.nvmlDeviceGetPersistenceMode, handle)
+    uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                      nvml.NVML_VOLATILE_ECC)  # fmt: skip
+    links = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    return {
+        "index": index,
+        "name": ask(nvml.nvmlDeviceGetName, handle) or "",
+        "pci": _pci(pci.busId) if pci else "",
+        "memory": memory.total if memory else None,
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "uncorrected": uncorrected,
+        "bar1": bar1.bar1Total if bar1 else None,
+        "persistence": None if persistence is None else bool(persistence),
+        "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
+    }
+
+
+_P2P = {
+    0: "ok",
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the IOH topology does not support it",
+    4: "it is disabled by a registry key of the driver",
+    5: "it is not supported",
+    6: "it is not known",
+}
+
+
+def _p2p(nvml: Any, ask: Callable[..., Any], one: Any, other: Any) -> str:
+    status = ask(nvml.nvmlDeviceGetP2PStatus, one, other, _READ)
+    return _P2P.get(status, _P2P[6]) if status is not None else _P2P[6]
+
+
+def _pci(text: str | bytes) -> str:
+    """NVML's ``00000000:53:00.0`` as sysfs has it: ``0000:53:00.0``."""
+    address = (text.decode() if isinstance(text, bytes) else text).lower()
+    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", address)
+
+
+def _xids(answer: dict[str, Any]) -> Fact[tuple[Xid, ...]]:
+    source = "the kernel's log (/dev/kmsg)"
+    if "lines" not in answer:
+        return Fact(None, source, answer["why"])
+    found = []
+    for line in answer["lines"]:
+        match = re.search(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)", line)
+        if match:
+            found.append(Xid(int(match[2]), match[1].lower(), line))
+    return Fact(tuple(found), source)
+
+
+def _ask_kernel_log() -> dict[str, Any]:
+    """Return the lines of the kernel's log that tell of an Xid: nothing else of it is kept."""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return {"why": f"the kernel's log cannot be read ({error.strerror}): it needs CAP_SYSLOG"}
+    lines = []
+    try:
+        while True:
+            try:
+                record = os.read(log, 8192)
+            except BrokenPipeError:
+                continue  # it was overwritten while we read: the next one is the oldest that is left
+            text = record.decode(errors="replace")
+            if "NVRM: Xid" in text:
+                lines.append(text.partition(";")[2].splitlines()[0])
+    except OSError as error:
+        if error.errno != errno.EAGAIN:
+            return {"why": f"the kernel's log cannot be read ({error.strerror})"}
+    finally:
+        os.close(log)
+    return {"lines": lines}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hwloc's XML (``lstopo --of xml``): where the GPUs and the network cards of a host hang that is not this one.
+
+It has no rates, no states and no drivers: those are the kernel's. Version 2 of the format; see hwloc's ``hwloc2.dtd``.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.gpu import GpuFacts
+from pytest_nixl.host.gpu_nic_affinity import Topology
+from pytest_nixl.host.pci import AMAZON, EFA_DEVICES, GPU_CLASSES, NVIDIA
+from pytest_nixl.host.rdma import RdmaDevice
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+HWLOC_FORM = "what `lstopo --of xml` of hwloc 2 writes"
+#: ``PCI class [vendor:device] [subsystem] revision``, as in ``0302 [10de:2330] [10de:16c1] a1``.
+_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
+#: What hwloc calls an RDMA device: ``osdev_type`` 3. An EFA is known by its vendor too.
+_FABRIC = "3"
+
+
+@dataclass(frozen=True)
+class HwlocDevice:
+    """One PCI device of the file.
+
+    :param family: its PCI class, such as ``0302``; ``vendor`` and ``device`` as ``10de`` and ``2330``.
+    :param path: as sysfs would have it.
+    :param numa: its NUMA node; -1: it hangs on none.
+    :param fabric: the name of its RDMA device; empty: it has none.
+    :param others: the names of its other devices of the operating system, such as interfaces.
+    """
+
+    address: str
+    family: str
+    vendor: str
+    device: str
+    model: str
+    path: str
+    numa: int
+    fabric: str
+    others: tuple[str, ...]
+
+
+def read_hwloc(path: Path) -> tuple[HwlocDevice, ...]:
+    """Return every PCI device of the file. :raises ValueError: where it is no such file."""
+    try:
+        root = ElementTree.parse(path).getroot()
+        if root.tag != "topology":
+            raise ValueError(f"its root is <{root.tag}>")
+        found = tuple(_below(root, "", -1))
+    except (ElementTree.ParseError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is no topology of hwloc ({error}): expected {HWLOC_FORM}") from None
+    if not found:
+        raise ValueError(f"{path} tells of no PCI device: expected {HWLOC_FORM}, with I/O devices (--whole-io)")
+    return found
+
+
+def _below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[HwlocDevice]:
+    nodes = [item for item in parent if item.attrib.get("type") == "NUMANode"]
+    numa = int(nodes[0].attrib["os_index"]) if nodes else numa
+    for item in parent:
+        kind = item.attrib.get("type")
+        if kind == "PCIDev":
+            yield _device(item, place, numa)
+        elif kind == "Bridge" and item.attrib["bridge_type"] == "0-1":
+            domain, _, buses = item.attrib["bridge_pci"].partition(":")
+            yield from _below(item, f"/sys/devices/pci{domain}:{buses[1:3]}", numa)
+        elif kind == "Bridge":
+            yield from _below(item, f"{place}/{item.attrib['pci_busid']}", numa)
+        elif kind is not None:
+            yield from _below(item, place, numa)
+
+
+def _device(item: ElementTree.Element, place: str, numa: int) -> HwlocDevice:
+    match = _TYPE.match(item.attrib["pci_type"])
+    if match is None:
+        raise ValueError(f"pci_type={item.attrib['pci_type']!r}")
+    address = item.attrib["pci_busid"]
+    infos = {info.attrib["name"]: info.attrib["value"] for info in item if info.tag == "info"}
+    names = [(each.attrib["osdev_type"], each.attrib["name"]) for each in item.iter("object")
+             if each.attrib.get("type") == "OSDev"]  # fmt: skip
+    fabric = next((name for kind, name in names if kind == _FABRIC), "")
+    return HwlocDevice(
+        address=address,
+        family=match[1],
+        vendor=match[2],
+        device=match[3],
+        model=infos.get("PCIDevice", ""),
+        path=f"{place}/{address}",
+        numa=numa,
+        fabric=fabric,
+        others=tuple(name for _, name in names if name != fabric),
+    )
+
+
+def hwloc_facts(path: Path) -> Facts:
+    """Return the facts of a host of which there is this file only: its GPUs and RDMA devices, and where they hang.
+
+    :raises ValueError: as :func:`read_hwloc`.
+    """
+    devices = read_hwloc(path)
+    with TemporaryDirectory() as empty:
+        nothing = gather(FactsRoot(empty), backends=(), etcd="", environ={})
+    gpus = [each for each in devices if f"0x{each.vendor}" == NVIDIA and f"0x{each.family}" in GPU_CLASSES]
+    found = tuple(
+        GpuFacts(
+            index, each.model, each.address, each.path, None, None, None, None, None, None, f"{path}", each.numa, ""
+        )
+        for index, each in enumerate(sorted(gpus, key=lambda each: each.address))
+    )
+    rdma = tuple(_rdma(each, f"{path}") for each in devices if each.fabric)
+    gpu = replace(nothing.gpu, gpus=found)
+    return replace(nothing, gpu=gpu, rdma=rdma, near=Topology.of(gpu, rdma).nearest())
+
+
+def _rdma(device: HwlocDevice, source: str) -> RdmaDevice:
+    efa = f"0x{device.vendor}" == AMAZON and f"0x{device.device}" in EFA_DEVICES
+    kind = "efa" if efa else re.sub(r"[\d_]+$", "", device.fabric)
+    return RdmaDevice(device.fabric, kind, (), "", "", device.numa, device.address, device.path, "", source)

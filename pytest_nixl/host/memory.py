@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory this process may still take: of the host, and of each control group that it is in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from pytest_nixl.core.units import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from pytest_nixl.host.recorded_tree import FactsRoot
+
+#: What the kernel writes where a version 1 control group has no limit: nearly all of 63 bits.
+_NO_LIMIT = 1 << 62
+#: Limit and use of version 2 and of version 1, and what of the use are files' pages, which are given back when needed.
+_FILES = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
+class AvailableMemory:
+    """Bytes that may still be taken, and what says so."""
+
+    size: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{in_bytes(self.size)} by {self.source}"
+
+
+def available_memory(root: FactsRoot) -> AvailableMemory | None:
+    """Return the least of what the host and the control groups leave; None where nothing tells."""
+    found = [*_of_host(root), *_of_groups(root)]
+    return min(found, key=lambda each: each.size, default=None)
+
+
+def in_bytes(size: int) -> str:
+    """Print a size in its largest unit with one decimal, and in bytes."""
+    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= unit:
+            return f"{size / unit:.1f} {name} ({size} bytes)" if size < 1 << 70 else f"{size:.1e} bytes"
+    return f"{size} bytes"
+
+
+def _of_host(root: FactsRoot) -> Iterator[AvailableMemory]:
+    match = re.search(r"^MemAvailable:\s*([0-9]+) kB", root.read("/proc/meminfo") or "", re.MULTILINE)
+    if match:
+        yield AvailableMemory(int(match[1]) * KIB, "MemAvailable")
+
+
+def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
+    """Yield what each group leaves, from this process's own up to the outermost that can be seen."""
+    for line in (root.read("/proc/self/cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder, limit_file, use_file, given_back = _FILES[1 if controllers else 0]
+        # In a container the path may be the host's: then only its end, the group that is mounted, is there.
+        here = PurePosixPath(path)
+        for group in (here, *here.parents):
+            place = f"{folder}{'' if str(group) == '/' else group}"
+            limit, use = root.number(f"{place}/{limit_file}"), root.number(f"{place}/{use_file}")
+            if limit is None or use is None or limit >= _NO_LIMIT:
+                continue
+            match = re.search(rf"^{given_back} ([0-9]+)$", root.read(f"{place}/memory.stat") or "", re.MULTILINE)
+            left = max(0, limit - use + (int(match[1]) if match else 0))
+            yield AvailableMemory(left, f"the limit of {in_bytes(limit)} in {place}/{limit_file}")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network interfaces of the kernel, their addresses, and how names are resolved."""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+from dataclasses import dataclass
+
+from pytest_nixl.core.addresses import _Address, ask_addresses
+from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.pci import address_of
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+_NET = "/sys/class/net"
+_LOOPBACK_TYPE = 772
+
+
+@dataclass(frozen=True)
+class Nic:
+    """An interface of the kernel.
+
+    :param state: as the kernel has it: ``up``, ``down``, ``lowerlayerdown``, ``unknown``.
+    :param rate: line rate in bytes per second; None: its driver does not say.
+    :param virtual: whether no device is behind it (bridges, veth pairs, loopback).
+    """
+
+    name: str
+    state: str
+    mtu: int | None
+    rate: float | None
+    addresses: tuple[str, ...]
+    virtual: bool
+    loopback: bool
+    driver: str
+    pci: str
+    source: str
+
+    def link_local(self) -> tuple[str, ...]:
+        """Return its IPv4 addresses that no other host is reached by."""
+        found = (ipaddress.ip_interface(text) for text in self.addresses)
+        return tuple(str(each) for each in found if each.version == 4 and each.is_link_local)
+
+    def routable(self) -> tuple[str, ...]:
+        """Return its IPv4 addresses that another host may reach."""
+        found = (ipaddress.ip_interface(text) for text in self.addresses)
+        return tuple(str(each) for each in found if each.version == 4 and not (each.is_link_local or each.is_loopback))
+
+
+@dataclass(frozen=True)
+class Network:
+    """The interfaces, the one of the default route, and how names are resolved."""
+
+    nics: tuple[Nic, ...]
+    default: Fact[str]
+    nameservers: Fact[tuple[str, ...]]
+    search: Fact[tuple[str, ...]]
+
+
+def read_network(root: FactsRoot) -> Network:
+    """Read the network."""
+    answer = root.ask("addresses", ask_addresses)
+    resolver = root.read("/etc/resolv.conf")
+    return Network(
+        nics=tuple(_nic(root, name, answer.get(name, [])) for name in root.entries(_NET) if _is_nic(root, name)),
+        default=_default(root),
+        nameservers=_words(resolver, "nameserver"),
+        search=_words(resolver, "search"),
+    )
+
+
+def _is_nic(root: FactsRoot, name: str) -> bool:
+    return root.read(f"{_NET}/{name}/operstate") is not None
+
+
+def _nic(root: FactsRoot, name: str, addresses: list[str]) -> Nic:
+    place = f"{_NET}/{name}"
+    speed = root.number(f"{place}/speed")  # in Mb/s; -1 or an error where it is not known
+    device = root.resolve(f"{place}/device")
+    driver = (root.resolve(f"{device}/driver") or "").rpartition("/")[2] if device else ""
+    return Nic(
+        name=name,
+        state=root.read(f"{place}/operstate") or "unknown",
+        mtu=root.number(f"{place}/mtu"),
+        rate=speed * 1e6 / 8 if speed is not None and 0 < speed < 1 << 31 else None,
+        addresses=tuple(addresses),
+        virtual=device is None,
+        loopback=root.number(f"{place}/type") == _LOOPBACK_TYPE,
+        driver=driver,
+        pci=address_of(device),
+        source=place,
+    )
+
+
+def _default(root: FactsRoot) -> Fact[str]:
+    path = "/proc/net/route"
+    text = root.read(path)
+    if text is None:
+        return Fact(None, path, "it cannot be read")
+    rows = [line.split() for line in text.splitlines()[1:]]
+    names = [row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000"]
+    return Fact(names[0], path) if names else Fact(None, path, "there is no default route")
+
+
+def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:
+    path = "/etc/resolv.conf"
+    if text is None:
+        return Fact(None, path, "it cannot be read")
+    lines = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [keyword]]
+    return Fact(tuple(word for words in lines for word in words), path)
+
+
+_Address._fields_ = [
+    ("next", ctypes.POINTER(_Address)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RDMA devices: InfiniBand, RoCE and EFA adapters with their ports, and whether a process may open them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_nixl.host.pci import address_of
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+_CLASS = "/sys/class/infiniband"
+_VERBS = "/sys/class/infiniband_verbs"
+#: What the vital product data of a ConnectX has where it belongs to the switches of NVLink.
+_OF_NVLINK = "SW_MNG"
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of an adapter.
+
+    :param state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``; empty: the kernel does not say.
+    :param rate: line rate in bytes per second; None: not said.
+    :param layer: ``InfiniBand``, ``Ethernet`` or, for EFA, ``Unspecified``.
+    """
+
+    number: int
+    state: str
+    rate: float | None
+    layer: str
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """An adapter that does RDMA.
+
+    :param kind: ``efa``, or the name of the driver's family: ``mlx``, ``irdma``, ``rxe``.
+    :param uverbs: the device node, such as ``/dev/infiniband/uverbs0``; empty: the kernel has none for it.
+    :param closed: why a process cannot open that node; empty: it can.
+    :param p2p: what an EFA reaches GPU memory by, as its driver tells; empty: it does not.
+    :param manages_nvlink: whether its firmware says that it is there for the management of NVLink's switches.
+    """
+
+    name: str
+    kind: str
+    ports: tuple[Port, ...]
+    uverbs: str
+    closed: str
+    numa: int
+    pci: str
+    path: str
+    p2p: str
+    source: str
+    manages_nvlink: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether a port of it can carry bytes. A driver that tells no state is believed."""
+        return any(port.state in ("ACTIVE", "") for port in self.ports) or not self.ports
+
+    @property
+    def rate(self) -> float | None:
+        """Line rate of its fastest port in bytes per second."""
+        return max((port.rate for port in self.ports if port.rate), default=None)
+
+
+def network_cards(devices: Sequence[RdmaDevice]) -> list[RdmaDevice]:
+    """Return the adapters that are there to move data between hosts.
+
+    Hosts with B200 have ConnectX beside a GPU that reach the switches of NVLink and nothing else. Where the firmware
+    cannot be asked, they are known by the EFA that such a host has for its data.
+    """
+    efa = any(device.kind == "efa" for device in devices)
+    return [device for device in devices if not device.manages_nvlink and not (efa and device.kind != "efa")]
+
+
+def read_rdma(root: FactsRoot) -> tuple[RdmaDevice, ...]:
+    """Read the adapters."""
+    nodes = {root.read(f"{_VERBS}/{name}/ibdev"): name for name in root.entries(_VERBS) if name.startswith("uverbs")}
+    names = [name for name in root.entries(_CLASS) if root.entries(f"{_CLASS}/{name}/ports")]
+    paths = {name: f"/dev/infiniband/{nodes[name]}" for name in names if name in nodes}
+    closed = root.ask("uverbs", lambda: {path: _try(path) for path in paths.values()})
+    return tuple(_device(root, name, paths.get(name, ""), closed) for name in names)
+
+
+def _device(root: FactsRoot, name: str, uverbs: str, closed: dict[str, str]) -> RdmaDevice:
+    place = f"{_CLASS}/{name}"
+    device = root.resolve(f"{place}/device")
+    driver = (root.resolve(f"{device}/driver") or "").rpartition("/")[2] if device else ""
+    numa = root.number(f"{device}/numa_node") if device else None
+    return RdmaDevice(
+        name=name,
+        kind=_kind(name, driver),
+        ports=tuple(_port(root, f"{place}/ports", number) for number in root.entries(f"{place}/ports")),
+        uverbs=uverbs,
+        closed=closed.get(uverbs, closed.get("why", "it was not tried")) if uverbs else "",
+        numa=-1 if numa is None else numa,
+        pci=address_of(device),
+        path=device or "",
+        p2p=(root.read(f"{device}/p2p") or "") if device else "",
+        source=place,
+        manages_nvlink=_OF_NVLINK in (root.read(f"{device}/vpd") or "") if device else False,
+    )
+
+
+def _kind(name: str, driver: str) -> str:
+    if driver == "efa" or re.match(r"(rdmap|efa_)", name):
+        return "efa"
+    return re.sub(r"[\d_]+(core)?$", "", driver or name)
+
+
+def _port(root: FactsRoot, folder: str, number: str) -> Port:
+    place = f"{folder}/{number}"
+    state = re.search(r"[A-Z]+", root.read(f"{place}/state") or "")  # "4: ACTIVE"
+    rate = re.match(r"([\d.]+) Gb/sec", root.read(f"{place}/rate") or "")  # "100 Gb/sec (4X EDR)"
+    return Port(
+        number=int(number) if number.isdecimal() else 0,
+        state=state[0] if state else "",
+        rate=float(rate[1]) * 1e9 / 8 if rate and float(rate[1]) else None,
+        layer=root.read(f"{place}/link_layer") or "",
+    )
+
+
+def _try(path: str) -> str:
+    """Return why a device node cannot be opened; empty where it can."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL and what it stands on: which are there, where each was loaded from, and what each lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+if TYPE_CHECKING:
+    from pytest_nixl.nixl.agent import NixlAgent
+
+#: Seconds that a backend may take to be made.
+_PATIENCE = 60.0
+_BY_HAND = "make an agent with that backend by hand, with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info: they tell why"
+#: And where there are two copies of UCX.
+_PATIENCE_WITH_TWO = 5.0
+_HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
+_UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
+_SAID = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
+_EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
+
+
+@dataclass(frozen=True)
+class LoadedLibrary:
+    """A library that a process with NIXL had loaded: ``libucs`` of ``/usr/lib/libucs.so.0``."""
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A library, or versions of symbols of one, that a plugin needs and that are not there, and that in words."""
+
+    soname: str
+    versions: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """What became of a backend.
+
+    :param plugin: its file; empty: there is none.
+    :param error: why it was not made; empty: it was.
+    :param memories: what it moves.
+    :param said: what UCX wrote of it on stderr, warnings and errors, without time and place in its source.
+    """
+
+    name: str
+    plugin: str
+    missing: tuple[Lacking, ...]
+    error: str
+    remedy: str
+    memories: tuple[str, ...]
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Software:
+    """What was found in a process that loaded NIXL, and beside it.
+
+    :param unused: the ``UCX_`` variables that UCX did not use, with the name that it thinks was meant or nothing.
+    :param ucx_variables: all that this build of UCX knows; likewise of libfabric and NIXL; empty: it was not loaded.
+    :param advertised: the IPv4 addresses that an agent gives to others.
+    :param nixlbench: its file; ``nixlbench_fault`` is why it does not start.
+    """
+
+    python: Fact[str]
+    nixl: Fact[str]
+    nixl_package: Fact[str]
+    nixl_file: Fact[str]
+    nixl_remedy: str
+    ucx: Fact[str]
+    libfabric: Fact[str]
+    efa_installer: Fact[str]
+    etcd_client: Fact[str]
+    etcd_client_patched: Fact[bool]
+    plugins: tuple[str, ...]
+    backends: tuple[BackendFacts, ...]
+    libraries: tuple[LoadedLibrary, ...]
+    unused: dict[str, str]
+    ucx_variables: tuple[str, ...]
+    fabric_variables: tuple[str, ...]
+    nixl_variables: tuple[str, ...]
+    advertised: tuple[str, ...]
+    nixlbench: Fact[str]
+    nixlbench_fault: str
+
+    def backend(self, name: str) -> BackendFacts | None:
+        """Return what became of a backend; None: it was not asked for."""
+        return next((each for each in self.backends if each.name == name), None)
+
+    def copies(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the libraries of which the process had more than one, with their files."""
+        found: dict[str, tuple[str, ...]] = {}
+        for library in self.libraries:
+            found[library.name] = (*found.get(library.name, ()), library.path)
+        return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def read_software(root: FactsRoot, backends: Sequence[str], nixlbench: str = "") -> Software:
+    """Load NIXL in a worker, make each of ``backends`` there, and return what is found.
+
+    :param nixlbench: its file; empty: it is looked for on PATH.
+    """
+    nixl = root.ask("nixl", lambda: _ask_nixl(backends))
+    bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
+    worker, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
+    why = nixl.get("why", "")
+    fabric = [each["versions"].get("libfabric") for each in nixl.get("backends", {}).values()]
+    return Software(
+        python=_fact(nixl.get("python"), worker, why),
+        nixl=_fact(nixl.get("nixl"), worker, why),
+        nixl_package=_fact(nixl.get("nixl_package"), worker, why),
+        nixl_file=_fact(nixl.get("nixl_module"), worker, why),
+        nixl_remedy=nixl.get("remedy", ""),
+        ucx=_fact(nixl.get("ucx"), worker, why or "UCX was not loaded"),
+        libfabric=_fact(next(filter(None, fabric), None), worker, why or "libfabric was not loaded"),
+        efa_installer=_efa_installer(root),
+        etcd_client=_fact(client.get("path"), worker, why or "NIXL was built without etcd"),
+        etcd_client_patched=Fact(client.get("patched") if client.get("path") else None, client.get("path") or worker,
+                                 "" if client.get("path") else why or "NIXL was built without etcd"),
+        plugins=tuple(nixl.get("plugins", ())),
+        backends=tuple(_backend(name, each) for name, each in nixl.get("backends", {}).items()),
+        libraries=tuple(library(path) for path in nixl.get("libraries", ())),
+        unused=nixl.get("unused", {}),
+        ucx_variables=tuple(nixl.get("ucx_variables", ())),
+        fabric_variables=tuple(nixl.get("fabric_variables", ())),
+        nixl_variables=tuple(nixl.get("nixl_variables", ())),
+        advertised=tuple(nixl.get("advertised", ())),
+        nixlbench=_fact(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
+        nixlbench_fault=bench.get("fault", ""),
+    )  # fmt: skip
+
+
+def library(path: str) -> LoadedLibrary:
+    """Name a library by its file, without what builders of wheels add: ``libucs-14c218c5.so.0.0.0`` is ``libucs``."""
+    name = os.path.basename(path)
+    match = _HASH.match(name)
+    return LoadedLibrary(match["name"] if match else name.partition(".so")[0], path)
+
+
+def two_of_ucx(paths: Sequence[str]) -> bool:
+    """Whether one of UCX's libraries is there twice."""
+    names = [library(path).name for path in paths]
+    return any(names.count(name) > 1 for name in ("libucs", "libucp", "libuct"))
+
+
+def unused_variables(log: str) -> dict[str, str]:
+    """Return the variables that UCX's own warning names, each with the one that it thinks was meant, or nothing."""
+    found = {}
+    for listed in _UNUSED.findall(log):
+        for part in listed.split(";"):
+            match = re.match(r"\s*(UCX_\w+)(?: \(maybe: (\w+)\?\))?", part)
+            if match:
+                found[match[1]] = match[2] or ""
+    return found
+
+
+def words_of_ucx(log: str) -> list[str]:
+    """Return the warnings and errors of UCX, each once; those about variables that nobody reads are left out."""
+    return [words for words in dict.fromkeys(_SAID.findall(log)) if not words.startswith("unused environment")]
+
+
+def _fact(value: str | None, source: str, why: str) -> Fact[str]:
+    return Fact(value, source) if value else Fact(None, source, why)
+
+
+def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
+    missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
+    return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]),
+                         tuple(found.get("said", ())))  # fmt: skip
+
+
+def _efa_installer(root: FactsRoot) -> Fact[str]:
+    match = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
+    return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed here")
+
+
+def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
+    from pytest_nixl.host.worker_probe import etcd_client
+    from pytest_nixl.nixl.agent import NixlAgent
+    from pytest_nixl.processes.hosts import LocalHost
+    from pytest_nixl.processes.supervisor import supervisor
+
+    # It looks at a backend, and meets nobody: no etcd is given to it, which it would wait for.
+    environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
+    worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
+    worker.by_option = False
+    try:
+        found: dict[str, Any] = {**worker.versions, "backends": {}}
+        agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts")
+    except NixlPluginError as error:
+        return {"why": error.reason, "remedy": error.remedy}
+    try:
+        nixl = {name: found[name] for name in ("nixl", "nixl_package")}
+        for name in backends:
+            prepared = _run(agent, found, "prepare", name=name, nixl=nixl)
+            found["backends"][name] = prepared["backend"]
+            found["libraries"] = prepared["libraries"]
+        for name, backend in found["backends"].items():
+            if not backend["error"]:
+                backend |= _run(agent, found, "make", name=name)
+        plugins = [each["plugin"] for each in found["backends"].values()]
+        found |= _run(agent, found, "look", plugins=plugins)
+    except NixlPluginError as error:
+        # The one that was being made is at fault, and what was not tried has the same to say.
+        told = {"error": error.reason, "remedy": _BY_HAND}
+        untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
+        for name in backends:
+            backend = found["backends"].setdefault(name, untold)
+            if not (backend["memories"] or backend["error"]):
+                found["backends"][name] = {**backend, **told}
+    finally:
+        worker.kill()
+    client = etcd_client(found.get("libraries", []))
+    if "UCX" in found["backends"]:
+        found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
+    return {**found, "etcd_client": client, "unused": unused_variables(worker.output())}
+
+
+def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: Any) -> Any:
+    """Call a function of ``inside`` in the worker; meanwhile keep what it has loaded, as it may not live to tell."""
+    from pytest_nixl.host.worker_probe import loaded
+
+    worker = agent.worker
+    pending = worker.request(
+        "run", agent=agent.ref, function=f"pytest_nixl.host.worker_probe:{function}", arguments=arguments
+    )
+    maps, hurried = Path(f"/proc/{worker.pid}/maps"), False
+    while not select.select([worker], [], [], 0.1)[0] and time.monotonic() < pending.deadline:
+        found["libraries"] = loaded(maps.read_text()) or found.get("libraries", [])
+        if two_of_ucx(found["libraries"]) and not hurried:
+            # Which mostly hangs it: how long it would take says nothing.
+            hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _PATIENCE_WITH_TWO)
+    return pending.result()
+
+
+def _ask_nixlbench(given: str) -> dict[str, str]:
+    path = given or shutil.which("nixlbench")
+    if not path:
+        return {"why": "there is no nixlbench on PATH"}
+    try:
+        done = subprocess.run(
+            [path, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20,
+            check=False,
+        )  # fmt: skip
+    except OSError as error:
+        return {"path": path, "fault": error.strerror or str(error)}
+    except subprocess.TimeoutExpired:
+        return {"path": path, "fault": "it did not print its help within 20 s"}
+    if "etcd" in done.stdout + done.stderr and done.returncode in (0, 1):  # gflags ends with 1 behind a help
+        return {"path": path}
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return {"path": path, "fault": said[-1] if said else f"it ended with {done.returncode} and said nothing"}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host: system, processors, memory, and what a process may lock and share of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+
+from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+_CAP_IPC_LOCK = 14
+
+
+@dataclass(frozen=True)
+class Numa:
+    """A NUMA node: its processors as the kernel lists them (``0-47``), and its memory in bytes."""
+
+    number: int
+    cpus: str
+    memory: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class HugePages:
+    """Huge pages of one size in bytes: how many are reserved, and how many of them are free."""
+
+    size: int
+    total: int
+    free: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Memlock:
+    """How many bytes a process may lock; None: as many as it wants.
+
+    :param privileged: whether it has CAP_IPC_LOCK, with which no limit holds.
+    """
+
+    soft: int | None
+    hard: int | None
+    privileged: bool
+
+
+@dataclass(frozen=True)
+class Shm:
+    """The file system for shared memory, in bytes."""
+
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """One host, or one container on it. Memory is in bytes."""
+
+    name: Fact[str]
+    system: Fact[str]
+    kernel: Fact[str]
+    architecture: Fact[str]
+    container: Fact[str]
+    processor: Fact[str]
+    cpus: Fact[int]
+    numa: tuple[Numa, ...]
+    memory: Fact[int]
+    available: Fact[int]
+    huge_pages: tuple[HugePages, ...]
+    memlock: Fact[Memlock]
+    shm: Fact[Shm]
+    ptrace_scope: Fact[int]
+
+
+def read_host(root: FactsRoot) -> HostFacts:
+    """Read the host."""
+    machine = root.ask("machine", lambda: {"architecture": platform.machine()})
+    memory = root.read("/proc/meminfo") or ""
+    info = root.read("/proc/cpuinfo") or ""
+    return HostFacts(
+        name=_text(root, "/proc/sys/kernel/hostname"),
+        system=_system(root),
+        kernel=_text(root, "/proc/sys/kernel/osrelease"),
+        architecture=Fact(machine.get("architecture"), "uname", machine.get("why", "")),
+        container=_container(root),
+        processor=_found(r"^model name\s*: (.*)$", info, "/proc/cpuinfo"),
+        cpus=_cpus(root),
+        numa=tuple(_numa(root)),
+        memory=_kilobytes("MemTotal", memory),
+        available=_kilobytes("MemAvailable", memory),
+        huge_pages=tuple(_huge_pages(root)),
+        memlock=_memlock(root),
+        shm=_shm(root),
+        ptrace_scope=_whole(root, "/proc/sys/kernel/yama/ptrace_scope"),
+    )
+
+
+def _text(root: FactsRoot, path: str) -> Fact[str]:
+    text = root.read(path)
+    return Fact(text, path, "" if text is not None else "it cannot be read")
+
+
+def _whole(root: FactsRoot, path: str) -> Fact[int]:
+    number = root.number(path)
+    return Fact(number, path, "" if number is not None else "it cannot be read")
+
+
+def _found(pattern: str, text: str, source: str) -> Fact[str]:
+    match = re.search(pattern, text, re.MULTILINE)
+    return Fact(match[1], source) if match else Fact(None, source, "it does not say")
+
+
+def _system(root: FactsRoot) -> Fact[str]:
+    for path in ("/etc/os-release", "/usr/lib/os-release"):
+        text = root.read(path)
+        if text is not None:
+            return _found(r'^PRETTY_NAME="?([^"\n]*)"?$', text, path)
+    return Fact(None, "/etc/os-release", "it cannot be read")
+
+
+def _container(root: FactsRoot) -> Fact[str]:
+    """Tell which kind of container this is; ``no`` where nothing speaks of one."""
+    for path, kind in (
+        ("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "kubernetes"),
+        ("/.dockerenv", "docker"),
+        ("/run/.containerenv", "podman"),
+    ):
+        if root.exists(path):
+            return Fact(kind, path)
+    groups = root.read("/proc/1/cgroup") or ""
+    match = re.search(r"(kubepods|docker|containerd|crio|lxc)", groups)
+    if match:
+        return Fact("kubernetes" if match[1] == "kubepods" else match[1], "/proc/1/cgroup")
+    return Fact("no", "/.dockerenv, /run/.containerenv, /proc/1/cgroup")
+
+
+def _cpus(root: FactsRoot) -> Fact[int]:
+    path = "/sys/devices/system/cpu/online"
+    text = root.read(path)
+    if not text:
+        return Fact(None, path, "it cannot be read")
+    return Fact(count_cpus(text), path)
+
+
+def count_cpus(listed: str) -> int:
+    """Return how many processors a list of the kernel's names: ``0-3,8`` are five."""
+    spans = [part.split("-") for part in listed.split(",") if part]
+    return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+
+
+def _numa(root: FactsRoot) -> list[Numa]:
+    nodes = []
+    for name in root.entries("/sys/devices/system/node"):
+        if re.fullmatch(r"node\d+", name):
+            path = f"/sys/devices/system/node/{name}"
+            memory = re.search(r"MemTotal:\s*(\d+) kB", root.read(f"{path}/meminfo") or "")
+            total = int(memory[1]) << 10 if memory else None
+            nodes.append(Numa(int(name[4:]), root.read(f"{path}/cpulist") or "", total, path))
+    return nodes
+
+
+def _kilobytes(name: str, text: str) -> Fact[int]:
+    match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
+    return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it does not say")
+
+
+def _huge_pages(root: FactsRoot) -> list[HugePages]:
+    folder = "/sys/kernel/mm/hugepages"
+    pages = []
+    for name in root.entries(folder):
+        match = re.fullmatch(r"hugepages-(\d+)kB", name)
+        total = root.number(f"{folder}/{name}/nr_hugepages")
+        if match and total is not None:
+            free = root.number(f"{folder}/{name}/free_hugepages") or 0
+            pages.append(HugePages(int(match[1]) << 10, total, free, f"{folder}/{name}"))
+    return pages
+
+
+def _memlock(root: FactsRoot) -> Fact[Memlock]:
+    path = "/proc/self/limits"
+    match = re.search(r"^Max locked memory +(\w+) +(\w+)", root.read(path) or "", re.MULTILINE)
+    if match is None:
+        return Fact(None, path, "it does not tell the limit of locked memory")
+    soft, hard = (None if text == "unlimited" else int(text) for text in match.groups())
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", root.read("/proc/self/status") or "", re.MULTILINE)
+    privileged = effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
+    return Fact(Memlock(soft, hard, privileged), path)
+
+
+def _shm(root: FactsRoot) -> Fact[Shm]:
+    answer = root.ask("shm", _ask_shm)
+    if "why" in answer:
+        return Fact(None, "statvfs of /dev/shm", answer["why"])
+    return Fact(Shm(answer["size"], answer["free"]), "statvfs of /dev/shm")
+
+
+def _ask_shm() -> dict[str, int | str]:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError as error:
+        return {"why": error.strerror or str(error)}
+    if found.f_flag & os.ST_RDONLY:
+        return {"why": "it is mounted read-only"}
+    return {"size": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize}

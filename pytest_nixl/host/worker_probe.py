@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a process that has loaded NIXL can tell: run in a worker, beside the raw agent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.core.addresses import ask_addresses
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.host import elf
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.libfabric import find_plugin
+from pytest_nixl.nixl.worker.commands import ucx_version
+
+#: The libraries that NIXL is made of or moves bytes by.
+_OURS = re.compile(
+    r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
+)
+#: What the patch of etcd's client library that skips its check of addresses leaves in it.
+PATCH = b"ETCD_CPP_API_DISABLE_URI_VALIDATION"
+_NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
+
+
+def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
+    """Return what this process has loaded, and what that knows.
+
+    :param plugins: the files of the backends that were made.
+    """
+    files = loaded(_maps())
+    return {
+        "plugins": list(agent.get_plugin_list()),
+        "libraries": files,
+        "ucx_variables": _ucx_variables(files),
+        "fabric_variables": _fabric_variables(files),
+        "nixl_variables": _nixl_variables(files, plugins),
+        "advertised": _advertised(agent),
+        "ucx": ucx_version(),
+    }
+
+
+def loaded(maps: str) -> list[str]:
+    """Return the libraries of ours that a process has, from its ``/proc/PID/maps``."""
+    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line)
+    return [path for path in paths if path.startswith("/") and _OURS.match(os.path.basename(path))]
+
+
+def _maps() -> str:
+    return Path("/proc/self/maps").read_text()
+
+
+def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
+    """Load what a backend needs, and return what is missing of that; the plugin itself is not loaded yet.
+
+    :param nixl: version and package of NIXL, as the worker told them.
+    """
+    plugin = find_plugin(os.environ, _maps(), [nixl["nixl_package"]], f"libplugin_{name}.so")
+    found: dict[str, Any] = {"plugin": plugin or "", "missing": [], "error": "", "remedy": "", "memories": []}
+    versions: dict[str, str] = {}
+    try:
+        if name in BACKENDS:
+            versions = BACKENDS[name].load(nixl)
+    except NixlPluginError as error:
+        found |= {"error": error.reason, "remedy": error.remedy}
+    found["versions"] = versions
+    if plugin is not None:
+        # What the worker has loaded by now serves the plugin too, wherever it lies.
+        lacking = elf.missing(
+            plugin, os.environ, [*loaded(_maps()), *(v for v in versions.values() if v.startswith("/"))]
+        )
+        found["missing"] = [
+            {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
+        ]
+    return {"backend": found, "libraries": loaded(_maps())}
+
+
+def make(agent: Any, name: str) -> dict[str, Any]:
+    """Make a backend, and return what became of it."""
+    plugins = list(agent.get_plugin_list())
+    if name not in plugins:
+        return {"error": f"NIXL has no plugin {name}: it has {', '.join(plugins) or 'none'}"}
+    try:
+        agent.create_backend(name)
+    except Exception as error:  # whatever NIXL raises is what is to be told
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"memories": [str(each) for each in agent.get_backend_mem_types(name)]}
+
+
+def _open(files: list[str], name: str) -> ctypes.CDLL | None:
+    path = next((file for file in files if os.path.basename(file).startswith(name)), None)
+    return ctypes.CDLL(path) if path else None
+
+
+def _ucx_variables(files: list[str]) -> list[str]:
+    """Return the names of all settings of the loaded UCX, as ``ucx_info -caf`` prints them."""
+    ucs = _open(files, "libucs.") or _open(files, "libucs-")
+    if ucs is None:
+        return []
+    libc = ctypes.CDLL(None)
+    libc.open_memstream.restype = ctypes.c_void_p
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    try:
+        # Older ones take one argument less, and ignore the last.
+        options = ctypes.c_char.in_dll(ucs, "ucs_config_global_list")
+        print_all = ucs.ucs_config_parser_print_all_opts
+    except (ValueError, AttributeError):
+        return []
+    hidden_too = 1 | 8  # UCS_CONFIG_PRINT_CONFIG | UCS_CONFIG_PRINT_HIDDEN
+    print_all(stream, ctypes.c_char_p(b"UCX_"), hidden_too, ctypes.byref(options), None)
+    libc.fclose(stream)
+    return re.findall(r"^(UCX_\w+)=", (text.value or b"").decode(errors="replace"), re.MULTILINE)
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_int),
+        ("help", ctypes.c_char_p),
+        ("value", ctypes.c_char_p),
+    ]
+
+
+def _fabric_variables(files: list[str]) -> list[str]:
+    """Return the names of all settings of the loaded libfabric and its providers, as ``fi_info -e`` prints them."""
+    fabric = _open(files, "libfabric.") or _open(files, "libfabric-")
+    if fabric is None:
+        return []
+    parameters, count = ctypes.POINTER(_Parameter)(), ctypes.c_int()
+    if fabric.fi_getparams(ctypes.byref(parameters), ctypes.byref(count)):
+        return []
+    return [parameters[number].name.decode() for number in range(count.value)]
+
+
+def _nixl_variables(files: list[str], plugins: list[str]) -> list[str]:
+    """Return what looks like a variable in the libraries of this build of NIXL."""
+    found: set[str] = set()
+    for path in {*(file for file in files if "libnixl" in file), *filter(None, plugins)}:
+        found |= {match.decode() for match in _NIXL_VARIABLE.findall(Path(path).read_bytes())}
+    return sorted(name for name in found if not name.startswith(("NIXL_ERR", "NIXL_IN")))
+
+
+def _advertised(agent: Any) -> list[str]:
+    """Return the IPv4 addresses of this host that the agent's metadata gives to others."""
+    try:
+        metadata = agent.get_agent_metadata()
+    except Exception as error:  # NIXL's own, of no importable class: it has none where no backend was made
+        if "INVALID_PARAM" not in str(error):
+            raise
+        return []
+    texts = [text.partition("/")[0] for listed in ask_addresses().values() for text in listed]
+    return [text for text in texts if ":" not in text and socket.inet_aton(text) in metadata]
+
+
+def etcd_client(files: list[str]) -> dict[str, Any]:
+    """Return NIXL's client library of etcd among the libraries of a process, and whether it is patched."""
+    path = next((file for file in files if os.path.basename(file).startswith("libetcd-cpp-api")), None)
+    return {"path": path or "", "patched": path is not None and PATCH in Path(path).read_bytes()}

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles: what to expect of a kind of machine, read from TOML and refused at once where they are not clear."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cache, lru_cache
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_nixl.core import units
+from pytest_nixl.core.units import parse_share
+from pytest_nixl.model.expectation import Expectation, ReferenceRun
+from pytest_nixl.model.findings import Acceptance, known_finding
+from pytest_nixl.model.machine import Machine, is_network
+from pytest_nixl.model.memory import MEMORY_FORM, OPS, MemoryPair
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pytest_nixl.model.row_key import RowKey
+
+T = TypeVar("T")
+
+PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
+SOURCE_FORM = "a text that says where each figure is from"
+RAW_FORM = 'a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
+RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
+TRANSPORTS_FORM = 'names as they stand before the "/" of what the backend reports, such as "cma"'
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What to expect of a kind of machine.
+
+    :param path_or_origin: where it was read: a path as it was given, or ``NAME.toml of pytest-nixl``.
+    :param required: checks that the gate wants to have run and not to be NOT-APPLICABLE.
+    :param expectations: at most one of them applies to a row.
+    :param machine: its hardware, from which ceilings follow; None: the profile does not say.
+    :param recorded: figures of others, never used as a floor.
+    :param accepted: findings that only warn, each until its day.
+    """
+
+    name: str
+    summary: str
+    path_or_origin: str
+    required: tuple[str, ...]
+    expectations: tuple[Expectation, ...]
+    machine: Machine | None = None
+    recorded: tuple[ReferenceRun, ...] = ()
+    accepted: tuple[Acceptance, ...] = ()
+
+    def acceptance(self, finding: str) -> Acceptance | None:
+        """Return what is said of the finding with this id; None: it is not accepted."""
+        return next((item for item in self.accepted if item.id == finding), None)
+
+    def expectation(self, key: RowKey) -> Expectation | None:
+        """Return what is said of the row ``key``; None: nothing."""
+        return next((item for item in self.expectations if item.applies(key)), None)
+
+
+def bundled_profiles() -> tuple[str, ...]:
+    """Return the names of the profiles that come with the plugin."""
+    folder = resources.files("pytest_nixl").joinpath("profiles")
+    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Read a profile that comes with the plugin, by name, or one of the user's, by path; a name wins.
+
+    What was read once is kept until the file changes.
+
+    :raises ValueError: if there is none, or it is not clear in every part: one sentence with the file, the table, the
+        key, the fault and the accepted form.
+    """
+    if name_or_path in bundled_profiles():
+        return _load_bundled(name_or_path)
+    form = f"expected {', '.join(bundled_profiles())}, or the path of a TOML file"
+    try:
+        path = Path(name_or_path)
+        stat = path.stat()
+        if not path.is_file():
+            raise ValueError(f"profile {name_or_path!r} is no file: {form}")
+        return _load_file(name_or_path, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+    except FileNotFoundError:
+        raise ValueError(f"there is no profile {name_or_path!r}: {form}") from None
+    except OSError as error:
+        raise ValueError(f"profile {name_or_path!r} cannot be read ({error.strerror}): {form}") from None
+
+
+@cache
+def _load_bundled(name: str) -> Profile:
+    content = resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_bytes()
+    return parse_profile(content, f"{name}.toml of pytest-nixl")
+
+
+@lru_cache(maxsize=8)
+def _load_file(origin: str, path: str, modified: int, size: int) -> Profile:
+    return parse_profile(Path(path).read_bytes(), origin)
+
+
+def parse_profile(content: bytes, origin: str) -> Profile:
+    """Read a profile from the bytes of a TOML file. :raises ValueError: as :func:`load_profile`.
+
+    :param origin: what the messages call the file.
+    """
+    where = f"profile {origin}"
+    try:
+        data = tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ValueError(f"{where} is not UTF-8 text: expected {PROFILE_FORM}") from None
+    except (ValueError, RecursionError) as error:
+        fault = str(error).rstrip(".") or "nested too deeply"
+        raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
+    document = _ProfileTable(where, data, PROFILE_FORM)
+    document.allow("profile", "required", "machine", "expect", "recorded", "accept")
+    head = document.table("profile", mandatory=True)
+    head.allow("name", "summary")
+    required = document.table("required")
+    required.allow("checks")
+    machine = _machine(document.table("machine")) if "machine" in data else None
+    expectations = tuple(_expectation(table, machine) for table in document.tables("expect"))
+    for (first, one), (second, other) in combinations(enumerate(expectations, 1), 2):
+        row = _shared_row(one, other)
+        if row is not None:
+            raise ValueError(
+                f"{where}, expect #{second}: applies to {row}, and so does expect #{first}: "
+                "expected at most one [[expect]] for each row"
+            )
+    return Profile(
+        name=head.text("name", 'a name such as "loopback"', _line, mandatory=True) or "",
+        summary=head.text("summary", "one line of text", _line) or "",
+        path_or_origin=origin,
+        required=required.texts("checks", 'names of checks such as "nixl-loads"', _check_name) or (),
+        expectations=expectations,
+        machine=machine,
+        recorded=tuple(_recorded(table, machine) for table in document.tables("recorded")),
+        accepted=_accepted(document.tables("accept")),
+    )
+
+
+def _accepted(tables: Sequence[_ProfileTable]) -> tuple[Acceptance, ...]:
+    accepted: dict[str, Acceptance] = {}
+    for table in tables:
+        table.allow("id", "reason", "expires")
+        id = table.text("id", "the id of a finding", known_finding, mandatory=True) or ""
+        if id in accepted:
+            raise table.fault("id", f"{id} is accepted twice", "one [[accept]] for each finding")
+        reason = table.text("reason", "a text that says why it is accepted here", _filled, mandatory=True) or ""
+        accepted[id] = Acceptance(id, reason, table.day("expires"))
+    return tuple(accepted.values())
+
+
+def _machine(table: _ProfileTable) -> Machine:
+    table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "scaling", "source")
+    nics = table.count("nics", mandatory=True) or 0
+    nics_per_gpu = table.count("nics_per_gpu")
+    if nics_per_gpu is not None and nics_per_gpu > nics:
+        raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than there are", f"at most {nics}, as nics says")
+    return Machine(
+        nics=nics,
+        nic_rate=table.text("nic_rate", units.RATE_FORM, _positive(units.parse_rate), mandatory=True) or 0.0,
+        gpus=table.count("gpus"),
+        gpu=table.text("gpu", 'a model such as "H100"', _line) or "",
+        nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', _transport) or "",
+        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
+        nics_per_gpu=nics_per_gpu,
+        scaling=table.text("scaling", 'a share such as "90%"', parse_share),
+    )
+
+
+def _recorded(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
+    table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
+                "note", "source")  # fmt: skip
+    item = ReferenceRun(
+        source=table.text("source", "a text that names the document and quotes it", _filled, mandatory=True) or "",
+        note=table.text("note", "a text", _filled) or "",
+        plausible=table.flag("plausible", default=True),
+        backend=table.text("backend", 'the name of a backend such as "UCX"', _backend),
+        op=table.text("op", " or ".join(OPS), _op),
+        memory=table.text("memory", MEMORY_FORM, MemoryPair.parse),
+        blocks=table.text("blocks", RANGE_FORM, _range),
+        bandwidth=table.text("bandwidth", units.RATE_FORM, _positive(units.parse_rate)),
+        p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
+        p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
+        latency=table.text("latency", units.TIME_FORM, _positive(units.parse_time)),
+    )
+    if all(part is None for part in (item.bandwidth, item.p50, item.p99, item.latency)):
+        raise ValueError(f"{table.where}: records no figure: expected bandwidth, p50, p99 or latency")
+    if machine is not None and item.bandwidth is not None and item.plausible:
+        cards = machine.most([item.memory] if item.memory else None)
+        if item.bandwidth > cards * machine.nic_rate:
+            fault = _above_line_rate(table, "bandwidth", machine, cards)
+            raise table.fault("bandwidth", fault, "plausible = false beside it")
+    return item
+
+
+def _above_line_rate(table: _ProfileTable, key: str, machine: Machine, cards: int) -> str:
+    total = units.gigabytes(cards * machine.nic_rate)
+    return f"{table.data[key]!r} is above the line rate of {machine.describe(cards)}, {total} GB/s"
+
+
+def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) -> None:
+    """Refuse what no network card there can carry, unless a transport is accepted that needs none."""
+    if item.transports is not None and not all(is_network(name) for name in item.transports):
+        return
+    cards = machine.most(item.memory)
+    for key, value in (("floor", item.floor), ("ceiling", item.ceiling)):
+        if value is not None and value > cards * machine.nic_rate:
+            raise table.fault(
+                key,
+                _above_line_rate(table, key, machine, cards),
+                "less, or among transports one that needs no network card, such as cma or cuda_ipc",
+            )
+
+
+def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
+    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
+                "transports", "raw", "source")  # fmt: skip
+    item = Expectation(
+        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
+        backend=table.texts("backend", 'names of backends such as "UCX"', _backend),
+        op=table.texts("op", " or ".join(OPS), _op),
+        memory=table.texts("memory", MEMORY_FORM, MemoryPair.parse),
+        batch=table.counts("batch"),
+        depth=table.counts("depth"),
+        blocks=table.text("blocks", RANGE_FORM, _range),
+        floor=table.text("floor", units.RATE_FORM, _positive(units.parse_rate)),
+        ceiling=table.text("ceiling", units.RATE_FORM, _positive(units.parse_rate)),
+        p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
+        p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
+        transports=table.texts("transports", TRANSPORTS_FORM, _transport),
+        raw=table.text("raw", RAW_FORM, _share),
+    )
+    if item.floor is not None and item.ceiling is not None and item.floor > item.ceiling:
+        raise table.fault("floor", f"{table.data['floor']!r} is above the ceiling", f"at most {table.data['ceiling']}")
+    if item.p50 is not None and item.p99 is not None and item.p50 > item.p99:
+        raise table.fault("p50", f"{table.data['p50']!r} is above p99", f"at most {table.data['p99']}")
+    if all(part is None for part in (item.floor, item.ceiling, item.p50, item.p99, item.transports)):
+        raise ValueError(f"{table.where}: says nothing to judge by: expected floor, ceiling, p50, p99 or transports")
+    if machine is not None:
+        _check_line_rate(table, item, machine)
+    return item
+
+
+@dataclass(frozen=True)
+class _ProfileTable:
+    """One table of the file, and how the messages call it."""
+
+    where: str
+    data: Mapping[str, Any]
+    form: str
+
+    def fault(self, key: str, fault: str, form: str) -> ValueError:
+        return ValueError(f"{self.where}, {key}: {fault}: expected {form}")
+
+    def allow(self, *keys: str) -> None:
+        for key in self.data:
+            if key not in keys:
+                from difflib import get_close_matches
+
+                near = get_close_matches(key.lower(), keys, n=1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                raise self.fault(key, f"unknown key{hint}", ", ".join(keys))
+
+    def table(self, key: str, *, mandatory: bool = False) -> _ProfileTable:
+        if key not in self.data and mandatory:
+            raise self.fault(key, "missing", self.form)
+        value = self.data.get(key, {})
+        if not isinstance(value, dict):
+            raise self.fault(key, f"{_kind(value)}, not a table", f"[{key}]")
+        return _ProfileTable(f"{self.where}, {key}", value, self.form)
+
+    def tables(self, key: str) -> list[_ProfileTable]:
+        value = self.data.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self.fault(key, f"{_kind(value)}, not a list of tables", f"[[{key}]], with two brackets")
+        return [
+            _ProfileTable(f"{self.where}, {key} #{number}", item, self.form) for number, item in enumerate(value, 1)
+        ]
+
+    def text(self, key: str, form: str, read: Callable[[str], T], *, mandatory: bool = False) -> T | None:
+        """Read the text at ``key``; None where there is none."""
+        if key in self.data:
+            return self._read(key, self.data[key], form, read)
+        if mandatory:
+            raise self.fault(key, "missing", form)
+        return None
+
+    def texts(self, key: str, form: str, read: Callable[[str], T]) -> tuple[T, ...] | None:
+        """Read the list of texts at ``key``; None where there is none."""
+        form = f"a list of {form}"
+        return self._list(key, form, lambda item: self._read(key, item, form, read))
+
+    def count(self, key: str, *, mandatory: bool = False) -> int | None:
+        """Read the whole number above zero at ``key``; None where there is none."""
+        form = "a whole number above zero"
+        if key in self.data:
+            return self._count(key, self.data[key], form)
+        if mandatory:
+            raise self.fault(key, "missing", form)
+        return None
+
+    def counts(self, key: str) -> tuple[int, ...] | None:
+        """Read the list of whole numbers above zero at ``key``; None where there is none."""
+        form = "a list of whole numbers above zero"
+        return self._list(key, form, lambda item: self._count(key, item, form))
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Read true or false at ``key``."""
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fault(key, f"{_kind(value)}, not a boolean", "true or false, without quotes")
+        return value
+
+    def day(self, key: str) -> date:
+        """Read the mandatory day at ``key``."""
+        form = "a day without quotes, such as 2030-01-31"
+        if key not in self.data:
+            raise self.fault(key, "missing", form)
+        value = self.data[key]
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise self.fault(key, f"{_kind(value)}, not a day", form)
+        return value
+
+    def _count(self, key: str, value: object, form: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.fault(key, f"{_kind(value)}, not a whole number", form)
+        if value < 1:
+            raise self.fault(key, f"{value} is not above zero", form)
+        return value
+
+    def _list(self, key: str, form: str, read: Callable[[object], T]) -> tuple[T, ...] | None:
+        if key not in self.data:
+            return None
+        value = self.data[key]
+        if not isinstance(value, list):
+            raise self.fault(key, f"{_kind(value)}, not a list", form)
+        if not value:
+            raise self.fault(key, "an empty list", form)
+        items = tuple(read(item) for item in value)
+        for item in items:
+            if items.count(item) > 1:
+                raise self.fault(key, f"{item} is named twice", form)
+        return items
+
+    def _read(self, key: str, value: object, form: str, read: Callable[[str], T]) -> T:
+        if not isinstance(value, str):
+            raise self.fault(key, f"{_kind(value)}, not a text", form)
+        try:
+            return read(value)
+        except ValueError as error:
+            message = str(error)
+            if ": expected " in message:
+                message, _, form = message.partition(": expected ")
+            raise self.fault(key, message, form) from None
+
+
+def _kind(value: object) -> str:
+    """Say what TOML calls a value, and a number itself: it is most often one whose unit is missing."""
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return f"the bare number {value}"
+    names = ((str, "a text"), (list, "a list"), (dict, "a table"))
+    return next((name for kind, name in names if isinstance(value, kind)), "a date or time")
+
+
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"{text!r} is not one line of text")
+    return text.strip()
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("empty")
+    return text.strip()
+
+
+def _check_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", text):
+        raise ValueError(f"{text!r} is no name of a check (lower case, digits and single dashes)")
+    return text
+
+
+def _backend(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
+        raise ValueError(f"{text!r} is no name of a backend")
+    return text.upper()
+
+
+def _op(text: str) -> str:
+    if text.upper() not in OPS:
+        raise ValueError(f"{text!r} is no operation")
+    return text.upper()
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, dots, last = text.partition("..")
+    try:
+        sizes = units.parse_size(first), units.parse_size(last if dots else first)
+    except ValueError as error:
+        fault = str(error).partition(": expected ")[0]
+        raise ValueError(f"{text!r} is no size and no range, as {fault}" if dots else fault) from None
+    if sizes[0] > sizes[1]:
+        raise ValueError(f"{text!r} is a reversed range, as {first.strip()} is more than {last.strip()}")
+    return sizes
+
+
+def _transport(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.:+-]+", text):
+        raise ValueError(f"{text!r} is no name of a transport")
+    return text
+
+
+def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = read(text)
+        if value <= 0:
+            raise ValueError(f"{text!r} is not above zero")
+        return value
+
+    return parse
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text.strip()) or not 0 < float(text) <= 1:
+        raise ValueError(f"{text!r} is no share")
+    return float(text)
+
+
+def _shared_row(one: Expectation, other: Expectation) -> str | None:
+    """Describe a row that both apply to; None: there is none."""
+    parts = []
+    for name in ("backend", "op", "memory", "batch", "depth"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if mine is None and theirs is None:
+            continue
+        both = [value for value in mine or theirs if theirs is None or value in theirs]
+        if not both:
+            return None
+        parts.append(f"{name} {both[0]}")
+    ranges = [item.blocks for item in (one, other) if item.blocks is not None]
+    if ranges:
+        first, last = max(low for low, _ in ranges), min(high for _, high in ranges)
+        if first > last:
+            return None
+        parts.append(f"blocks of {units.format_size(first)}")
+    return ", ".join(parts) or "every row"

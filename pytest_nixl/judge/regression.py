@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is a run slower than another one? Launches are the unit; a verdict is given only where they prove it.
+
+A row is REGRESSED where the median of its launches fell by more than the margin and an exact one-sided test agrees;
+UNCHANGED where the Hodges-Lehmann interval of the ratio is within the margin; else INCONCLUSIVE. Of one row the test is
+Mann and Whitney's. Of several rows, and all of them pooled, it is Westfall and Young's: all orders of the launches are
+tried on all rows at once, and a row's loss is held against the largest that any row shows in any of them. So a run that
+lost nothing is called REGRESSED at most once in a hundred times, however many rows it has and however they depend on
+each other, and a loss in one row alone is still found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, median
+from typing import Any
+
+from pytest_nixl.judge.floor_test import LEAST_SPREAD
+from pytest_nixl.model.verdicts import Verdict
+
+#: How often a run that lost nothing may be called REGRESSED.
+FALSE_ALARMS = 0.01
+
+#: The p that proves a change. A run may look twice, after its launches and after two more, and each look has half.
+PROOF = FALSE_ALARMS / 2
+
+#: Two-sided confidence of an interval.
+CONFIDENCE = 0.90
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What two sets of launches say of each other.
+
+    :param verdict: REGRESSED, IMPROVED, UNCHANGED or INCONCLUSIVE.
+    :param ratio: median now to median before: 0.9 is a loss of 10 %.
+    :param interval: Hodges-Lehmann's of that ratio, with 90 % confidence; None: too few launches for one.
+    :param p: how likely launches of no change would be so far apart, in the direction of the ratio.
+    :param before: launches on the one side, ``now`` on the other.
+    """
+
+    verdict: Verdict
+    ratio: float
+    interval: tuple[float, float] | None
+    p: float
+    before: int
+    now: int
+
+    @property
+    def words(self) -> str:
+        """Say it: ``-10.2 % (between -10.9 % and -9.6 %), 5 launches against 5, p = 0.004``."""
+        between = ""
+        if self.interval is not None:
+            between = f" (between {change(self.interval[0])} and {change(self.interval[1])})"
+        return f"{change(self.ratio)}{between}, {self.now} launches against {self.before}, p = {self.p:.2g}"
+
+    @property
+    def unprovable(self) -> bool:
+        """Whether so few launches could prove nothing, however far apart they were."""
+        return least_p(self.before, self.now) > PROOF
+
+
+def compare_launches(before: Sequence[float], now: Sequence[float], margin: float, *, p: float | None = None) -> Effect:
+    """Judge the launches of a row by those of another run; all are bytes per second.
+
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param p: of a test that was made already, of this row among others; None: it is made here, of this row alone.
+    :raises ValueError: for a side without a launch, or a value that is not a number above zero.
+    """
+    if not before or not now or not all(0 < value < math.inf for value in (*before, *now)):
+        raise ValueError(f"{tuple(before)} and {tuple(now)} are not launches with finite values above zero")
+    ratio = median(now) / median(before)
+    if p is None:
+        p = _p_value(before, now, "less" if ratio < 1 else "greater")
+    interval = _interval(before, now)
+    verdict = Verdict.INCONCLUSIVE
+    if p <= PROOF and ratio <= 1 - margin:
+        verdict = Verdict.REGRESSED
+    elif p <= PROOF and ratio >= 1 / (1 - margin):
+        verdict = Verdict.IMPROVED
+    elif interval is not None and 1 - margin <= interval[0] and interval[1] <= 1 / (1 - margin):
+        verdict = Verdict.UNCHANGED
+    return Effect(verdict, ratio, interval, p, len(before), len(now))
+
+
+@dataclass(frozen=True)
+class RegressionTest:
+    """Two runs: the verdict over all rows, and each row's own.
+
+    :param pooled: over the rows that both runs have; None: they have none.
+    :param suspects: rows that would be REGRESSED if they were the only one, and among the others prove nothing.
+    """
+
+    pooled: Effect | None
+    rows: Mapping[str, Effect]
+    suspects: frozenset[str] = frozenset()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The run's: REGRESSED where the pool or a row is; else that of the pool, unless a row is suspect."""
+        if self.pooled is None:
+            return Verdict.MISSING
+        if any(effect.verdict is Verdict.REGRESSED for effect in self.rows.values()):
+            return Verdict.REGRESSED
+        return Verdict.INCONCLUSIVE if self.suspects else self.pooled.verdict
+
+
+def compare_rows(
+    before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], margin: float
+) -> RegressionTest:
+    """Compare the rows that both runs have, each by its key."""
+    keys = [key for key in now if key in before]
+    if not keys:
+        return RegressionTest(None, {})
+    alone = {key: compare_launches(before[key], now[key], margin) for key in keys}
+    if len(keys) == 1:
+        return RegressionTest(alone[keys[0]], alone)
+    pool = _pool(before, now, keys)
+    sides = [[*(run[key] for key in keys), pooled] for run, pooled in zip((before, now), pool, strict=True)]
+    *single, together = _joint_p_values(*sides)
+    rows = {key: compare_launches(before[key], now[key], margin, p=p) for key, p in zip(keys, single, strict=True)}
+    suspects = (
+        key
+        for key, effect in rows.items()
+        if alone[key].verdict is Verdict.REGRESSED and effect.verdict is not Verdict.REGRESSED
+    )
+    return RegressionTest(compare_launches(*pool, margin, p=together), rows, frozenset(suspects))
+
+
+def _pool(
+    before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], keys: Sequence[str]
+) -> tuple[list[float], list[float]]:
+    """Return one value for each launch of each run: the geometric mean over rows, each relative to its baseline."""
+    sides = []
+    for run in (before, now):
+        launches = min(len(run[key]) for key in keys)
+        sides.append(
+            [
+                math.exp(fmean(math.log(run[key][number] / median(before[key])) for key in keys))
+                for number in range(launches)
+            ]
+        )
+    return sides[0], sides[1]
+
+
+def least_p(before: int, now: int) -> float:
+    """Return the smallest p that so many launches can give: 0.004 for 5 against 5."""
+    return 1 / math.comb(before + now, now)
+
+
+def launches_for(before: int, most: int) -> int | None:
+    """Return how many launches it takes against ``before`` of them to prove anything; None: more than ``most``."""
+    return next((now for now in range(1, most + 1) if least_p(before, now) <= PROOF), None)
+
+
+def change(ratio: float) -> str:
+    """Print a ratio as a change: ``-10.2 %``."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _p_value(before: Sequence[float], now: Sequence[float], alternative: str) -> float:
+    """Mann and Whitney's p, exactly. Equal values count against a change, whichever is looked for."""
+    lower, upper = (now, before) if alternative == "less" else (before, now)
+    return _p_of_order(sum(a >= b for a in lower for b in upper), len(lower), len(upper))
+
+
+@lru_cache(maxsize=1024)
+def _p_of_order(order: int, lower: int, upper: int) -> float:
+    """Return the p of ``order`` pairs of which the first is above the second, among so many launches of each side."""
+    from scipy.stats import mannwhitneyu
+
+    above = [min(upper, max(0, order - number * upper)) for number in range(lower)]
+    found = mannwhitneyu([rank + 0.5 for rank in above], range(1, upper + 1), alternative="less", method="exact")
+    return float(found.pvalue)
+
+
+def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each row the p of its change, in its own direction, among those of all rows.
+
+    Rows whose launches are not as many as the others' give as many as the row with the fewest.
+    """
+    import numpy
+    from scipy.stats import permutation_test
+
+    sides = [numpy.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
+    if any(side.shape[-1] < 2 for side in sides):
+        return [1.0] * len(before)  # one launch has no spread: nothing can be proven
+    found = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
+    # The larger, the rarer: a hair of rounding must not make an order differ from itself.
+    seen, orders = numpy.asarray(found.statistic), numpy.asarray(found.null_distribution) * (1 + 1e-9)
+    worst, best = orders.min(axis=1), orders.max(axis=1)
+    return [float((worst <= value).mean() if value < 0 else (best >= value).mean()) for value in seen]
+
+
+def _studentized(before: Any, now: Any, axis: int) -> Any:
+    """The difference of two sides' means by its standard error; no side is taken for quieter than 0.2 %."""
+    import numpy
+
+    errors = (numpy.maximum(side.var(axis=axis, ddof=1), LEAST_SPREAD**2) / side.shape[axis] for side in (before, now))
+    return (now.mean(axis=axis) - before.mean(axis=axis)) / numpy.sqrt(sum(errors))
+
+
+def _interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float] | None:
+    """Return Hodges and Lehmann's interval of the ratio: by the rank test, from all ratios of a launch to another."""
+    place = _place(len(before), len(now))
+    if place is None:
+        return None
+    ratios = sorted(b / a for a in before for b in now)
+    return ratios[place], ratios[-1 - place]
+
+
+@lru_cache(maxsize=256)
+def _place(before: int, now: int) -> int | None:
+    """Return which of the sorted ratios, from 0, ends the interval; None: the launches are too few for any."""
+    found = None
+    for order in range(before * now + 1):
+        if _p_of_order(order, now, before) > (1 - CONFIDENCE) / 2:
+            break
+        found = order
+    return found

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the samples of a row are worth by what its profile expects of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from pytest_nixl.core import units
+from pytest_nixl.judge.floor_test import decide_floor
+from pytest_nixl.model.ceiling import Ceiling, row_ceiling
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.machine import EFA, EMULATED, RDMA, Machine
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+#: Of this share of a launch's windows the floor wants to have the same answer as of their median.
+AGREEING_WINDOWS = 0.75
+
+_TOO_SLOW = (
+    "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
+    "again alone, and if it stays slow compare the transports and devices with those of a healthy machine."
+)
+
+_DISTURBED = (
+    "Stop what else runs on the machine and run the row again; if it stays so, the floor is within the noise of this "
+    "machine: give it a lower one."
+)
+
+_NO_CMA = (
+    "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
+    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or judge what is there: UCX_TLS=tcp and "
+    "--nixl-profile=tcp-loopback."
+)
+
+_SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
+_CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
+
+
+def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
+    """Judge what one launch, or several, measured of a row.
+
+    The first of these that holds: CORRUPT, whatever else; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
+    speed; ERROR where nothing was timed; IMPLAUSIBLE over the ceiling; FAIL below the floor or over a latency bound;
+    INCONCLUSIVE about the floor; PASS. A latency over its bound fails a row whose floor is in doubt, so that the doubt
+    hides nothing. An expectation without a floor is PASS by its transports or its latency bounds and says so; with a
+    ceiling alone it is NO-EXPECTATION: that nothing is impossibly fast proves nothing.
+
+    :param machine: what its network cards cannot carry is IMPLAUSIBLE, also where it would be NO-EXPECTATION or
+        UNKNOWN: neither may hide a figure that cannot be.
+    """
+    row = describe(samples.key)
+    if samples.corruption is not None:
+        return _corrupt(row, samples)
+    ceiling = row_ceiling(samples, expectation, machine)
+    implausible = _implausible(row, samples, ceiling) if _timed(samples) else None
+    if implausible is not None and (expectation is None or (not samples.transports and expectation.ceiling is None)):
+        return implausible
+    if expectation is None:
+        return Judgement(
+            Verdict.NO_EXPECTATION,
+            f"{row}: the profile expects nothing of this row",
+            "Add an [[expect]] that applies to it to the profile, or choose another with --nixl-profile.",
+        )
+    judgement = (
+        _transport(row, samples, expectation) or _contradicted(row, samples) or _untimed(row, samples, expectation)
+    )
+    if judgement is not None:
+        return judgement
+    speed = implausible or _speed(row, samples, expectation)
+    if speed is not None and speed.verdict is not Verdict.INCONCLUSIVE:
+        return speed
+    return _latency(row, samples, expectation) or speed or _passed(row, samples, expectation)
+
+
+def describe(key: RowKey) -> str:
+    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch, depth, ranks and GPUs that are not
+    usual.
+    """
+    text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
+    more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
+    more += [] if key.pair in ((0, 1), (0, 0)) else [f"ranks {key.pair[0]}-{key.pair[1]}"]
+    more += [f"GPUs {key.devices}"] if key.devices else []
+    return f"{text} ({', '.join(more)})" if more else text
+
+
+def _corrupt(row: str, samples: Samples) -> Judgement:
+    return Judgement(
+        Verdict.CORRUPT,
+        f"{row}: {samples.corruption}",
+        "Trust no transfer on this path: keep the workers' logs, run this row again alone and then over another "
+        "transport, such as UCX_TLS=tcp with UCX, and report the transport that corrupts.",
+    )
+
+
+def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    accepted = expectation.transports
+    if accepted is None:
+        return None
+    if not samples.transports:
+        return Judgement(
+            Verdict.UNKNOWN,
+            f"{row}: nothing tells which transport carried the bytes, and the profile accepts {_any(accepted)} only",
+            "Look in the worker's log for the transports that the backend reports (UCX: nothing may unset "
+            "UCX_PROTO_INFO=y or send its log elsewhere with UCX_LOG_FILE).",
+        )
+    wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
+    if not wrong:
+        return None
+    went = f"went over {' and '.join(wrong)}{_told(samples, wrong)}"
+    reason = f"{row}: {went}, and the profile accepts {_any(accepted)} only"
+    if samples.obstacle and "cma" in accepted:
+        return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
+    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted), samples.transports))
+
+
+def _told(samples: Samples, wrong: Sequence[str]) -> str:
+    """Say what the devices counted, where they tell that RDMA did not move the bytes."""
+    if samples.counted is None or not any(name.partition("/")[0].endswith(EMULATED) for name in wrong):
+        return ""
+    return f" ({samples.counted.emulation(samples.key.op)})"
+
+
+def _contradicted(row: str, samples: Samples) -> Judgement | None:
+    words = samples.counted.contradiction(samples.transports) if samples.counted is not None else ""
+    if not words:
+        return None
+    return Judgement(
+        Verdict.WRONG_TRANSPORT,
+        f"{row}: {samples.key.backend} {words}",
+        "See that initiator and target are on two hosts: within one, a library may use shared memory and not say so "
+        "(libfabric's efa provider does; FI_EFA_ENABLE_SHM_TRANSFER=0 forbids it); else read in the workers' logs "
+        "which devices they opened.",
+    )
+
+
+def _transport_remedy(key: RowKey, accepted: set[str], transports: Sequence[str]) -> str:
+    backend, steps = key.backend, []
+    if backend == "UCX":
+        steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
+    elif backend == "LIBFABRIC":
+        steps.append("check FI_PROVIDER in the environment of every rank")
+    else:
+        steps.append("check the backend's own settings in the environment of every rank")
+    if accepted & _SHARED_MEMORY:
+        steps.append(
+            "for cma let the processes read each other's memory (in a container --cap-add SYS_PTRACE and one PID "
+            "namespace; else kernel.yama.ptrace_scope=0)"
+        )
+        steps.append("for posix and sysv give them one IPC namespace and a /dev/shm that is large enough")
+    if "cuda_ipc" in accepted:
+        steps.append(
+            "for cuda_ipc see that both processes are on one host with one IPC namespace, that UCX_TLS names cuda_ipc "
+            "and cuda_copy where it is set, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
+            "nvidia-smi nvlink -s): without NVLink UCX writes by it and may not read"
+        )
+    if accepted & (_CUDA - {"cuda_ipc"}):
+        steps.append(
+            "for cuda_copy see that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded and "
+            "/dev/gdrdrv is in the container"
+        )
+    if accepted & (RDMA | EFA) and "VRAM" in (key.memory.initiator, key.memory.target):
+        steps.append(
+            "for memory of a GPU see that the card reaches it: nvidia_peermem is loaded (lsmod), or the driver's "
+            "kernel modules are the open ones with DMA-BUF; the infrastructure suite's gpu-direct tells"
+        )
+    if accepted & RDMA:
+        steps.append(
+            "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
+            "ibv_devinfo shows an active port"
+        )
+    if any(name.partition("/")[0].endswith(EMULATED) for name in transports):
+        steps.append(
+            "for RDMA over EFA see that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, "
+            "rdma-core and the efa driver are of one EFA installer; if the instance's cards have no RDMA write (before "
+            "Nitro v4), or the backend is UCX, which does not use it over srd, add the name before the slash to the "
+            "profile's transports"
+        )
+    elif accepted & EFA:
+        steps.append(
+            "for EFA see that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and that "
+            "the security group lets all traffic to and from itself"
+        )
+    text = "; ".join(steps)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _timed(samples: Samples) -> bool:
+    return bool(samples.windows) and all(0 < seconds < math.inf for seconds in samples.windows)
+
+
+def _untimed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    needs_latency = expectation.p50 is not None or expectation.p99 is not None
+    if not _timed(samples):
+        fault = "no window of transfers was timed"
+    elif needs_latency and not samples.latencies:
+        fault = "no single transfer was timed, and the profile bounds its latency"
+    else:
+        return None
+    return Judgement(
+        Verdict.ERROR,
+        f"{row}: {fault}",
+        "Run this row again alone with a longer --nixl-duration and read the workers' logs; if it stays so, report it "
+        "as a fault of pytest-nixl.",
+    )
+
+
+def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgement | None:
+    if ceiling is None or samples.bandwidth <= ceiling.value:
+        return None
+    over = f"{row}: {rate(samples.bandwidth)} is over the ceiling of {rate(ceiling.value)}"
+    if not ceiling.why:
+        return Judgement(
+            Verdict.IMPLAUSIBLE,
+            f"{over}, which no such machine can exceed",
+            "Do not use this figure: the clock stopped before the bytes were delivered, or the profile's ceiling is "
+            "not of this machine; compare the ceiling's source with the hardware, then run the row again with a "
+            "longer --nixl-duration.",
+        )
+    return Judgement(
+        Verdict.IMPLAUSIBLE,
+        f"{over}, {ceiling.why}",
+        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way, as "
+        "between two ranks of one host; compare the counters of the NICs with the payload, and [machine] of the "
+        "profile with the hardware.",
+    )
+
+
+def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    """Judge by the floor; None: it holds, or there is none."""
+    value, floor = samples.bandwidth, expectation.floor
+    if floor is None:
+        return None
+    if len(samples.values) > 1:
+        return _speed_of_launches(row, samples, floor)
+    windows = len(samples.rates)
+    above = sum(window >= floor for window in samples.rates)
+    passed, agreeing = value >= floor, AGREEING_WINDOWS * windows
+    if passed and above >= agreeing:
+        return None
+    figures = f"{row}: {rate(value)} is {percentage(value, floor)} of the floor of {rate(floor)}"
+    if not passed and windows - above >= agreeing and not samples.disturbed:
+        return Judgement(
+            Verdict.FAIL,
+            f"{figures}, and {windows - above} of {windows} windows are below it",
+            _TOO_SLOW,
+        )
+    if not passed and samples.disturbed:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"{figures}, and others took {samples.others[0]:.1f} of the cores that the row needs",
+            _DISTURBED,
+        )
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{figures}, but only {above if passed else windows - above} of {windows} windows are "
+        f"{'at or above' if passed else 'below'} it, and three quarters are needed",
+        "Measure longer, with a --nixl-duration ten times as long, and stop what else runs on the machine.",
+    )
+
+
+def another_launch(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> bool:
+    """Whether one more launch could decide: everything else is well, and the floor is neither far below nor above."""
+    if expectation is None or expectation.floor is None or not _timed(samples):
+        return False
+    # With a floor that everything is above, what is left to doubt is the spread of the launches.
+    rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
+    if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
+        return False
+    return decide_floor(samples.values, expectation.floor, others=samples.others).verdict is None
+
+
+def _speed_of_launches(row: str, samples: Samples, floor: float) -> Judgement | None:
+    values = samples.values
+    decision = decide_floor(values, floor, others=samples.others)
+    if decision.verdict is Verdict.PASS:
+        return None
+    figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"
+    if decision.verdict is Verdict.FAIL:
+        return Judgement(Verdict.FAIL, f"{figures}; {decision.reason}", _TOO_SLOW)
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        f"{figures}; {decision.reason}",
+        _DISTURBED,
+    )
+
+
+def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+    faults = []
+    for name, bound in (("p50", expectation.p50), ("p99", expectation.p99)):
+        if bound is None:
+            continue
+        value = samples.p50 if name == "p50" else samples.p99
+        if value > bound:
+            faults.append(
+                f"the {name} latency of {units.microseconds(value)} us is {percentage(value, bound)} of its bound of "
+                f"{units.microseconds(bound)} us"
+            )
+    if not faults:
+        return None
+    return Judgement(
+        Verdict.FAIL,
+        f"{row}: {' and '.join(faults)}",
+        "See that the machine is idle and that there is a core for each polling process (nproc, cpu.max), then run the "
+        "row again alone; a high p99 under a low p50 is most often another process on the same cores.",
+    )
+
+
+def _passed(row: str, samples: Samples, expectation: Expectation) -> Judgement:
+    value = samples.bandwidth
+    over = f" over {' and '.join(samples.transports)}" if samples.transports else ""
+    if expectation.floor is not None:
+        share = f"{percentage(value, expectation.floor)} of the floor of {rate(expectation.floor)}"
+        return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over} is {share}")
+    judged = [name for name in ("transports", "p50", "p99") if getattr(expectation, name) is not None]
+    if not judged:
+        return Judgement(
+            Verdict.NO_EXPECTATION,
+            f"{row}: {rate(value)}{over} is not over the ceiling, and the profile expects nothing else of this row",
+            "Add a floor, a latency bound or the accepted transports to the [[expect]] that applies to it.",
+        )
+    return Judgement(Verdict.PASS, f"{row}: {rate(value)}{over}; no floor, judged by {' and '.join(judged)}")
+
+
+def _any(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def rate(value: float) -> str:
+    """Print bytes per second: ``12.5 GB/s (100 Gb/s)``."""
+    return f"{units.gigabytes(value)} GB/s ({units.gigabits(value)} Gb/s)"
+
+
+def percentage(value: float, reference: float) -> str:
+    """Print ``value`` as a percentage of ``reference``, never rounded to 100 % from either side."""
+    percent = 100 * value / reference
+    if value != reference and abs(percent - 100) < 0.5:
+        return "just under 100 %" if value < reference else "just over 100 %"
+    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.2g} %"

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run judged by another: each row of the same key, what is missing, the verdict over all, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_nixl.core import units
+from pytest_nixl.judge.regression import (
+    PROOF,
+    Effect,
+    RegressionTest,
+    change,
+    compare_launches,
+    compare_rows,
+    launches_for,
+    least_p,
+)
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_source import program_of
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.store.provenance import Change, changes, other_machine
+from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
+
+#: The check that a comparison makes, as the gate names it.
+CHECK = "regression"
+
+#: A row with one of these has no bandwidth to compare.
+_NO_BANDWIDTH = {Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR}
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """What came of judging ``now`` by ``before``.
+
+    :param results: what the gate takes: the run's verdict, and each row that is REGRESSED, suspect, MISSING or new.
+    :param changes: what differs between the two runs and could explain it.
+    """
+
+    before: RecordedRun
+    now: RecordedRun
+    margin: float
+    comparison: RegressionTest
+    results: tuple[Result, ...]
+    changes: tuple[Change, ...]
+
+
+def refuse_other_machine(before: RecordedRun, now: RecordedRun) -> None:
+    """Refuse to compare figures of two kinds of machine. :raises ValueError: naming what differs."""
+    if different := other_machine(before.provenance, now.provenance):
+        said = "; ".join(f"{item.what} {item.before} there, {item.now} here" for item in different)
+        raise ValueError(
+            f"{before.source} was measured on another kind of machine ({said}): expected a record of this kind of "
+            "machine, as figures of two kinds say nothing of an image"
+        )
+
+
+def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_turn: bool = False) -> RunComparison:
+    """Judge a run by another one.
+
+    Rows of other projects' programs are left out: those are measured once, and are no subject of ours.
+
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param in_turn: whether both were measured now, launch by launch, as --nixl-compare-image does.
+    """
+    before, now = _own(before), _own(now)
+    old, new = _usable(before), _usable(now)
+    comparison = compare_rows(
+        {key: row.values for key, row in old.items()}, {key: row.values for key, row in new.items()}, margin
+    )
+    different = tuple(changes(before.provenance, now.provenance))
+    results = (
+        *_missing(before, now, old, new),
+        *_pooled(before, comparison, margin, different, in_turn),
+        *_rows(before, old, new, comparison, margin, different, in_turn),
+    )
+    return RunComparison(before, now, margin, comparison, results, different)
+
+
+def _own(run: RecordedRun) -> RecordedRun:
+    return replace(run, rows={key: row for key, row in run.rows.items() if not program_of(key)})
+
+
+def wants_launch(before: RecordedRow | None, values: tuple[float, ...], margin: float) -> bool:
+    """Whether one more launch of a row could decide what those so far leave open."""
+    if before is None or len(values) >= MOST_LAUNCHES:
+        return False
+    if len(values) > COMPARED_LAUNCHES:
+        return True  # it was open at the first look, and the next is the last
+    return compare_launches(before.values, values, margin).verdict is Verdict.INCONCLUSIVE
+
+
+def _usable(run: RecordedRun) -> dict[str, RecordedRow]:
+    """Return the rows whose bytes arrived, right and over an accepted transport."""
+    bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
+    return {key: row for key, row in run.rows.items() if key not in bad}
+
+
+def _missing(
+    before: RecordedRun, now: RecordedRun, old: Mapping[str, RecordedRow], new: Mapping[str, RecordedRow]
+) -> Iterator[Result]:
+    for key in before.rows:
+        if key not in old:
+            reason = f"{before.name} has the row {key}, which failed there: it is no figure to judge by"
+            yield _result(Verdict.INCONCLUSIVE, reason, "Take a run without such a failure as the baseline.")
+        elif key in now.rows and key not in new:
+            reason = f"the row {key} of {before.name} has no bandwidth now: it failed"
+            yield _result(Verdict.MISSING, reason, "See what this run says of that row.")
+        elif key not in now.rows:
+            reason = f"the row {key} of {before.name} is missing now: it was not measured, or its key changed"
+            remedy = "Measure the rows of the baseline, or record a new baseline if these rows are meant to go."
+            yield _result(Verdict.MISSING, reason, remedy)
+    for key in new:
+        if key not in before.rows:
+            reason = f"the row {key} is not in {before.name}: nothing tells whether it lost anything"
+            yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.")
+
+
+def _pooled(
+    before: RecordedRun, comparison: RegressionTest, margin: float, different: tuple[Change, ...], in_turn: bool
+) -> Iterator[Result]:
+    effect = comparison.pooled
+    if effect is None:
+        reason = f"no row of {before.name} was measured again: there is nothing to compare"
+        yield _result(Verdict.MISSING, reason, "Run the bandwidth suite with the rows of the baseline.")
+        return
+    if comparison.verdict is not effect.verdict:
+        return  # by its rows, of which each is told
+    count = len(comparison.rows)
+    over = f"{count} rows together" if count > 1 else next(iter(comparison.rows))
+    reason = f"{over} against {before.name}: {effect.words}"
+    yield _result(effect.verdict, reason, _remedy(effect, margin, different, before, in_turn))
+
+
+def _rows(
+    before: RecordedRun,
+    old: Mapping[str, RecordedRow],
+    new: Mapping[str, RecordedRow],
+    comparison: RegressionTest,
+    margin: float,
+    different: tuple[Change, ...],
+    in_turn: bool,
+) -> Iterator[Result]:
+    if len(comparison.rows) < 2:
+        return  # the verdict over all rows is that of the row
+    for key, effect in comparison.rows.items():
+        figures = f"{_rate(new[key].bandwidth)} after {_rate(old[key].bandwidth)}"
+        if old[key].transports != new[key].transports and old[key].transports:
+            figures += f", over {'+'.join(new[key].transports) or 'unknown'} after {'+'.join(old[key].transports)}"
+        if effect.verdict is Verdict.REGRESSED:
+            reason = f"{key} against {before.name}: {figures}: {effect.words}"
+            yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn))
+        elif key in comparison.suspects:
+            reason = (
+                f"{key} against {before.name}: {figures}: {effect.words}, which would prove a loss of this row alone "
+                f"and proves none of one among {len(comparison.rows)}: p has to be at most {PROOF:g}"
+            )
+            yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
+
+
+def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before: RecordedRun, in_turn: bool) -> str:
+    if effect.verdict is Verdict.REGRESSED:
+        what = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
+        more = f" and {len(different) - 8} more" if len(different) > 8 else ""
+        differs = f"What differs from {before.name}: {what}{more}."
+        if in_turn:
+            return f"{differs} Both images were measured now, in turn: look at these differences."
+        return (
+            f"{differs} Measure the two images in turn with --nixl-compare-image to exclude what else changed between the "
+            "two runs."
+        )
+    if effect.verdict is not Verdict.INCONCLUSIVE:
+        return ""
+    if effect.unprovable:
+        return _more_launches(effect)
+    again = "Stop what else runs on the machine and run again with --nixl-min-launches=7"
+    if not in_turn:
+        again += ", or measure the two images in turn with --nixl-compare-image"
+    return f"{again}; launches that differ by more than {100 * margin:.3g} % by themselves tell nothing."
+
+
+def _more_launches(effect: Effect) -> str:
+    needed = launches_for(effect.before, MOST_LAUNCHES)
+    least = f"{effect.now} launches against {effect.before} give p = {least_p(effect.before, effect.now):.2g} at best"
+    if needed is not None and needed > effect.now:
+        return f"{least}: run with --nixl-min-launches={needed}."
+    if needed is None:
+        return f"{least}: record the baseline with --nixl-min-launches={MOST_LAUNCHES}."
+    return "Run again with --nixl-min-launches=7, or measure this row alone."
+
+
+def _result(verdict: Verdict, reason: str, remedy: str) -> Result:
+    return Result(CHECK, "", verdict, reason, remedy)
+
+
+def _rate(value: float) -> str:
+    return f"{units.gigabytes(value)} GB/s"
+
+
+def shown_change(effect: Effect) -> str:
+    """Print an effect as a cell of a table: ``-10.2 % [-10.9, -9.6]``."""
+    if effect.interval is None:
+        return change(effect.ratio)
+    low, high = (100 * (end - 1) for end in effect.interval)
+    return f"{change(effect.ratio)} [{low:+.1f}, {high:+.1f}]"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the initiator's own devices counted while a row was timed, beside the transports that its backend reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from pytest_nixl.model.device_counters import (
+    CARRIED_SHARE,
+    SOURCES,
+    CounterReading,
+    difference,
+    emulation,
+    is_emulated,
+    read_sysfs,
+)
+from pytest_nixl.model.machine import EFA, EMULATED, card, is_network
+
+_LOOPBACK = "lo"
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A device of the initiator's host: ``kind`` as in :mod:`~pytest_nixl.model.device_counters`, and bytes it carried.
+
+    :param packets: the bytes of whole packets, where ``carried`` are those that RDMA moved; None: it does not count
+        RDMA apart.
+    """
+
+    device: str
+    kind: str
+    carried: int
+    packets: int | None = None
+
+    @property
+    def whole(self) -> int:
+        """The bytes of whole packets."""
+        return self.carried if self.packets is None else self.packets
+
+
+@dataclass(frozen=True)
+class CarrierBytes:
+    """All devices whose counters could be read before and after the timed transfers, and the bytes of those."""
+
+    devices: tuple[Carrier, ...]
+    payload: int
+
+    def __add__(self, other: CarrierBytes) -> CarrierBytes:
+        """Return the sums over two launches; a device that only one of them saw is left out."""
+        there = {item.device: item for item in other.devices}
+        both = (_sum(item, there[item.device]) for item in self.devices if item.device in there)
+        return CarrierBytes(tuple(both), self.payload + other.payload)
+
+    def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
+        """Return the devices that these transports can have used and that carried a part of the payload."""
+        least = max(1.0, self.payload * CARRIED_SHARE)
+        count = {_kind(name): _bytes_of(name) for name in transports}
+        return tuple(item for item in self.devices if item.kind in count and count[item.kind](item) >= least)
+
+    def named(self, transports: Sequence[str]) -> tuple[str, ...]:
+        """Return the transports, with the devices that carried the bytes where the backend did not name any.
+
+        A transport of EFA whose devices moved the payload without RDMA is named so: ``efa-emulated``, ``srd-emulated``.
+        """
+        found: dict[str, None] = {}
+        emulated = self.emulated
+        for each in transports:
+            provider, slash, device = each.partition("/")
+            name = f"{provider}{EMULATED}{slash}{device}" if emulated and _moves_by_rdma(provider) else each
+            carriers = () if "/" in name else self.carriers([name])
+            found.update(dict.fromkeys(f"{name}/{item.device}" for item in carriers) or {name: None})
+        return tuple(found)
+
+    def contradiction(self, transports: Sequence[str]) -> str:
+        """Say in what the counters contradict the transports; empty: in nothing, or they cannot tell.
+
+        They can where every device that is named, or one of the kind where none is, has counters here. What the kernel
+        sends to an address of its own host is counted by its loopback.
+        """
+        if not transports or not all(is_network(name) or name == f"tcp/{_LOOPBACK}" for name in transports):
+            return ""
+        asked = [item for name in transports for item in self._asked(name)]
+        if not asked or not all(self._asked(name) for name in transports):
+            return ""
+        if any(item.kind == "net" for item in asked):
+            asked += [item for item in self.devices if item.device == _LOOPBACK]
+        names = dict.fromkeys(asked)
+        count = _bytes_of(transports[0])
+        carried = sum(count(item) for item in names)
+        if carried >= self.payload * (1 - CARRIED_SHARE):
+            return ""
+        shown = " and ".join(item.device for item in names)
+        return (
+            f"reported {' and '.join(transports)}, and {shown} counted {carried:,} bytes of a payload of "
+            f"{self.payload:,}: the rest went another way"
+        )
+
+    @property
+    def emulated(self) -> bool:
+        """Whether EFA devices moved the payload in messages of send and receive, and not by RDMA."""
+        pairs = ((i.carried, i.packets) for i in self.devices if i.kind == "efa" and i.packets is not None)
+        return is_emulated(pairs, self.payload)
+
+    def emulation(self, op: str) -> str:
+        """Say what the EFA devices counted for a payload that they moved without RDMA."""
+        devices = [item for item in self.devices if item.kind == "efa" and item.packets is not None]
+        exact, whole = sum(item.carried for item in devices), sum(item.whole for item in devices)
+        return emulation(op, len(devices), exact, whole, self.payload)
+
+    def _asked(self, transport: str) -> list[Carrier]:
+        """The devices that a transport names, or, where it names none, those of its kind."""
+        name = card(transport)
+        if not name:
+            return [item for item in self.devices if item.kind == _kind(transport)]
+        return [item for item in self.devices if item.device == name or item.device.startswith(f"{name}:")]
+
+
+def _kind(transport: str) -> str:
+    name = transport.partition("/")[0]
+    if name in EFA:
+        return "efa"
+    return "net" if name in ("tcp", "sockets") else "rdma"
+
+
+def _moves_by_rdma(provider: str) -> bool:
+    """Whether a transport of this name is one of EFA that moves bytes by RDMA where it can."""
+    return provider in EFA and not provider.endswith(EMULATED)
+
+
+def _bytes_of(transport: str) -> Callable[[Carrier], int]:
+    """Return what tells the bytes that a device carried for this transport: whole packets where RDMA is emulated."""
+    emulated = transport.partition("/")[0].endswith(EMULATED)
+    return (lambda item: item.whole) if emulated else (lambda item: item.carried)
+
+
+def _sum(one: Carrier, other: Carrier) -> Carrier:
+    packets = None if one.packets is None or other.packets is None else one.packets + other.packets
+    return replace(one, carried=one.carried + other.carried, packets=packets)
+
+
+class CarrierByteCounter:
+    """Reads the counters when it is entered and when it is left: in a worker, around the timed windows."""
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+        self._before = self._after = CounterReading({})
+
+    def __enter__(self) -> CarrierByteCounter:
+        self._before = read_sysfs(only=SOURCES)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._after = read_sysfs(only=SOURCES)
+
+    def plain(self) -> list[Any]:
+        """Return what each device that could be read counted, as JSON values for :func:`counted`."""
+        moved, op = difference(self._before, self._after), self._op
+        return [
+            [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
+            for name, item in moved.items()
+            if not item.faults and item.counts(op)
+        ]
+
+
+def counted(plain: Sequence[Any], payload: int) -> CarrierBytes:
+    """Restore what :meth:`CarrierByteCounter.plain` returned, for a payload in bytes."""
+    return CarrierBytes(tuple(Carrier(*item) for item in plain), payload)

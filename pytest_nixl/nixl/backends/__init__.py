@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL's backends: one module each, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.nixl.backends import libfabric, posix, ucx
+
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "shake_hands"]
+
+
+class Backend(Protocol):
+    """What the plugin has to know of a backend of NIXL."""
+
+    NAME: str
+    #: Whether it moves bytes between an agent's memory and a file of its own, with no other agent.
+    STORAGE: bool
+    #: Whether a transfer's DONE means that its bytes are in place. Where not, every transfer carries a notification.
+    COMPLETION_IMPLIES_DELIVERY: bool
+    #: Whether loading another agent's metadata waits until that other agent makes progress too.
+    SHAKES_HANDS: bool
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that a worker needs besides those ``given``."""
+        ...
+
+    def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
+        """Load the libraries that NIXL's plugin needs and does not bring; return versions worth recording.
+
+        Called in a worker, before NIXL's agent is made.
+
+        :param nixl: NIXL's version and package, as the worker's ``hello`` tells them.
+        :raises NixlPluginError: where one is missing or of no use.
+        """
+        ...
+
+    def creating(self) -> AbstractContextManager[None]:
+        """Return a context, in a worker, in which NIXL makes the backend."""
+        ...
+
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
+        """Return what carried ``op`` of ``block`` bytes, such as ``cma/memory`` or ``tcp/eth0``, read from ``log``.
+
+        ``log`` is all that the initiator's worker wrote to stdout and stderr. Empty: the log does not tell.
+        """
+        ...
+
+    def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
+        """Say what memory of a GPU ``op`` moved as host memory, as ``log`` tells; empty: none, or it does not tell."""
+        ...
+
+
+BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)}
+
+#: Plugins of NIXL that are not driven, and why.
+UNSUPPORTED = {
+    "AZURE_BLOB": "it needs an Azure storage account",
+    "GDS": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
+    "GDS_MT": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
+    "GPUNETIO": "it needs a GPU and an adapter with DOCA GPUNetIO",
+    "GUSLI": "it needs a GUSLI block server",
+    "HF3FS": "it needs a 3FS cluster",
+    "INFINIA": "it needs a DDN Infinia cluster",
+    "MOONCAKE": "it needs the Mooncake transfer engine",
+    "OBJ": "it needs an S3 object store",
+}
+
+
+def between_agents(names: Sequence[str]) -> tuple[str, ...]:
+    """Return those backends that move bytes from one agent to another."""
+    return tuple(name for name in names if not BACKENDS[name].STORAGE)
+
+
+def shake_hands(names: Sequence[str]) -> bool:
+    """Whether agents with these backends wait for each other's progress while they load metadata."""
+    return any(name in BACKENDS and BACKENDS[name].SHAKES_HANDS for name in names)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker process: ``python __main__.py FD PARENT`` serves commands on the socket FD until its parent has gone.
+
+It ends with ``os._exit``, never by the interpreter's own way out: several NIXL builds crash there, and some hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_IOLBF = 1
+
+
+def _prepare_process(parent: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Naps between polls are tens of microseconds; the kernel would add fifty of its own.
+    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    # C libraries write by lines too: what UCX reports is read while the worker runs, and must outlive a crash.
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    # On request, say where every thread is: the parent asks before it ends a worker that hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.enable()
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    from pytest_nixl.core.errors import NixlPluginError
+    from pytest_nixl.model import nixl_releases
+    from pytest_nixl.nixl.worker.commands import CommandRefusedError
+    from pytest_nixl.nixl.worker.nixl_api import NixlImportError
+    from pytest_nixl.nixl.worker.shared_memory import SHM_REMEDY, shared_memory_fault
+    from pytest_nixl.nixl.worker.transfer import StepTimeoutError
+
+    module = type(error).__module__
+    kind = "python"
+    if isinstance(error, NixlPluginError):
+        text = "".join(traceback.format_exception(error))
+        return {"kind": "ours", "type": module, "message": error.reason, "remedy": error.remedy, "traceback": text}
+    if isinstance(error, CommandRefusedError):
+        kind = "refused"
+    elif isinstance(error, StepTimeoutError):
+        kind = "timeout"
+    elif nixl_releases.is_error(module):
+        kind = "nixl"
+        if fault := shared_memory_fault():
+            words, name = f"{error}: {fault}", type(error).__name__
+            return {"kind": kind, "type": name, "message": words, "remedy": SHM_REMEDY, "traceback": ""}
+    elif isinstance(error, NixlImportError):
+        kind = "import"
+    text = "".join(traceback.format_exception(error))
+    return {"kind": kind, "type": type(error).__name__, "message": str(error), "traceback": text}
+
+
+class _Lines:
+    """Lines from the parent, and whether another one has come."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            while b"\n" not in self._buffer:
+                chunk = self._channel.recv(1 << 20)
+                if not chunk:
+                    return
+                self._buffer += chunk
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            yield line
+
+    def waiting(self) -> bool:
+        return bool(self._buffer or select.select([self._channel], [], [], 0)[0])
+
+
+def _serve(channel: socket.socket) -> None:
+    from pytest_nixl.core.wire import decode, encode
+    from pytest_nixl.nixl.worker.commands import Commands
+
+    lines = _Lines(channel)
+    commands = Commands(cancelled=lines.waiting)
+    for line in lines:
+        message = decode(line)
+        command, number = message["command"], message["number"]
+        if command == "exit":
+            return
+        if command == "cancel":
+            continue  # it was for a command that has ended by now
+        try:
+            reply = encode({"number": number, "result": commands.handle(command, message["arguments"])})
+        except Exception as error:  # every failure is an answer: pytest decides what it means
+            reply = encode({"number": number, "error": _error(error)})
+        channel.sendall(reply)
+
+
+def main() -> None:
+    """Serve, then leave at once."""
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    _prepare_process(int(sys.argv[2]))
+    status = 0
+    try:
+        _serve(socket.socket(fileno=int(sys.argv[1])))
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The closed set of things that a worker does when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.core.cpu_contention import CpuContention
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.worker import nixl_api, transfer
+from pytest_nixl.nixl.worker.files import FileBuffer
+from pytest_nixl.nixl.worker.foreign_memory import obstacle
+from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
+from pytest_nixl.nixl.worker.tools import Tools
+
+#: The public methods of NIXL's agent that may be called by name.
+AGENT_METHODS = frozenset(
+    {
+        "add_remote_agent",
+        "check_remote_metadata",
+        "check_remote_xfer_done",
+        "check_xfer_state",
+        "create_backend",
+        "deregister_memory",
+        "deserialize_descs",
+        "estimate_xfer_cost",
+        "fetch_remote_metadata",
+        "get_agent_metadata",
+        "get_backend_mem_types",
+        "get_backend_params",
+        "get_new_notifs",
+        "get_partial_agent_metadata",
+        "get_plugin_list",
+        "get_plugin_mem_types",
+        "get_plugin_params",
+        "get_reg_descs",
+        "get_serialized_descs",
+        "get_xfer_descs",
+        "get_xfer_telemetry",
+        "initialize_xfer",
+        "invalidate_local_metadata",
+        "make_connection",
+        "make_prepped_xfer",
+        "prep_xfer_dlist",
+        "query_memory",
+        "query_xfer_backend",
+        "register_memory",
+        "release_dlist_handle",
+        "release_xfer_handle",
+        "remove_remote_agent",
+        "send_local_metadata",
+        "send_notif",
+        "send_partial_agent_metadata",
+        "transfer",
+        "update_notifs",
+    }
+)
+
+
+class CommandRefusedError(Exception):
+    """The command is none of ours, or its arguments make no sense."""
+
+
+class Commands:
+    """The commands, as methods, over the objects that this worker holds.
+
+    :param cancelled: whether pytest has asked for the running command to end.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled = cancelled
+        self._objects: dict[int, Any] = {}
+        self._next = 1
+        self._tools = Tools(cancelled)
+
+    def handle(self, command: str, arguments: dict[str, Any]) -> Any:
+        """Run one command by name. :raises RefusedError: if there is none of that name."""
+        method = getattr(self, f"do_{command}", None)
+        if method is None:
+            raise CommandRefusedError(f"there is no command {command!r}")
+        return method(**arguments)
+
+    def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
+        """Load NIXL, if this worker ``loads`` it; ``path`` is pytest's ``sys.path``, for functions that tests name."""
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
+        return {**found, **nixl_api.load()} if loads else found
+
+    def do_create_agent(
+        self,
+        name: str,
+        backends: list[str],
+        progress_thread: bool,
+        listen_thread: bool,
+        listen_port: int,
+        telemetry: bool,
+    ) -> dict[str, Any]:
+        """Load what its backends need, create an agent with none, then each, so that a failure names it."""
+        nixl = nixl_api.load()
+        versions: dict[str, str] = {}
+        for backend in backends:
+            if backend in BACKENDS:
+                versions |= BACKENDS[backend].load(nixl)
+        try:
+            agent = nixl_api.make_agent(
+                name,
+                progress_thread=progress_thread,
+                listen_thread=listen_thread,
+                listen_port=listen_port,
+                telemetry=telemetry,
+            )
+        except RuntimeError as error:  # what NIXL finds wrong before there is an agent: no plugin, an empty variable
+            raise NixlPluginError(f"NIXL makes no agent: {error}", _plugin_remedy()) from error
+        for backend in backends:
+            if backend not in agent.get_plugin_list():
+                has = ", ".join(agent.get_plugin_list())
+                raise NixlPluginError(f"NIXL has no plugin {backend}: it has {has}", _plugin_remedy())
+            with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
+                agent.create_backend(backend)
+        if ucx := ucx_version():
+            versions["ucx"] = ucx
+        if "UCX" in backends and (why := obstacle()):
+            versions["obstacle"] = why
+        return {"agent": self._keep(agent, "agent"), "versions": versions}
+
+    def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""
+        if method not in AGENT_METHODS:
+            raise CommandRefusedError(f"{method!r} is no public method of NIXL's agent")
+        resolved = [self._resolve(value) for value in arguments]
+        named = {key: self._resolve(value) for key, value in keywords.items()}
+        if method in nixl_api.LISTS and resolved[:1] == [[]]:
+            return self._reply(nixl_api.empty_list(self._get(agent), method, *resolved[1:], **named))
+        return self._reply(getattr(self._get(agent), method)(*resolved, **named))
+
+    def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
+        """Call ``module:function`` with the raw agent and ``arguments``; it returns JSON values or bytes.
+
+        A reference among the arguments becomes what it stands for, such as a buffer.
+        """
+        module, colon, name = function.partition(":")
+        if not colon:
+            raise CommandRefusedError(f"{function!r} is not module:function")
+        given = {key: self._get(value) if isinstance(value, Ref) else value for key, value in arguments.items()}
+        return getattr(importlib.import_module(module), name)(self._get(agent), **given)
+
+    def do_devices(self) -> dict[str, Any]:
+        """Return the GPUs that this worker sees and by what, or why none."""
+        from pytest_nixl.nixl.worker.devices import vendor
+
+        try:
+            found = vendor()
+        except NotApplicableError as error:
+            return {"devices": [], "by": "", "why": error.reason, "remedy": error.remedy}
+        return {"devices": [asdict(each) for each in found.devices()], "by": found.name, "why": "", "remedy": ""}
+
+    def do_activate(self, device: int) -> None:
+        """Make a GPU that of this worker before there is an agent, as programs do that move its memory."""
+        from pytest_nixl.nixl.worker.devices import device as of
+
+        of(device).activate()
+
+    def do_allocate(
+        self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
+    ) -> dict[str, Any]:
+        """Make a buffer; ``device`` is of VRAM, ``directory`` and ``alignment`` are of a file (:class:`FileBuffer`)."""
+        buffer: PatternBuffer
+        if memory_type == "FILE":
+            buffer = FileBuffer(size, directory, alignment)
+        elif memory_type == "VRAM":
+            from pytest_nixl.nixl.worker.vram import VramBuffer
+
+            buffer = VramBuffer(size, device)
+        elif memory_type == "DRAM":
+            buffer = DramBuffer(size)
+        else:
+            raise CommandRefusedError(f"there are no buffers of {memory_type}: expected DRAM, VRAM or FILE")
+        return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
+
+    def do_register(self, agent: Ref, buffer: Ref) -> Any:
+        """Register the whole of a buffer; return what ``deregister_memory`` takes."""
+        whole: PatternBuffer = self._get(buffer)
+        whole.activate()
+        descriptor = (whole.address, whole.size, whole.device, "")
+        return self._reply(self._get(agent).register_memory([descriptor], whole.memory))
+
+    def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
+        """Fill a buffer with the pattern of ``seed`` or its complement."""
+        self._get(buffer).fill(seed, offset, size, inverted=inverted)
+
+    def do_compare(self, buffer: Ref, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Compare a buffer with the pattern of ``seed``."""
+        found: dict[str, int] | None = self._get(buffer).compare(seed, offset, size)
+        return found
+
+    def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
+        """Return bytes of a buffer."""
+        data: bytes = self._get(buffer).read(offset, size)
+        return data
+
+    def do_write(self, buffer: Ref, offset: int, data: bytes) -> None:
+        """Write bytes to a buffer."""
+        self._get(buffer).write(offset, data)
+
+    def do_connect(self, agent: Ref, target: str, patience: float) -> None:
+        """Connect to a target that serves."""
+        self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
+
+    def do_move(
+        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
+    ) -> None:
+        """Make each prepared transfer once, and wait until it is delivered."""
+        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator.window(len(plain), transfer.stamps_for(len(plain)))
+
+    def do_measure(
+        self,
+        agent: Ref,
+        target: str,
+        plain: list[Ref],
+        tagged: list[Ref],
+        patience: float,
+        op: str,
+        own: list[int],
+        iterations: int,
+        warmup: int,
+        settle: float,
+        duration: float,
+        **how: Any,
+    ) -> dict[str, Any]:
+        """Time windows of the prepared transfers, and see what this host's devices and other processes do meanwhile.
+
+        :param own: processes of this host that belong to the row, besides this one.
+        """
+        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        counting, others = CarrierByteCounter(op), CpuContention(own)
+        found = transfer.measure(
+            initiator,
+            iterations=iterations,
+            warmup=warmup,
+            settle=settle,
+            duration=duration,
+            around=_both(others, counting),
+        )
+        return {**found, "counted": counting.plain(), "others": others.cores}
+
+    def do_serve(self, agent: Ref, patience: float) -> int:
+        """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
+        return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
+
+    def do_free_port(self) -> int:
+        """Return a TCP port of this host that nobody has at the moment, for a program that cannot choose one itself."""
+        with socket.create_server(("", 0)) as server:
+            return int(server.getsockname()[1])
+
+    def do_tool_find(self, tool: str) -> dict[str, str] | None:
+        """Say where this rank has a program; None: nowhere."""
+        return self._tools.find(tool)
+
+    def do_tool_start(self, tool: str, arguments: list[str], variables: dict[str, str | None]) -> dict[str, Any]:
+        """Start a program."""
+        program = self._tools.start(tool, arguments, variables)
+        return {"program": self._keep(program, "program"), "pid": program.pid}
+
+    def do_tool_look(self, program: Ref, seen: int, patience: float) -> dict[str, Any]:
+        """Return what a program has written after the first ``seen`` bytes, and its exit code."""
+        return self._tools.look(self._get(program), seen, patience)
+
+    def do_tool_listens(self, program: Ref, port: int) -> bool:
+        """Whether a program listens on a TCP port."""
+        return self._tools.listens(self._get(program), port)
+
+    def do_tool_end(self, program: Ref, number: int) -> None:
+        """Send a program a signal."""
+        self._tools.end(self._get(program), number)
+
+    def do_forget(self, objects: list[Ref]) -> None:
+        """Drop references, which releases what NIXL holds for them, and gives a buffer's memory back."""
+        for ref in objects:
+            dropped = self._objects.pop(ref.number, None)
+            if isinstance(dropped, PatternBuffer):
+                dropped.free()
+
+    def _initiator(
+        self,
+        agent: Ref,
+        target: str,
+        plain: list[Ref],
+        tagged: list[Ref],
+        patience: float,
+        *,
+        acknowledged: bool,
+        tag_each: bool,
+        announced: bool = False,
+        storage: Ref | None = None,
+    ) -> transfer.Initiator:
+        return transfer.Initiator(
+            self._get(agent),
+            target,
+            [self._get(handle) for handle in plain],
+            [self._get(handle) for handle in tagged],
+            acknowledged=acknowledged,
+            tag_each=tag_each,
+            announced=announced,
+            sync=self._get(storage).sync if storage is not None else None,
+            deadline=time.monotonic() + patience,
+        )
+
+    def _keep(self, value: Any, kind: str) -> Ref:
+        ref = Ref(self._next, kind)
+        self._objects[ref.number] = value
+        self._next += 1
+        return ref
+
+    def _get(self, ref: Ref) -> Any:
+        if ref.number not in self._objects:
+            raise CommandRefusedError(f"this {ref.kind} is no longer there")
+        return self._objects[ref.number]
+
+    def _resolve(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self._get(value)
+        if isinstance(value, list):
+            # NIXL wants descriptors as tuples; JSON has only lists.
+            return [tuple(part) if isinstance(part, list) else self._resolve(part) for part in value]
+        return value
+
+    def _reply(self, value: Any) -> Any:
+        if value is None or isinstance(value, (str, int, float, bool, bytes)):
+            return value
+        if isinstance(value, dict):
+            return {str(key): self._reply(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._reply(part) for part in value]
+        return self._keep(value, type(value).__name__)
+
+
+@contextlib.contextmanager
+def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _plugin_remedy() -> str:
+    folder = os.environ.get("NIXL_PLUGIN_DIR")
+    where = f"NIXL_PLUGIN_DIR={folder}: unset it, or point it at" if folder else "NIXL_PLUGIN_DIR is not set: look at"
+    return f"{where} the plugins of this build of NIXL; NIXL_LOG_LEVEL=info tells why one does not load"
+
+
+def ucx_version() -> str:
+    """Return the version of the UCX that this process has loaded, by its own word; empty where it has none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libucp") and ".so" in path:
+            version = ctypes.CDLL(path).ucp_get_version_string
+            version.restype = ctypes.c_char_p
+            return str(version().decode())
+    return ""

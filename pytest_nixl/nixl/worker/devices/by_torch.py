@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs through torch, for images that have torch and no bindings of the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.nixl.worker.devices import Device, FoundDevices, WrongBytes
+from pytest_nixl.nixl.worker.pattern import TILE, key, tile
+
+
+class Torch:
+    """The GPUs that torch sees."""
+
+    def __init__(self) -> None:
+        self.name = f"torch {torch.__version__}"
+        self._devices: dict[int, TorchDevice] = {}
+
+    def devices(self) -> list[FoundDevices]:
+        """Return them."""
+        found = []
+        for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            of = torch.cuda.get_device_properties(number)
+            # Older ones tell neither: then a name and a number have to do.
+            uuid = str(getattr(of, "uuid", "")).replace("-", "") or f"{of.name} {number}"
+            pci = (
+                f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
+                if hasattr(of, "pci_bus_id")
+                else ""
+            )
+            found.append(FoundDevices(number, of.name, uuid, pci))
+        return found
+
+    def device(self, number: int) -> Device:
+        """Return one of them."""
+        if number not in self._devices:
+            self._devices[number] = TorchDevice(torch.device("cuda", number))
+        return self._devices[number]
+
+    def owner(self, address: int) -> int:
+        """It does not tell: torch's own tensors do, by DLPack."""
+        raise TypeError("the GPU of this array is not known: expected one with __dlpack_device__, or cuda-bindings")
+
+
+class TorchDevice:
+    """One GPU, by torch's tensors. What is allocated is kept by its address.
+
+    :param device: tests give torch's ``cpu``, where the same operations run.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._kept: dict[int, Any] = {}
+
+    def activate(self) -> None:
+        """Make it torch's and the CUDA runtime's current device; its primary context is then that of this thread."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def allocate(self, size: int) -> int:
+        """Return the address of ``size`` bytes that are zero."""
+        self.activate()
+        try:
+            made = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise NixlPluginError(
+                f"GPU {self._device.index} gives no {size} bytes: {str(error).splitlines()[0]}",
+                "see `nvidia-smi` for what holds its memory, or ask for smaller blocks, batch or depth",
+            ) from None
+        self._wait()
+        address: int = made.data_ptr()
+        self._kept[address] = made
+        return address
+
+    def free(self, address: int) -> None:
+        """Give it back to the device: torch alone would keep it for itself."""
+        del self._kept[address]
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return a copy of ``size`` bytes."""
+        found: bytes = self._part(address, size).cpu().numpy().tobytes()
+        return found
+
+    def write(self, address: int, data: memoryview) -> None:
+        """Write ``data``."""
+        given = np.frombuffer(data, dtype=np.uint8).copy()
+        self._part(address, len(given)).copy_(torch.from_numpy(given))
+        self._wait()
+
+    def fill(self, address: int, size: int, seed: int, *, inverted: bool) -> None:
+        """Write the pattern, one tile at a time."""
+        for start, made in self._pattern(seed, size):
+            self._part(address + start, len(made)).copy_(torch.bitwise_not(made) if inverted else made)
+        self._wait()
+
+    def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
+        """Compare with the pattern, one tile at a time."""
+        count, offset, found = 0, -1, 0
+        for start, made in self._pattern(seed, size):
+            here = self._part(address + start, len(made)).clone()
+            differ = here != made
+            wrong = int(differ.sum())
+            if wrong and not count:
+                place = int(differ.to(torch.uint8).argmax())
+                offset, found = start + place, int(here[place])
+            count += wrong
+        return WrongBytes(count, offset, found) if count else None
+
+    def _pattern(self, seed: int, size: int) -> Any:
+        first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64)).to(self._device)
+        for number, start in enumerate(range(0, size, 8 * TILE)):
+            # torch shifts and XORs words with a sign only: the bits are the same.
+            word = int(np.uint64(key(seed, number)).view(np.int64))
+            part = first[: -(-min(size - start, 8 * TILE) // 8)]
+            yield start, torch.bitwise_xor(part, word).view(torch.uint8)[: size - start]
+
+    def _part(self, address: int, size: int) -> Any:
+        self.activate()
+        for start, tensor in self._kept.items():
+            if start <= address and address + size <= start + len(tensor):
+                return tensor[address - start : address - start + size]
+        raise IndexError(f"{size} bytes at {address:#x} are not of this device's buffers")
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

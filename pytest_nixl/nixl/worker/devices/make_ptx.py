@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make kernels.ptx of kernels.cu, where nvcc is: ``python -m pytest_nixl.nixl.worker.devices.make_ptx``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+SOURCE, MADE = _HERE / "kernels.cu", _HERE / "kernels.ptx"
+#: The oldest that these kernels need, and so what every driver since CUDA 10 loads, for GPUs from Volta on.
+_VERSION, _TARGET = "6.3", "sm_70"
+
+
+def digest() -> str:
+    """Return what tells a text of kernels.cu from every other."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    """Compile, say of what, and lower the version that nvcc writes to the one that is needed."""
+    with tempfile.NamedTemporaryFile(suffix=".ptx") as made:
+        # The lowest that today's nvcc has; what it makes is checked by ptxas for what stands in the file.
+        subprocess.run(["nvcc", "-ptx", "-arch=compute_75", "-o", made.name, str(SOURCE)], check=True)
+        text = Path(made.name).read_text()
+    code = text[text.index(".version") :]
+    code = re.sub(r"^\.version .*$", f".version {_VERSION}", code, flags=re.MULTILINE)
+    code = re.sub(r"^\.target .*$", f".target {_TARGET}", code, flags=re.MULTILINE)
+    head = "// SPDX-License-Identifier: Apache-2.0\n// Made of kernels.cu by make_ptx.py; its SHA-256 is\n"
+    MADE.write_text(f"{head}// {digest()}\n\n{code}")
+
+
+if __name__ == "__main__":
+    main()

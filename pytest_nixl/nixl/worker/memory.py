@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory that NIXL moves, filled with a pattern and compared with it byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from pytest_nixl.nixl.worker.pattern import Bytes, chunks
+
+_HUGE_PAGE = 2 << 20
+
+
+class PatternBuffer(ABC):
+    """``size`` bytes that are filled with a pattern and compared with it; ``_get`` and ``_put`` say where they are.
+
+    ``memory``, ``address`` and ``device`` are what NIXL is told of them.
+    """
+
+    memory: str
+    address: int
+    device: int
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def activate(self) -> None:
+        """Do what must be done before NIXL is given the address."""
+        return
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give back what it is made of."""
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
+        for start, chunk in chunks(seed, size):
+            self.write(offset + start, np.bitwise_not(chunk).data if inverted else chunk.data)
+
+    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
+        wrong, first = 0, None
+        for start, chunk in chunks(seed, size):
+            # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
+            found = np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8)
+            if np.array_equal(found, chunk):
+                continue
+            places = np.flatnonzero(found != chunk)
+            wrong += len(places)
+            if first is None:
+                place = int(places[0])
+                first = {"offset": start + place, "expected": int(chunk[place]), "found": int(found[place])}
+        return None if first is None else {"wrong_bytes": wrong, "total_bytes": size, **first}
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return a copy of ``size`` bytes at ``offset``."""
+        self._check(offset, size)
+        return self._get(offset, size)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write ``data`` at ``offset``."""
+        self._check(offset, len(data))
+        self._put(offset, memoryview(data))
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise IndexError(f"bytes {offset} to {offset + size} are not inside a buffer of {self.size} bytes")
+
+    @abstractmethod
+    def _get(self, offset: int, size: int) -> bytes: ...
+
+    @abstractmethod
+    def _put(self, offset: int, data: memoryview) -> None: ...
+
+
+class DramBuffer(PatternBuffer):
+    """``size`` bytes of host memory: private, in huge pages where the kernel gives them, and touched."""
+
+    memory = "DRAM"
+    device = 0
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        # Whole huge pages from a boundary on: else the speed of a small block would depend on the size of the buffer.
+        length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+        pages = mmap.mmap(-1, length + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        everything: Bytes = np.frombuffer(pages, dtype=np.uint8)
+        start = -everything.ctypes.data % _HUGE_PAGE
+        self._bytes = everything[start : start + size]
+        self._bytes.fill(0)
+        self.address = self._bytes.ctypes.data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """For NumPy, in functions that are run beside the agent."""
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def free(self) -> None:
+        """Leave the memory to the kernel."""
+        self._bytes = self._bytes[:0].copy()
+
+    def _get(self, offset: int, size: int) -> bytes:
+        return self._bytes[offset : offset + size].tobytes()
+
+    def _put(self, offset: int, data: memoryview) -> None:
+        np.copyto(self._bytes[offset : offset + len(data)], np.frombuffer(data, dtype=np.uint8))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker's answers must look like. A worker may be another rank's, and what another rank says is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_nixl.core.strict import Every, Form, Number, OneOf, StrictError, Text, check
+from pytest_nixl.core.wire import Ref
+
+_COUNT = Number(0, 1 << 64, whole=True)
+#: Seconds: no step of a run takes thirty years, and none takes no time at all.
+_SECONDS = Number(0, 1e9)
+_TAKEN = Number(1e-9, 1e9)
+_WORDS = Text(1 << 16)
+
+#: Of one line: the answer to a request, or why there is none.
+REPLY: Form = OneOf(
+    (
+        {"number": _COUNT, "result": Any},
+        {
+            "number": _COUNT,
+            "error": {"kind": Text(64), "type": Text(1024), "message": Text(), "traceback": Text(), "remedy?": Text()},
+        },
+    )
+)
+
+#: By command. What is not here, such as what NIXL's own methods return, may be any JSON value.
+ANSWERS: Mapping[str, Form] = {
+    "hello": {"pid": _COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, _COUNT, bool, _WORDS))},
+    "create_agent": {"agent": Ref, "versions": Every(Text(1024), keys=True)},
+    "activate": None,
+    "allocate": {"buffer": Ref, "address": _COUNT, "device": _COUNT},
+    "compare": OneOf(
+        (
+            None,
+            {
+                "wrong_bytes": _COUNT,
+                "total_bytes": _COUNT,
+                "offset": _COUNT,
+                "expected": Number(0, 255, whole=True),
+                "found": Number(0, 255, whole=True),
+            },
+        )
+    ),
+    "connect": None,
+    "devices": {
+        "devices": Every({"number": _COUNT, "name": Text(256), "uuid": Text(256), "pci": Text(256)}, most=1024),
+        "by": Text(256),
+        "why": _WORDS,
+        "remedy": _WORDS,
+    },
+    "fill": None,
+    "forget": None,
+    "free_port": Number(1, 65535, whole=True),
+    "measure": {
+        "windows": Every(_TAKEN),
+        "transfers": Every(Number(1, 1 << 53, whole=True)),
+        "latencies": Every(_SECONDS),
+        "counted": Every((Text(256), Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64))))),
+        "others": Number(0, 1e6),
+    },
+    "move": None,
+    "read": bytes,
+    "serve": _COUNT,
+    "tool_end": None,
+    "tool_find": OneOf((None, Every(_WORDS, keys=True))),
+    "tool_listens": bool,
+    "tool_look": {
+        "from": _COUNT,
+        "bytes": bytes,
+        "more": bool,
+        "code": OneOf((None, Number(-128, 255, whole=True))),
+        "cost": Every(_SECONDS, keys=True),
+    },
+    "tool_start": {"program": Ref, "pid": _COUNT},
+    "write": None,
+}
+
+
+def check_answer(command: str, result: Any) -> None:
+    """Compare what a worker answered to a command with what it may. :raises StrictError: where it is something else."""
+    if command not in ANSWERS:
+        return
+    check(ANSWERS[command], result)
+    if command == "measure" and not 0 < len(result["windows"]) == len(result["transfers"]):
+        raise StrictError("it has not one number of transfers for each of its windows")

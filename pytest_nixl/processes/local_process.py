@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's process on this host, and the socket on which it is spoken to."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_nixl.processes.supervisor import SupervisorClient
+
+
+class LocalProcess:
+    """A child of this process, which ends with it.
+
+    :param name: of its log file, without the number that makes it unique.
+    :param environment: what differs from our own variables; None unsets one.
+    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
+    """
+
+    def __init__(
+        self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
+    ) -> None:
+        self._supervisor = supervisor
+        if not prefix:  # what a prefix enters may have a /dev/shm of its own
+            environment = {**_own_segments(supervisor), **environment}
+        self.channel, theirs = socket.socketpair()
+        with theirs:
+            script = Path(__file__).with_name("__main__.py")
+            self.log = _log_path(supervisor.directory, name)
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
+                    start_new_session=True,
+                )
+        supervisor.watch_process(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the exit code, negative for a signal, once it has ended; None where it has not within ``seconds``."""
+        try:
+            return self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End it at once, and forget it."""
+        if self.alive:
+            self._process.kill()
+        self._process.wait()
+        self.channel.close()
+        self._supervisor.unwatch_process(self.pid)
+
+    def state(self) -> str:
+        """Say what the kernel has it doing."""
+        try:
+            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        return _STATES.get(letter, f"in state {letter}")
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def output(self) -> str:
+        """All that it has written to stdout and stderr."""
+        return self.log.read_text(errors="replace")
+
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in a system call that cannot be interrupted (a driver or a file system)",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+}
+
+
+#: UCX takes this directory instead of /dev/shm for its segments, which are gone as soon as they are mapped: but a
+#: process that is killed in the instant between leaves one.
+_SEGMENTS = "UCX_POSIX_DIR"
+
+
+def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:
+    """Return where UCX is to make its shared memory, so that what a killed worker leaves is known to be ours."""
+    if _SEGMENTS in os.environ or not supervisor.shared_memory:
+        return {}
+    return {_SEGMENTS: supervisor.shared_memory}
+
+
+def _log_path(directory: Path, name: str) -> Path:
+    number = 0
+    while (path := directory / f"{name}-{number}.log").exists():
+        number += 1
+    return path

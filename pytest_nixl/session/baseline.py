@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run that this one is judged by: found before anything is measured, and held against it at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_nixl.session.run import Run
+
+if TYPE_CHECKING:
+    from pytest_nixl.model.samples import Samples
+
+
+def find(run: Run) -> None:
+    """Find the baseline of the settings. :raises pytest.UsageError: where there is none, or of another machine."""
+    settings = run.settings
+    if not settings.baseline or run.baseline is not None:
+        return
+    from pytest_nixl.judge.run_comparison import refuse_other_machine
+    from pytest_nixl.session.record_writer import this_run
+    from pytest_nixl.store.store import find_baseline
+
+    try:
+        found, skipped = find_baseline(settings.baseline, settings.store)
+        if not found.rows:
+            raise ValueError(f"{found.source} has no row to judge by: expected the record of a run that measured")
+        refuse_other_machine(found, this_run(run))
+    except ValueError as error:
+        raise pytest.UsageError(f"--nixl-baseline: {error}") from None
+    run.baseline = found
+    run.notes += skipped
+
+
+def another_to_compare(samples: Samples, run: Run) -> bool:
+    """Whether one more launch of a row could decide what the comparison of it leaves open."""
+    from pytest_nixl.store.record_reader import RecordedRow
+
+    if not run.settings.compares:
+        return False
+    from pytest_nixl.judge.run_comparison import wants_launch
+
+    key = str(samples.key)
+    if run.baseline is not None:
+        before = run.baseline.rows.get(key)
+    else:
+        before = RecordedRow(key, run.others[key].values, {}) if key in run.others else None
+    return wants_launch(before, samples.values, run.settings.max_regression)
+
+
+def compare(run: Run) -> None:
+    """Judge this run, at its end, by its baseline or by what was measured in turn with it."""
+    settings = run.settings
+    if run.compared is not None or not settings.compares:
+        return
+    from pytest_nixl.judge.run_comparison import compare_runs
+    from pytest_nixl.session.record_writer import other_run, this_run
+
+    before = run.baseline
+    in_turn = before is None
+    if before is None:
+        if settings.against is None:
+            return  # the settings were refused before the baseline was read
+        before = other_run(run, settings.against)
+    run.compared = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
+    run.results += run.compared.results

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a run, as the tests that rank 0 runs see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.processes.hosts import Host, LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+if TYPE_CHECKING:
+    from pytest_nixl.cluster.rank_session import RankSession
+    from pytest_nixl.etcd_servers.sources import EtcdServer
+    from pytest_nixl.session.run import Run
+
+
+class Cluster:
+    """The ranks of a run.
+
+    :param places: where workers start, by rank. With no cluster these are two, both of them this host.
+    """
+
+    def __init__(self, places: Sequence[Host], party: RankSession | None) -> None:
+        self.places = places
+        self._party = party
+
+    @classmethod
+    def of(cls, run: Run) -> Cluster:
+        """Return that of a run."""
+        own = own_variables(run.settings.programs)
+        here = LocalHost(supervisor(), 0, own=own)
+        if run.party is None or run.party.driver is None:
+            return cls([here, LocalHost(supervisor(), 1, own=own)], None)
+        peers = run.party.driver.peers
+        return cls([here, *(peers[rank] for rank in sorted(peers))], run.party)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return self._party.membership.size if self._party is not None else 1
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than this one."""
+        return self.ranks > 1
+
+    @property
+    def names(self) -> list[str]:
+        """How failures name each rank: ``rank 1 on node-b``."""
+        return [self._party.name_of(rank) for rank in range(self.ranks)] if self._party is not None else ["rank 0"]
+
+    def etcd(self) -> EtcdServer | None:
+        """Return the etcd of the group, where NIXL's agents of all ranks can use it; None: there is no such."""
+        return self._party.agents_etcd() if self._party is not None else None
+
+    def ask(self, what: str, **arguments: Any) -> list[Any]:
+        """Ask every rank, this one too, at the same time; return the answers by rank.
+
+        :raises NixlPluginError: where one does not answer, or refuses.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._party is None or self._party.driver is None:
+            return []
+        with ThreadPoolExecutor(1) as pool:
+            own = pool.submit(self._party.services.by_name()[what], **arguments)
+            others = self._party.driver.ask_all(what, **arguments)
+        return [own.result(), *(others[rank] for rank in sorted(others))]

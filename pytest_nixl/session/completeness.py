@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run came to its end: how many of the selected checks ran, and what ended the run early.
+
+A run that was ended early is INTERRUPTED. It never passes: nobody knows what the rest would have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.model.verdicts import INTERRUPTED
+from pytest_nixl.session.outcome import check_of
+
+if TYPE_CHECKING:
+    from pytest_nixl.session.run import Run
+
+
+#: What is said if pytest ends with an exception.
+_CRASH = "pytest or one of its plugins failed"
+
+#: Exit codes with which pytest comes to the end of its tests.
+_WHOLE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class Completeness:
+    """A plugin that counts the selected tests and those that ended, and remembers what ended the run early."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._planned = 0
+        self._planned_checks: set[str] = set()
+        self._ended: set[str] = set()
+        #: Tests that pytest reported as failed or in error.
+        self.failed: set[str] = set()
+        #: Whether tests were to be run: --fixtures, say, collects them and runs none.
+        self._started = False
+        #: What ended the run early; empty: nothing did.
+        self._cause = ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._planned = max(self._planned, len(session.items))
+        self._planned_checks = {item.nodeid for item in session.items if check_of(item) is not None}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Iterable[str]) -> None:
+        """Take the number of tests from a worker of pytest-xdist: its controller collects none."""
+        self._planned = max(self._planned, len(list(ids)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self._ended.add(report.nodeid)
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._cause = self._cause or _cause_of(excinfo.value)
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._cause = self._cause or f"{_CRASH}: {_cause_of(excinfo.value)}"
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        with sigterm_ends_in_order() if self._run.asked_for else nullcontext():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        ours = self._run.asked_for or self._run.used
+        self._started = True
+        try:
+            with sigterm_ends_in_order() if ours else nullcontext():
+                return (yield)
+        finally:
+            if ours and not self._run.config.invocation_params.dir.is_dir():
+                from pytest_nixl.core.terminal_output import keep_a_directory
+
+                self._cause = self._cause or keep_a_directory(self._run.config)
+
+    def interruption(self, session: pytest.Session) -> str:
+        """Say how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.
+
+        :returns: an empty text if the run came to its end.
+        """
+        if session.config.option.collectonly:
+            return ""
+        lost = self._run.party.faults if self._run.party is not None and not self._run.serves else []
+        why = self._cause
+        if not why and lost:
+            why = lost[0].reason
+        if not why and self._started and len(self._ended) < self._planned:
+            why = str(session.shouldfail or session.shouldstop or "") or "the rest never ran"
+        if not why and session.exitstatus not in (*_WHOLE, pytest.ExitCode.USAGE_ERROR):
+            why = f"pytest ended with exit code {int(session.exitstatus)}"
+        if not why:
+            return ""
+        return f"{INTERRUPTED} {self._progress(lost=bool(lost))}: {why}"
+
+    def crash(self, error: BaseException) -> str:
+        """Say how far the run came if pytest fails while it writes its reports."""
+        return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {_cause_of(error)}"
+
+    def _progress(self, *, lost: bool) -> str:
+        if not self._planned:
+            return "before any check ran"
+        if self._planned_checks:
+            ran, planned = self._ended & self._planned_checks, len(self._planned_checks)
+            if lost:  # an error of a rank that is gone is not an answer
+                ran -= {result.nodeid for result in self._run.results if result.verdict.value == "ERROR"}
+            return f"after {len(ran)} of {planned} check{'' if planned == 1 else 's'}"
+        return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
+
+
+def _cause_of(error: BaseException) -> str:
+    """Say in one line what ended the run."""
+    if isinstance(error, pytest.exit.Exception):
+        text = str(error.msg)
+    elif type(error) is KeyboardInterrupt:
+        text = str(error) or "Ctrl-C (SIGINT)"
+    elif isinstance(error, KeyboardInterrupt):  # pytest's own, with its words
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With ``--nixl-gate``, nothing goes green by accident: what is refused at the start, and what is missed at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.session.reruns import accidents
+from pytest_nixl.session.run import Run, asked_links
+from pytest_nixl.session.suites import BANDWIDTH, answerable
+
+if TYPE_CHECKING:
+    from pytest_nixl.judge.profiles import Profile
+
+
+def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
+    """Refuse what judges a run where it could see nothing. :raises pytest.UsageError: naming what is at fault."""
+    option = settings.judges
+    for fault in _accidents(config, settings.ranks):
+        raise pytest.UsageError(f"{option} is refused with {fault}")
+
+
+def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
+    if config.getoption("collectonly", False):
+        yield "--collect-only: nothing would be measured; leave one of them out"
+    if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
+        yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of them out"
+    if not config.pluginmanager.has_plugin("benchmark"):
+        yield "-p no:benchmark: no row would be recorded; let pytest-benchmark load"
+    if config.getoption("benchmark_disable", False):
+        yield "--benchmark-disable: no row would be recorded; leave one of them out"
+    if config.getoption("benchmark_skip", False):
+        yield "--benchmark-skip: no row would be measured; leave one of them out"
+    yield from accidents(config)
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    if tasks.isdecimal() and int(tasks) > 1 and ranks is None and not os.environ.get("SLURM_STEP_NUM_TASKS"):
+        yield (
+            f"SLURM_NTASKS={tasks} in the environment: {tasks} ranks were asked for, and this is none of a step's; "
+            "start it by srun, or give --nixl-ranks=1"
+        )
+
+
+def missed(profile: Profile, run: Run) -> list[Result]:
+    """Return a MISSING result for every required check, row and kind of memory that was asked for and has no result."""
+    if run.ended:
+        remedy = "mend what failed first, or give --nixl-keep-going to run the rest all the same"
+        return [Result("whole-run", "", Verdict.MISSING, run.ended, remedy)]
+    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and not _measures_rows(run):
+        reason = "no check came to an answer: there is nothing to accept"
+        return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or none, which is all of them")]
+    return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
+
+
+def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
+    results = run.results
+    for check in (each for each in profile.required if answerable(each, run.suites)):
+        made = [result for result in results if result.check == check]
+        skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
+        if not made:
+            reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
+            remedy = "run the whole of its suite, with no -k, -m, --deselect or node id"
+            yield Result(check, "", Verdict.MISSING, reason, remedy)
+        elif len(skipped) == len(made):
+            why = skipped[0].reason
+            reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {why}"
+            remedy = "make it apply, or change the profile"
+            yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def _measures_rows(run: Run) -> bool:
+    """Whether the run chose the bandwidth suite, or a test of the user's own that measures rows."""
+    return BANDWIDTH in run.suites or any(result.row for result in run.results)
+
+
+def _missed_rows(run: Run) -> Iterator[Result]:
+    if not _measures_rows(run):
+        return
+    if not any(result.figures for result in run.results):
+        reason = "no row was measured: there is nothing to accept"
+        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole of the bandwidth suite")
+        return
+    judged = {result.row for result in run.results}
+    for row in asked_rows(run):
+        if row not in judged:
+            reason = f"the row {row} was asked for and not measured: its test was not selected or never ran"
+            remedy = "run the whole suite, with no -k, -m, -x, --deselect or node id"
+            yield Result("bandwidth", "", Verdict.MISSING, reason, remedy, row=row)
+
+
+def _missed_memory(run: Run) -> Iterator[Result]:
+    """GPU memory is never asked for by accident: that this machine has none is no reason to pass."""
+    if not _measures_rows(run):
+        return
+    found = {result.row: result for result in run.results if result.row}
+    memories = dict.fromkeys(link.memory for link in asked_links(run.settings, run.asked))
+    for memory in (each for each in memories if "VRAM" in (each.initiator, each.target)):
+        rows = [found.get(row) for row in asked_rows(run, memory)]
+        skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
+        if skipped and len(skipped) == len(rows):
+            count = "its row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
+            source = run.settings.sources["memory"].removeprefix("environment ")
+            asked = "--nixl-memory" if source == "option" else source
+            reason = f"{memory} was asked for ({asked}), and {count}: {skipped[0].reason}"
+            remedy = skipped[0].remedy or "run it where there is such memory, or leave it out of --nixl-memory"
+            yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
+
+
+def asked_rows(run: Run, memory: MemoryPair | None = None) -> Iterator[str]:
+    """Yield the key of every row that is asked for, or of those between two kinds of memory."""
+    settings = run.settings
+    links = [link for link in asked_links(settings, run.asked) if memory in (None, link.memory)]
+    for link, block, batch, depth in product(links, settings.blocks, settings.batch, settings.depth):
+        yield str(link.key(block, batch, depth))
+
+
+def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:
+    """Return the results that fail the run."""
+    return [
+        result
+        for result in results
+        if outcome(result.verdict, gate=gate, required=result.check in profile.required) is Outcome.FAIL
+    ]

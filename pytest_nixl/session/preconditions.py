@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The infrastructure suite runs first, and a check of it that the profile requires ends the run where it fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_nixl.session.run import Run
+
+#: The file of the checks of the endpoints that this deployment uses.
+DEPLOYMENT = "test_deployment.py"
+
+
+class Preconditions:
+    """Orders the tests of one run, and ends it where nothing that follows could mean anything.
+
+    First come the checks of the infrastructure suite that the profile requires, then, where it requires one of them,
+    all checks of the etcd endpoints, then the rest of the infrastructure suite, then all else. A required check of the
+    first two groups that fails ends the run: of the infrastructure at once, of the endpoints after the last of them,
+    because together they say what is wrong with an endpoint.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._session: pytest.Session | None = None
+        #: Node ids in the order in which they run, and how many of them have ended.
+        self._order: list[str] = []
+        self._ended = 0
+        #: Node ids of those that must hold, and of the checks of the endpoints.
+        self._required: set[str] = set()
+        self._endpoints: set[str] = set()
+        #: The check that failed, and why; None: none did.
+        self._failed: tuple[str, str] | None = None
+
+    @pytest.hookimpl(trylast=True)  # after every plugin that shuffles or deselects
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        run = self._run
+        if not run.used or run.parallel or not run.usable:
+            return
+        from pytest_nixl.judge.profiles import load_profile
+        from pytest_nixl.session.outcome import check_of
+        from pytest_nixl.session.suites import ENDPOINTS, INFRASTRUCTURE, suite_of
+
+        profile = load_profile(run.settings.profile)
+        suites = {item.nodeid: suite_of(item.path) for item in items}
+        checks = {item.nodeid: check_of(item) or "" for item in items}
+        required = {id for id, check in checks.items() if check in profile.required}
+        endpoints = {item.nodeid for item in items if suites[item.nodeid] == ENDPOINTS and item.path.name == DEPLOYMENT}
+        if endpoints.isdisjoint(required):
+            endpoints = set()
+        self._required = {id for id in required if suites[id] == INFRASTRUCTURE or id in endpoints}
+        self._endpoints = endpoints
+
+        def place(item: pytest.Item) -> int:
+            if item.nodeid in endpoints:
+                return 1
+            if suites[item.nodeid] == INFRASTRUCTURE:
+                return 0 if item.nodeid in required else 2
+            return 3
+
+        items.sort(key=place)  # stable: all else stays as it is
+        self._order = [item.nodeid for item in items]
+        self._session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.nodeid in self._required and self._failed is None:
+            result = getattr(report, "nixl_result", None) or {}
+            self._failed = str(result.get("check", report.nodeid)), str(result.get("reason") or "see above")
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._ended += 1
+        left = len(self._order) - self._ended
+        if self._session is None or self._failed is None or left < 1 or self._run.settings.keep_going:
+            return
+        if nodeid in self._endpoints and self._order[self._ended] in self._endpoints:
+            return
+        check, why = self._failed
+        tests = "1 test did not run" if left == 1 else f"{left} tests did not run"
+        self._run.ended = (
+            f"the run ended at the check {check!r}, which the profile {self._run.settings.profile!r} requires: {tests}"
+        )
+        self._session.shouldfail = f"{self._run.ended}; {why}"

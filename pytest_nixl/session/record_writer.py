@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The present run as its record will tell it, and that record: what pytest-benchmark writes, and our own part of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.redaction import hide_command
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.samples import Samples, percentile
+from pytest_nixl.model.settings import AlternateImage
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.benchmark import described, rounds
+from pytest_nixl.session.run import Run
+from pytest_nixl.store.provenance import Provenance, gather
+from pytest_nixl.store.record_reader import FORM, OURS, RecordedRow, RecordedRun
+
+
+def this_run(run: Run) -> RecordedRun:
+    """Return this run as far as it has come."""
+    return RecordedRun(
+        source="this run",
+        when=datetime.now(timezone.utc),
+        provenance=gather(run.settings.image, run.versions, ranks=_hosts(run)),
+        rows={row.key: row for row in _rows(run)},
+        results=tuple(run.results),
+        notes=tuple(run.notes),
+        interrupted=run.interrupted,
+    )
+
+
+def _hosts(run: Run) -> list[str]:
+    return [member.host for member in run.party.membership.members] if run.party is not None else []
+
+
+def _rows(run: Run) -> Iterator[RecordedRow]:
+    for result in run.results:
+        figures = result.figures
+        if figures is not None and figures.values:
+            yield RecordedRow(
+                key=result.row,
+                values=figures.values,
+                latencies={name: seconds for name, seconds in _latencies(figures) if not math.isnan(seconds)},
+                transports=figures.transports,
+                floor=figures.floor,
+                ceiling=figures.ceiling,
+            )
+
+
+def _latencies(figures: Figures) -> Iterator[tuple[str, float]]:
+    yield from (("p50", figures.p50), ("p90", figures.p90), ("p99", figures.p99), ("p99.9", figures.p999))
+
+
+def other_run(run: Run, against: AlternateImage) -> RecordedRun:
+    """Return what was measured in turn with this run, as a run of its own."""
+    rows = {
+        key: RecordedRow(
+            key,
+            samples.values,
+            {f"p{percent:g}": percentile(samples.latencies, percent) for percent in (50, 90, 99, 99.9)},
+            samples.transports,
+        )
+        for key, samples in run.others.items()
+    }
+    failed = tuple(
+        Result("bandwidth", "", Verdict.CORRUPT, str(samples.corruption), row=key)
+        for key, samples in run.others.items()
+        if samples.corruption is not None
+    )
+    when, provenance = datetime.now(timezone.utc), _other_provenance(run, against)
+    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.interrupted)
+
+
+def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
+    """The other image's: the same host, with what its command sets where that is ``env NAME=VALUE``."""
+    changed = {}
+    if os.path.basename(against.prefix[0]) == "env":
+        changed = dict(word.split("=", 1) for word in against.prefix[1:] if "=" in word)
+    environment = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
+    found = gather(against.image, run.other_versions, {**environment, **changed})
+    started = {"(started with)": hide_command(shlex.join(against.prefix))}
+    return Provenance(found.image, found.versions, {**found.environment, **started}, found.host)
+
+
+def add_ours(record: dict[str, Any], run: Run) -> None:
+    """Add our part to a record of pytest-benchmark: provenance, results, and of each row what was expected of it."""
+    found = this_run(run)
+    record[OURS] = _ours(found)
+    for benchmark in record["benchmarks"]:
+        row = found.rows.get(benchmark.get("extra_info", {}).get("key", ""))
+        if row is not None:
+            image = found.provenance.image
+            benchmark["extra_info"] |= {"image": str(image), "floor": row.floor, "ceiling": row.ceiling}
+
+
+def _ours(found: RecordedRun) -> dict[str, Any]:
+    return {
+        "form": FORM,
+        "provenance": found.provenance.plain(),
+        "results": [result.plain() for result in found.results],
+        "notes": list(found.notes),
+        "interrupted": found.interrupted,
+    }
+
+
+def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
+    """Return this run's record, by pytest-benchmark's own hooks, with every sample."""
+    hook = config.hook
+    machine = hook.pytest_benchmark_generate_machine_info(config=config)
+    hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine)
+    commit = hook.pytest_benchmark_generate_commit_info(config=config)
+    hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit)
+    record: dict[str, Any] = hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=_last_of_each_row(run), include_data=True, machine_info=machine, commit_info=commit
+    )
+    hook.pytest_benchmark_update_json(config=config, benchmarks=run.benchmarks, output_json=record)
+    return record
+
+
+def _last_of_each_row(run: Run) -> list[Any]:
+    """Return each row's last measurement: pytest-repeat and pytest-rerunfailures measure one several times."""
+    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.benchmarks}
+    if len(last) < len(run.benchmarks):
+        note = f"{len(run.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
+        if note not in run.notes:
+            run.notes.append(note)
+    return list(last.values())
+
+
+def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dict[str, Any]:
+    """Return the record of what was measured in turn, in the form of this run's."""
+    found = []
+    for benchmark in record["benchmarks"]:
+        samples = run.others.get(benchmark["fullname"])
+        if samples is not None:
+            extra = {**described(samples), "image": str(other.provenance.image)}
+            found.append({**benchmark, "extra_info": extra, "stats": _statistics(samples)})
+    return {**record, "benchmarks": found, OURS: _ours(other)}
+
+
+def _statistics(samples: Samples) -> dict[str, Any]:
+    from pytest_benchmark.stats import Stats
+
+    statistics = Stats()
+    for seconds in rounds(samples):
+        statistics.update(seconds)
+    return {**statistics.as_dict(), "rounds": len(samples.windows), "iterations": 1, "data": list(rounds(samples))}

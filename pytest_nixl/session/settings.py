@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options, ini values and environment variables, read once into one frozen dataclass.
+
+An option wins over an ini value, and that over the environment. Every bad value is a :class:`pytest.UsageError` of one
+sentence that names the value, where it came from and the accepted form.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.model.memory import MEMORIES
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.session.default_profile import default_profile
+from pytest_nixl.session.options import OPTIONS, Option
+from pytest_nixl.session.parsers import parse_target_memory
+
+#: How the text of a variable is read where that differs from the option's own.
+_ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
+    # What the deployment says is a suite's to judge, so it is taken as it is.
+    "NIXL_ETCD_ENDPOINTS": str,
+    "ETCD_ENDPOINTS": str,
+}
+
+
+def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every setting. :raises pytest.UsageError: at the first bad value."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for item in OPTIONS:
+        values[item.field], sources[item.field] = _read(item, config, environ)
+    if sources["profile"] == "default":
+        values["profile"], why = default_profile(values["backend"])
+        sources["profile"] = f"default: {why}" if why else "default"
+    ignored = [*_target_segment(values, sources, environ), *_ignored(sources, environ)]
+    settings = Settings(**values, sources=sources, ignored=tuple(ignored))
+    _check_together(settings)
+    return settings
+
+
+def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tuple[Any, str]:
+    option, ini = config.getoption(item.dest, None), config.getini(item.ini)
+    if option is not None:
+        return _parse(item, item.parse, option, item.flag), "option"
+    if ini:
+        return _parse(item, item.parse, str(ini), f"ini value {item.ini}"), "ini"
+    for name in item.environment:
+        if environ.get(name):
+            parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
+            text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
+            return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
+    # Nothing is the default of some; whoever types nothing meant something.
+    return item.parse(item.default) if item.default else item.empty, "default"
+
+
+def _with_password(environ: Mapping[str, str]) -> str:
+    """ETCDCTL_USER, with the password of ETCDCTL_PASSWORD where it has none, as etcdctl takes them."""
+    user, password = environ["ETCDCTL_USER"], environ.get("ETCDCTL_PASSWORD")
+    return f"{user}:{password}" if password and ":" not in user else user
+
+
+def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        message = str(error)
+        if ": expected " not in message:
+            message = f"{message}: expected {item.form}"
+        raise pytest.UsageError(f"{source}: {message}") from None
+
+
+def _target_segment(values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    """The seeds' NIXL_TARGET_SEG_TYPE: the target's memory, where ``--nixl-memory`` says nothing."""
+    name = "NIXL_TARGET_SEG_TYPE"
+    text = environ.get(name)
+    if not text:
+        return
+    if sources["memory"] != "default":
+        yield f"{name}={text} is set and ignored: --nixl-memory is given ({sources['memory']})"
+    elif text.upper() not in MEMORIES:
+        yield f"{name}={text} is set and ignored: it is neither DRAM nor VRAM"
+    else:
+        values["memory"], sources["memory"] = parse_target_memory(text), f"environment {name}"
+
+
+def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[str]:
+    for item in OPTIONS:
+        used = sources[item.field].removeprefix("environment ")
+        for name in item.environment:
+            if environ.get(name) and name != used:
+                value = "***" if item.secret else redact(environ[name])
+                why = f"{item.flag} comes from {sources[item.field]}"
+                yield f"{name}={value} is set and ignored: {why}"
+    namespace = environ.get("NIXL_ETCD_NAMESPACE")
+    if namespace:
+        yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: our keys are under a prefix of each test's own"
+    worker = environ.get("NIXL_WORKER_TYPE")
+    if worker and worker.lower() != "nixl":
+        yield f"NIXL_WORKER_TYPE={worker} is set and ignored: transfers are always made by NIXL"
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.etcd_server == "external" and not settings.etcd:
+        raise pytest.UsageError(
+            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS"
+        )
+    if settings.etcd_server in ("container", "embedded") and settings.sources["etcd"] == "option":
+        raise pytest.UsageError(
+            f"--nixl-etcd names an etcd that is there already, and --nixl-etcd-server={settings.etcd_server} "
+            "asks for one of our own: give one of the two"
+        )
+    from pytest_nixl.nixl.backends import BACKENDS
+
+    for name in settings.backend:
+        if not BACKENDS[name].STORAGE and all(pair.target == "FILE" for pair in settings.memory):
+            raise pytest.UsageError(
+                f"--nixl-backend={name} moves bytes from agent to agent, and --nixl-memory="
+                f"{','.join(map(str, settings.memory))} names only files as targets: expected DRAM or VRAM, or POSIX"
+            )
+    _check_ranks(settings)
+    _check_memory(settings)
+    _check_comparison(settings)
+    if bool(settings.etcd_cert) != bool(settings.etcd_key):
+        given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
+        source = settings.sources[f"etcd_{given}"]
+        raise pytest.UsageError(
+            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) is of no use alone: "
+            f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} beside it"
+        )
+
+
+def _check_ranks(settings: Settings) -> None:
+    if settings.rank is not None and settings.ranks is None:
+        raise pytest.UsageError(
+            f"--nixl-rank={settings.rank} says nothing of how many ranks there are: expected --nixl-ranks N beside it"
+        )
+    if settings.rank is not None and settings.ranks is not None and settings.rank >= settings.ranks:
+        raise pytest.UsageError(
+            f"--nixl-rank={settings.rank} is not below --nixl-ranks={settings.ranks}: "
+            f"expected a rank from 0 to {settings.ranks - 1}"
+        )
+
+
+#: Bytes of both ends' descriptors, and of the message that makes them, for each block in flight.
+_DESCRIPTOR = 1024
+
+
+def _check_memory(settings: Settings) -> None:
+    """Refuse rows whose buffers do not fit this host: a worker would be killed for them, if not something else is."""
+    given = [name for name in ("blocks", "batch", "depth") if settings.sources.get(name) != "default"]
+    if not given:
+        return
+    from pytest_nixl.host.memory import available_memory, in_bytes
+    from pytest_nixl.host.recorded_tree import FactsRoot
+
+    block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
+    ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
+    # Of several ranks, which may be on several hosts, one end is here at least.
+    ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
+    wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
+    available = available_memory(FactsRoot())
+    if available is not None and wanted > available.size:
+        flags = ", ".join(f"--nixl-{name}" for name in given)
+        raise pytest.UsageError(
+            f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
+            f"memory here, and {available} are available: expected less, by {flags}"
+        )
+
+
+def _check_comparison(settings: Settings) -> None:
+    if settings.baseline and settings.against is not None:
+        raise pytest.UsageError(
+            "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two"
+        )
+    if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
+        raise pytest.UsageError(
+            f"--nixl-baseline={settings.baseline} is no path, and an image is looked up in the store: "
+            "expected --nixl-store DIR beside it, or the path of a record"
+        )
+    if settings.compares and importlib.util.find_spec("scipy") is None:
+        flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"
+        raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
+
+
+assert {item.field for item in OPTIONS} == {f.name for f in fields(Settings)} - {"sources", "ignored"}

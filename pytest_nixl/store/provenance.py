@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever could explain a change: the image, versions, the environment that steers transports, and the host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.core.redaction import shown
+
+#: Variables that steer NIXL and what is below it; all others are nobody's business.
+_STEERING = re.compile(
+    r"(UCX_|NIXL_|FI_|NCCL_|CUDA_|NVIDIA_|IBV_|RDMAV_|MLX[45]_|OMP_|LD_LIBRARY_PATH$|LD_PRELOAD$|MALLOC_)"
+)
+#: Of those, ours: they name this run and explain no change.
+_OWN = frozenset(("NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_NODE_NAME", "NIXL_PODINFO"))
+
+#: Where the manifests mount a Kubernetes downward API volume with the pod's ``labels`` and ``annotations``.
+PODINFO = "/etc/podinfo"
+_IMAGE_KEY, _DIGEST_KEY = "pytest-nixl/image", "pytest-nixl/image-digest"
+
+#: What makes two hosts the same kind of machine; a host's name does not.
+SAME_MACHINE = ("cpu", "cores", "nics", "gpus")
+
+
+@dataclass(frozen=True)
+class ImageIdentity:
+    """What was validated. ``digest`` is ``sha256:…``; ``source`` says who told it. Empty: nobody did."""
+
+    reference: str = ""
+    digest: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        short = self.digest.removeprefix("sha256:")[:12]
+        return f"{self.reference or 'an image that nobody named'}{f' ({short})' if short else ''}"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a run's figures come from.
+
+    :param versions: of NIXL, UCX, libfabric, Python as the workers told them, and of the NVIDIA driver and the kernel.
+    :param environment: the variables that steer transports, secrets hidden.
+    :param host: of rank 0: name, CPU, cores, network cards with their rates, GPUs; of several ranks, their hosts.
+    """
+
+    image: ImageIdentity = field(default_factory=ImageIdentity)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    host: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Provenance:
+        """Restore what :meth:`plain` returned. :raises TypeError: where it is something else."""
+        return cls(
+            ImageIdentity(**{str(name): str(value) for name, value in data["image"].items()}),
+            {str(name): str(value) for name, value in data["versions"].items()},
+            {str(name): str(value) for name, value in data["environment"].items()},
+            dict(data["host"]),
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs between two runs; an empty side: it was not there."""
+
+    what: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.before or 'nothing'} -> {self.now or 'nothing'}"
+
+
+def gather(
+    reference: str,
+    versions: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+    ranks: Sequence[str] = (),
+) -> Provenance:
+    """Return this run's provenance.
+
+    :param reference: the image as a setting names it; empty: the environment or the downward API may.
+    :param versions: what the workers told.
+    :param ranks: the host of each rank; none: there is one.
+    """
+    return Provenance(
+        image=image_of(reference, environ),
+        versions={**{name: versions[name] for name in sorted(versions)}, **_system_versions()},
+        environment=steering(environ),
+        host={**host(environ), **({"ranks": list(ranks)} if ranks else {})},
+    )
+
+
+def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> ImageIdentity:
+    """Return the image: by its setting, else by the annotations or labels of a downward API volume."""
+    digest, source = environ.get("NIXL_IMAGE_DIGEST", ""), "--nixl-image or NIXL_IMAGE"
+    if not reference or not digest:
+        told = _podinfo(Path(environ.get("NIXL_PODINFO", PODINFO)))
+        if not reference and _IMAGE_KEY in told:
+            reference, source = told[_IMAGE_KEY], "downward API"
+        digest = digest or told.get(_DIGEST_KEY, "")
+    name, _, pinned = reference.partition("@")
+    return ImageIdentity(name, pinned or digest, source if reference else "")
+
+
+def _podinfo(folder: Path) -> dict[str, str]:
+    """Read ``key="value"`` lines, as the kubelet writes them."""
+    found: dict[str, str] = {}
+    for name in ("labels", "annotations"):
+        try:
+            text = (folder / name).read_text()
+        except OSError:
+            continue
+        for key, value in re.findall(r'^([^=\s]+)="((?:[^"\\]|\\.)*)"$', text, re.MULTILINE):
+            found[key] = re.sub(r"\\(.)", r"\1", value)
+    return found
+
+
+def steering(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that steer transports; values that may hold a secret are hidden."""
+    return {name: shown(name, environ[name]) for name in sorted(environ) if _STEERING.match(name) and name not in _OWN}
+
+
+def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return what this host is."""
+    return {
+        "name": environ.get("NIXL_NODE_NAME") or platform.node(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "nics": dict(_nics()),
+        "gpus": len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
+    }
+
+
+def _system_versions() -> dict[str, str]:
+    driver = _first_line(Path("/sys/module/nvidia/version"))
+    return {"kernel": platform.release(), **({"nvidia_driver": driver} if driver else {})}
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    # Not every architecture names a model; Arm tells numbers.
+    for name in ("model name", "CPU part", "cpu"):
+        match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+        if match:
+            return f"{platform.machine()} {match[1].strip()}"
+    return platform.machine()
+
+
+def _nics() -> Iterator[tuple[str, str]]:
+    """Yield the network cards that are hardware, with their rates: those of a container's own network are not."""
+    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
+        yield f"{port.parent.parent.name}:{port.name}", _first_line(port / "rate")
+    for device in sorted(Path("/sys/class/net").glob("*/device")):
+        speed = _first_line(device.parent / "speed")
+        yield device.parent.name, f"{speed} Mb/s" if speed.isdecimal() else ""
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # a device that is down refuses to tell its speed
+        return ""
+
+
+def changes(before: Provenance, now: Provenance) -> list[Change]:
+    """Return all that differs between two runs, the image first."""
+    one, other = _flat(before), _flat(now)
+    names = dict.fromkeys((*one, *other))
+    return [Change(name, one.get(name, ""), other.get(name, "")) for name in names if one.get(name) != other.get(name)]
+
+
+def other_machine(before: Provenance, now: Provenance) -> list[Change]:
+    """Return what makes the two hosts different kinds of machine; empty: nothing that is known of both does."""
+    return [
+        Change(name, str(before.host[name]), str(now.host[name]))
+        for name in SAME_MACHINE
+        if before.host.get(name) is not None and now.host.get(name) is not None and before.host[name] != now.host[name]
+    ]
+
+
+def _flat(provenance: Provenance) -> dict[str, str]:
+    found = {"image": provenance.image.reference, "image digest": provenance.image.digest[:19]}
+    for part in ("versions", "environment", "host"):
+        found |= dict(_leaves(part, getattr(provenance, part)))
+    return {name: text for name, text in found.items() if text}
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name} {key}", inner)
+    else:
+        yield name, str(value)

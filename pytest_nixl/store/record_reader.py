@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as its record tells it: a file of pytest-benchmark, with our rows and what we add to them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.settings import MOST_LAUNCHES
+from pytest_nixl.store.provenance import Provenance
+
+#: The part of a record that is ours, and the number that its form has.
+OURS, FORM = "nixl", 1
+
+#: A larger file is no record: a run of 1,000 rows with all its windows has less than a tenth of it.
+LARGEST = 64 << 20
+
+#: How deep the values of a host may be nested; our own have three levels.
+_DEEPEST = 16
+
+#: ``UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1``: reports split it at its slashes.
+_KEY = re.compile(
+    r"[^/\s\x00-\x1f\x7f]{1,100}/[A-Z]{1,20}/[^/\s\x00-\x1f\x7f]{1,100}/0*[1-9][0-9]{0,14}(?:B|KiB|MiB|GiB)"
+    r"/batch[0-9]{1,15}/depth[0-9]{1,15}/[0-9]{1,9}-[0-9]{1,9}"
+)
+
+RECORD_FORM = "a file that --nixl-store, --benchmark-json or --benchmark-autosave of the bandwidth suite has written"
+
+
+@dataclass(frozen=True)
+class RecordedRow:
+    """One row of a run: bytes per second of each launch, and seconds of each percentile of single transfers."""
+
+    key: str
+    values: tuple[float, ...]
+    latencies: Mapping[str, float]
+    transports: tuple[str, ...] = ()
+    floor: float = 0.0
+    ceiling: float = 0.0
+
+    @property
+    def bandwidth(self) -> float:
+        """The median over the launches in bytes per second."""
+        return median(self.values)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run: when it was, where its figures come from, its rows by key, and what each of its checks came to."""
+
+    source: str
+    when: datetime
+    provenance: Provenance
+    rows: Mapping[str, RecordedRow]
+    results: tuple[Result, ...] = ()
+    notes: tuple[str, ...] = ()
+    #: How far the run came and what ended it early; empty: it came to its end.
+    interrupted: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the run is called: by its image, or where it has none, by its file."""
+        return str(self.provenance.image) if self.provenance.image.reference else Path(self.source).stem
+
+    @property
+    def order(self) -> tuple[datetime, str]:
+        """What runs are sorted by: the oldest is the first."""
+        return self.when, self.source
+
+
+def read_recorded(path: Path) -> RecordedRun:
+    """Read a record.
+
+    :raises ValueError: in one sentence that begins with the path, where the file is torn, foreign, too large, no
+        regular file, or has neither a row nor a result of ours.
+    :raises OSError: where it cannot be read.
+    """
+    text = read_regular(path, LARGEST, RECORD_FORM)
+    try:
+        data = parse_json(text)
+    except UnicodeError:
+        raise ValueError(f"{path} is not UTF-8: expected {RECORD_FORM}") from None
+    except ValueError as error:
+        why = "is empty" if not text.strip() else f"is torn or no JSON ({error})"
+        raise ValueError(f"{path} {why}: expected {RECORD_FORM}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is JSON that is nested too deep: expected {RECORD_FORM}") from None
+    return parse_recorded(data, str(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """Read JSON whose texts can be printed.
+
+    :raises ValueError: where it is none.
+    :raises RecursionError: where it is nested too deep.
+    """
+    data = json.loads(text)
+    if b"\\ud" in text.lower():
+        json.dumps(data, ensure_ascii=False).encode()  # half a character cannot be printed or written again
+    return data
+
+
+def read_regular(path: Path, largest: int, form: str) -> bytes:
+    """Read a regular file of at most ``largest`` bytes; a FIFO or a device is never waited for.
+
+    :raises ValueError: in one sentence that begins with the path.
+    :raises OSError: where it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}: expected {form}")
+        with open(descriptor, "rb", closefd=False) as file:
+            text = file.read(largest + 1) if found.st_size <= largest else b""
+    finally:
+        os.close(descriptor)
+    if len(text) > largest or found.st_size > largest:
+        raise ValueError(f"{path} has more than {largest >> 20} MiB: expected {form}")
+    return text
+
+
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def parse_recorded(data: Any, source: str) -> RecordedRun:
+    """Read the JSON values of a record. :raises ValueError: as :func:`read_recorded`."""
+    try:
+        found = _parse(data, source)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        why = f"{type(error).__name__}: {error}"
+        why = why if len(why) <= _QUOTED else f"{why[:_QUOTED]}…"
+        raise ValueError(f"{source} is no record of a run ({why}): expected {RECORD_FORM}") from None
+    if not found.rows and not found.results:
+        raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")
+    return found
+
+
+#: Characters of what a file says that a message quotes.
+_QUOTED = 200
+
+
+def _parse(data: Any, source: str) -> RecordedRun:
+    ours = data.get(OURS) or {}
+    if ours and ours["form"] != FORM:
+        raise ValueError(f"its form is {ours['form']!r}, and this version reads {FORM}")
+    when = datetime.fromisoformat(str(data["datetime"]).replace("Z", "+00:00"))
+    when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
+    provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
+    if not shallow(provenance.host):
+        raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
+    rows: dict[str, RecordedRow] = {}
+    for row in _rows(data["benchmarks"]):
+        if row.key in rows:
+            raise ValueError(f"the row {row.key} is there twice")
+        rows[row.key] = row
+    return RecordedRun(
+        source=source,
+        when=when,
+        provenance=provenance,
+        rows=rows,
+        results=tuple(Result.from_plain(one) for one in ours.get("results", ())),
+        notes=tuple(str(note) for note in ours.get("notes", ())),
+        interrupted=str(ours.get("interrupted", "")),
+    )
+
+
+def _rows(records: Any) -> Iterator[RecordedRow]:
+    for record in records:
+        extra = record.get("extra_info") or {}
+        if "key" not in extra:
+            continue
+        # One launch was recorded as one figure before launches were.
+        values = tuple(float(value) for value in extra.get("launches") or (float(extra["GB/s"]) * 1e9,))
+        if len(values) > MOST_LAUNCHES:
+            raise ValueError(f"a row has {len(values)} launches, and at most {MOST_LAUNCHES} are ever made")
+        key = str(extra["key"])
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:_QUOTED]!r} is no key of a row")
+        if not all(0 < value < math.inf for value in values):
+            raise ValueError(f"the row {key} has a launch that is not a number above zero")
+        latencies = {
+            name.removesuffix("_us"): float(extra[name]) / 1e6
+            for name in ("p50_us", "p90_us", "p99_us", "p99.9_us")
+            if extra.get(name) is not None
+        }
+        latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
+        floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
+        if not all(0 <= value < math.inf for value in (floor, ceiling, *latencies.values())):
+            raise ValueError(f"the row {key} has a floor, a ceiling or a latency that is not a number above zero")
+        transports = extra.get("transports", ())
+        if not isinstance(transports, (list, tuple)):
+            raise TypeError(f"the row {key} has transports that are not a list")
+        yield RecordedRow(key, values, latencies, tuple(str(name) for name in transports), floor, ceiling)
+
+
+def shallow(value: Any) -> bool:
+    """Whether a value is nested at most so deep that whoever walks through it may call itself."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _older(data: Any) -> Provenance:
+    """What a record of pytest-benchmark alone tells: its host's name, and the versions that rows were given."""
+    machine = data.get("machine_info") or {}
+    versions: dict[str, str] = {}
+    for record in data["benchmarks"]:
+        extra = record.get("extra_info") or {}
+        versions |= {
+            name.removeprefix("initiator_"): str(value)
+            for name, value in extra.items()
+            if name.startswith("initiator_") and name != "initiator_host"
+        }
+    return Provenance(versions=versions, host={"name": str(machine.get("node", ""))})

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where runs leave their records: a directory, which many jobs on many hosts may share and write at once.
+
+A record is written under a name that nobody looks for, flushed to the disk, and only then given its own name, which no
+other record has. Nobody ever sees a part of one, and nobody ever overwrites one.
+
+Beside many records stands an index of what histories need of each (:mod:`pytest_nixl.store.index`). It may be missing,
+old or wrong at any time: it only saves reading files that have not changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.store.index import FEWEST_NEW, INDEX, Index, IndexEntry, read_index, summary
+from pytest_nixl.store.record_reader import RECORD_FORM, RecordedRun, read_recorded
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of records."""
+
+    directory: Path
+
+    def write(self, record: Mapping[str, Any], label: str) -> Path:
+        """Add a record and return its path; ``label`` is a part of its name.
+
+        :raises NixlPluginError: where the disk is full, the directory is read-only, or the like. Nothing is left then.
+        """
+        now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[-80:]
+        path = self.directory / f"{now}-{plain or 'run'}-{uuid.uuid4().hex[:12]}.json"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _not_stored(self.directory, error) from None
+        write_whole(path, json.dumps(record, indent=1, default=str))
+        return path
+
+    def runs(self) -> tuple[list[RecordedRun], list[str]]:
+        """Return all records, the oldest first, and one sentence for each file that is none.
+
+        :raises OSError: where the directory cannot be read.
+        """
+        found, skipped = [], []
+        for path, _ in self._files():
+            run, fault = _read(path)
+            if run is not None:
+                found.append(run)
+            else:
+                skipped.append(f"skipped: {path}{fault}")
+        return sorted(found, key=lambda run: run.order), skipped
+
+    def summaries(self) -> tuple[list[RecordedRun], list[str]]:
+        """Return what :meth:`runs` does, but of each row its bandwidth and transports only, and no result.
+
+        Files that the index knows are not opened. Where many are new, a new index is left, if the directory allows it.
+
+        :raises OSError: where the directory cannot be read.
+        """
+        index = read_index(self.directory / INDEX)
+        found, skipped, entries, new = [], [], {}, 0
+        for path, state in self._files():
+            entry = index.entry(path.name, state)
+            if entry is None:
+                run, fault = _read(path)
+                entry = IndexEntry(state, summary(run) if run is not None else None, fault)
+                new += 1
+            if entry.run is not None:
+                found.append(replace(entry.run, source=str(path)))
+            else:
+                skipped.append(f"skipped: {path}{entry.fault}")
+            entries[path.name] = entry
+        if new >= FEWEST_NEW:
+            with contextlib.suppress(NixlPluginError):
+                write_whole(self.directory / INDEX, Index(entries).text())
+        return sorted(found, key=lambda run: run.order), skipped
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result | None]]:
+        """Yield each file that may be a record, by name, with its state; None: it has none that can be seen."""
+        with os.scandir(self.directory) as entries:
+            found = sorted((entry for entry in entries if entry.name.endswith(".json")), key=lambda entry: entry.name)
+        for entry in found:
+            try:
+                state = entry.stat()
+            except OSError:
+                state = None
+            regular = state is not None and stat.S_ISREG(state.st_mode)
+            yield self.directory / entry.name, state if regular else None
+
+
+def _read(path: Path) -> tuple[RecordedRun | None, str]:
+    """Return a record, or None and what is wrong with the file, to be said after its path."""
+    try:
+        return read_recorded(path), ""
+    except OSError as error:
+        return None, f" cannot be read ({error.strerror})"
+    except ValueError as error:
+        return None, str(error).removeprefix(str(path))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, also for who reads it meanwhile and after a power cut.
+
+    :raises NixlPluginError: where it cannot be written. Nothing is left then.
+    """
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        with hidden.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(hidden, path)
+        _flush_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            hidden.unlink()
+        raise _not_stored(path, error) from None
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some shared file systems do not flush directories: the file itself is on the disk
+    finally:
+        os.close(descriptor)
+
+
+def _not_stored(path: Path, error: OSError) -> NixlPluginError:
+    return NixlPluginError(
+        f"{path} cannot be written ({error.strerror}): this run's verdict stands, its record is lost",
+        "Free or mount the directory for writing and run again; --benchmark-json writes a record elsewhere.",
+    )
+
+
+def newest(runs: Sequence[RecordedRun], image: str) -> RecordedRun | None:
+    """Return the newest run of an image, which is named by its reference, its digest, or both as ``NAME@DIGEST``."""
+    for run in reversed(runs):
+        its = run.provenance.image
+        if image in (its.reference, its.digest) or (its.digest and image == f"{its.reference}@{its.digest}"):
+            return run
+    return None
+
+
+def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[RecordedRun, list[str]]:
+    """Return the run that ``--nixl-baseline`` names, and one sentence for each file of a store that is left out.
+
+    :param whole: whether only runs count that came to their end.
+
+    :raises ValueError: in one sentence, where there is none.
+    """
+    path = Path(wanted)
+    try:
+        if path.exists() and not path.is_dir():
+            named = read_recorded(path)
+            if whole and named.interrupted:
+                raise ValueError(
+                    f"{path} is no baseline ({named.interrupted}): expected the record of a run that came to its end"
+                )
+            return named, []
+        runs, skipped = Store(path if path.is_dir() else Path(directory)).summaries()
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read ({error.strerror}): expected a record or a store") from None
+    if whole:
+        skipped += [f"left out: {run.source} is no baseline ({run.interrupted})" for run in runs if run.interrupted]
+        runs = [run for run in runs if not run.interrupted]
+    latest = runs[-1] if runs else None
+    found = latest if path.is_dir() else newest(runs, wanted)
+    if found is None:
+        where = wanted if path.is_dir() else directory
+        what = "no record" if path.is_dir() else f"no run of the image {wanted}"
+        has = sorted({run.provenance.image.reference for run in runs if run.provenance.image.reference})
+        among = f"; it has {', '.join(has)}" if has and not path.is_dir() else ""
+        bad = f"; {'; '.join(skipped)}" if skipped else ""
+        raise ValueError(f"{where} has {what}{among}{bad}: expected the record of an earlier run")
+    try:
+        return read_recorded(Path(found.source)), skipped
+    except OSError as error:
+        raise ValueError(f"{found.source} cannot be read ({error.strerror}): expected {RECORD_FORM}") from None

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the suites as a user starts them: a pytest process of its own, from the clone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The rows alone; of several ranks, with what is asked of them together.
+BANDWIDTH, BANDWIDTH_OF_RANKS = "suites/bandwidth/test_bandwidth.py", "suites/bandwidth"
+
+#: Variables of the machine that would change what a run does.
+_STEERING = re.compile(r"(NIXL_|UCX_|FI_|ETCD|SLURM_|OMPI_|PMI_|PYTEST_|WORLD_SIZE$)")
+
+#: For plugins of inner runs that make a fault: this machine's load does not excuse what comes too late. A double.
+NOT_BUSY = """
+from pytest_nixl.core.host_load import HostLoad
+HostLoad.words = lambda self: ""
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    code: int
+    output: str
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """Operation and block size of each row of the table, with its verdict."""
+        rows = re.findall(r"^\w+ +(WRITE|READ) +\S+ +(\w+) .* (\S+)$", self.output, re.MULTILINE)
+        return {f"{op} {block}": verdict for op, block, verdict in rows}
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment without what steers a run, and with ``changes``."""
+    kept = {name: value for name, value in os.environ.items() if not _STEERING.match(name)}
+    return {**kept, **changes}
+
+
+def command(*arguments: str, quiet: bool = True) -> list[str]:
+    """Return the command line of a run; ``quiet`` leaves pytest-benchmark's own table out."""
+    options = ["-p", "no:cacheprovider", *(["--benchmark-quiet"] if quiet else [])]
+    return [sys.executable, "-m", "pytest", *options, *arguments]
+
+
+def run(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    directory: Path = ROOT,
+    timeout: float = 300,
+    quiet: bool = True,
+) -> Finished:
+    """Run pytest and wait for its end."""
+    done = subprocess.run(
+        command(*arguments, quiet=quiet),
+        cwd=directory,
+        env=environment(**(env or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout)
+
+
+def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:
+    """Run the bandwidth suite on few blocks; again, where a row is in doubt as others took the cores meanwhile."""
+    for _ in range(5):
+        done = run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
+        if "Stop what else runs on the machine" not in done.output:
+            break
+    return done
+
+
+def repeats() -> range:
+    """How often a test that is marked ``soak`` is made: once in CI, a hundred times in ``tox -e soak``."""
+    return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    """Whether ``condition`` comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def junit_suite(path: Path) -> ElementTree.Element:
+    """Return the test suite of a JUnit file that its schema allows."""
+    import xmlschema
+
+    xmlschema.XMLSchema(ROOT / "tests" / "junit.xsd").validate(path)
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    assert suite is not None
+    assert int(suite.attrib["tests"]) == len(suite.findall("testcase"))
+    return suite
+
+
+def profile(path: Path, expectation: str, *, required: str = "") -> str:
+    """Write a profile with one expectation, and return its path; ``required`` is a list of checks as TOML."""
+    checks = f"[required]\nchecks = {required}\n" if required else ""
+    path.write_text(
+        f'[profile]\nname = "test"\nsummary = "made by a test"\n{checks}'
+        f'[[expect]]\n{expectation}\nsource = "made by a test"\n'
+    )
+    return str(path)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of hosts that we have not: written by hand from documented formats, on the real topology of such a host.
+
+What hangs where (GPUs, EFA devices, interfaces, bridges, NUMA nodes) is from hwloc's export of a real instance in
+``fixtures/topology``. What the kernel's files hold is as its documentation has it: ``Documentation/ABI`` for sysfs,
+``proc(5)`` for procfs. What NVML, a worker with NIXL and an etcd answer is written by hand in the form that our own
+``facts --record`` writes; that form is checked against a recording of the machine that runs the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.host.hwloc import read_hwloc
+from pytest_nixl.host.recorded_tree import ASKED
+
+TOPOLOGY = Path(__file__).resolve().parents[1] / "fixtures" / "topology"
+GPU_MEMORY = 80 << 30
+_NVIDIA = "10de"
+
+
+class Tree:
+    """A recorded tree that is being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def copy(self, folder: Path) -> Tree:
+        """Copy it, to be broken."""
+        shutil.copytree(self.folder, folder, symlinks=True, copy_function=os.link)
+        return Tree(folder)
+
+    def place(self, path: str) -> Path:
+        return self.folder / path.lstrip("/")
+
+    def write(self, path: str, text: str | int) -> None:
+        place = self.place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # it may be one file with that of the tree which this is a copy of
+        place.write_text(f"{text}\n")
+
+    def replace(self, path: str, old: str, new: str) -> None:
+        """Change a text in a file. It must be there."""
+        text = self.place(path).read_text()
+        assert old in text
+        self.write(path, text.replace(old, new).rstrip("\n"))
+
+    def link(self, path: str, target: str) -> None:
+        place = self.place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.place(target).mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(self.place(target), place.parent))
+
+    def remove(self, path: str) -> None:
+        place = self.place(path)
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
+
+    def answer(self, name: str, value: Any) -> None:
+        self.write(f"/{ASKED}/{name}.json", json.dumps(value))
+
+    def change(self, name: str, how: Callable[[Any], None]) -> None:
+        """Change an answer in place."""
+        value = json.loads(self.place(f"/{ASKED}/{name}.json").read_text())
+        how(value)
+        self.answer(name, value)
+
+    def variable(self, name: str, value: str) -> None:
+        """Set a variable of the environment."""
+        self.change("environment", lambda found: found["steering"].update({name: value}))
+
+
+def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
+    """Write the tree of a healthy host.
+
+    :param topology: the name of a file in ``fixtures/topology``.
+    :param gpu: the model of its GPUs.
+    :param rate: the rate of each EFA device, as sysfs has it.
+    """
+    tree = Tree(folder)
+    _host(tree)
+    gpus: list[str] = []
+    nics: list[str] = []
+    efa: list[str] = []
+    for device in read_hwloc(TOPOLOGY / f"{topology}.xml"):
+        path = device.path
+        tree.write(f"{path}/vendor", f"0x{device.vendor}")
+        tree.write(f"{path}/device", f"0x{device.device}")
+        tree.write(f"{path}/class", f"0x{device.family}00")
+        tree.write(f"{path}/numa_node", device.numa)
+        tree.link(f"/sys/bus/pci/devices/{device.address}", path)
+        if device.vendor == _NVIDIA and device.family == "0302":
+            tree.link(f"{path}/driver", "/sys/bus/pci/drivers/nvidia")
+            gpus.append(device.address)
+        if device.fabric.startswith("rdmap"):
+            _rdma(tree, device.fabric, path, len(efa), rate)
+            efa.append(device.fabric)
+        for name in device.others:
+            if name.startswith(("enp", "ens", "eth")):
+                _nic(tree, name, path)
+                nics.append(name)
+    _answers(tree, gpus, efa, nics, gpu)
+    return tree
+
+
+def p5(folder: Path) -> Tree:
+    """A healthy p5.48xlarge: 8 H100, 32 EFA devices of 100 Gb/s."""
+    return build(folder, "p5.48xl", gpu="NVIDIA H100 80GB HBM3", rate="100 Gb/sec (4X EDR)")
+
+
+def _host(tree: Tree) -> None:
+    tree.write("/etc/os-release", 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"')
+    tree.write("/etc/resolv.conf", "nameserver 10.0.0.2\nsearch ec2.internal")
+    tree.write("/proc/sys/kernel/hostname", "node-a")
+    tree.write("/proc/sys/kernel/osrelease", "6.8.0-1030-aws")
+    tree.write("/proc/cpuinfo", "processor\t: 0\nmodel name\t: AMD EPYC 7R13 Processor")
+    tree.write("/proc/meminfo", "MemTotal:       2097152000 kB\nMemAvailable:   2000000000 kB")
+    tree.write("/proc/self/limits", "Max locked memory         unlimited            unlimited            bytes     ")
+    tree.write("/proc/self/status", "Name:\tpython\nCapEff:\t00000000a80425fb")
+    tree.write("/proc/1/cgroup", "0::/init.scope")
+    tree.write(
+        "/proc/net/route",
+        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+        "enp71s0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0",
+    )
+    tree.write(
+        "/proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build  (dvs-builder)\n"
+        "GCC version:  gcc version 11.4.0",
+    )
+    tree.write("/sys/devices/system/cpu/online", "0-191")
+    for node in (0, 1):
+        tree.write(f"/sys/devices/system/node/node{node}/cpulist", f"{node * 48}-{node * 48 + 47}")
+        tree.write(f"/sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       1048576000 kB")
+    tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 5128)
+    tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 5000)
+    for module in ("efa", "ib_uverbs", "nvidia", "gdrdrv"):
+        tree.write(f"/sys/module/{module}/initstate", "live")
+    tree.write("/dev/gdrdrv", "")
+    tree.write("/opt/amazon/efa_installed_packages", "# EFA installer version: 1.43.2\n# Debug packages installed: no")
+
+
+def _rdma(tree: Tree, name: str, path: str, number: int, rate: str) -> None:
+    tree.link(f"{path}/driver", "/sys/bus/pci/drivers/efa")
+    tree.write(f"{path}/p2p", "NVIDIA")
+    port = f"/sys/class/infiniband/{name}/ports/1"
+    tree.write(f"{port}/state", "4: ACTIVE")
+    tree.write(f"{port}/rate", rate)
+    tree.write(f"{port}/link_layer", "Unspecified")
+    tree.link(f"/sys/class/infiniband/{name}/device", path)
+    tree.write(f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", name)
+
+
+def _nic(tree: Tree, name: str, path: str) -> None:
+    tree.link(f"{path}/driver", "/sys/bus/pci/drivers/ena")
+    for attribute, value in (("operstate", "up"), ("mtu", 9001), ("type", 1)):
+        tree.write(f"/sys/class/net/{name}/{attribute}", value)
+    tree.link(f"/sys/class/net/{name}/device", path)
+
+
+def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model: str) -> None:
+    tree.answer("machine", {"architecture": "x86_64"})
+    tree.answer("shm", {"size": 1 << 40, "free": 1 << 40})
+    tree.answer("addresses", {nics[0]: ["10.0.0.11/16"]} if nics else {})
+    tree.answer("uverbs", {f"/dev/infiniband/uverbs{number}": "" for number in range(len(efa))})
+    tree.answer("kernel_log", {"lines": []})
+    tree.answer("dma_buf", {"supported": True})
+    tree.answer("peers", {})
+    tree.answer("nixlbench", {"path": "/usr/local/bin/nixlbench"})
+    tree.answer("environment", {"steering": {}, "launcher": {}, "image": {}})
+    tree.answer(
+        "nvml",
+        {
+            "driver": "570.133.20",
+            "cuda": "12.8",
+            "gpus": [
+                {"index": index, "name": model, "pci": address, "memory": GPU_MEMORY, "ecc": True, "uncorrected": 0,
+                 "bar1": 128 << 30, "persistence": True, "nvlinks": 18}
+                for index, address in enumerate(gpus)
+            ],
+            "pairs": [
+                {"one": one, "other": other, "status": "ok"}
+                for one in range(len(gpus)) for other in range(len(gpus)) if one != other
+            ],
+        },
+    )  # fmt: skip
+    plugins = "/usr/local/nixl/lib/x86_64-linux-gnu/plugins"
+    backend = {"missing": [], "error": "", "remedy": "", "memories": ["DRAM_SEG", "VRAM_SEG"], "versions": {}}
+    tree.answer(
+        "nixl",
+        {
+            "pid": 1, "python": "3.12.3", "host": "node-a", "nixl": "1.5.0", "nixl_package": "nixl-cu12",
+            "nixl_module": "/usr/local/lib/python3.12/dist-packages/nixl_cu12/_api.py",
+            "plugins": ["LIBFABRIC", "UCX"],
+            "backends": {
+                "LIBFABRIC": {**backend, "plugin": f"{plugins}/libplugin_LIBFABRIC.so",
+                              "versions": {"libfabric": "2.3", "libfabric_path": "/opt/amazon/efa/lib/libfabric.so.1"}},
+                "UCX": {**backend, "plugin": f"{plugins}/libplugin_UCX.so", "said": []},
+            },
+            "libraries": ["/usr/local/nixl/lib/libnixl.so", "/usr/local/ucx/lib/libucp.so.0.0.0",
+                          "/usr/local/ucx/lib/libucs.so.0.0.0", "/opt/amazon/efa/lib/libfabric.so.1.28.0",
+                          "/usr/local/lib/libetcd-cpp-api-core.so"],
+            "ucx": "1.21.0", "ucx_variables": ["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"], "unused": {},
+            "fabric_variables": ["FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"],
+            "nixl_variables": ["NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL"],
+            "advertised": ["10.0.0.11"],
+            "etcd_client": {"path": "/usr/local/lib/libetcd-cpp-api-core.so", "patched": True},
+        },
+    )  # fmt: skip
+    tree.answer(
+        "etcd",
+        {
+            "endpoints": "http://etcd.default:2379", "source": "NIXL_ETCD_ENDPOINTS",
+            "names": [{"host": "etcd.default", "addresses": ["172.20.32.220"], "fault": ""}],
+            "version": "3.5.18", "latency": 0.002, "clock": 0.0,
+        },
+    )  # fmt: skip

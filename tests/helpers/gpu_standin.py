@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs of host memory, for tests of what is asked of the CUDA driver: no machine of CI has a real one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from helpers.cuda_driver import real_driver
+from pytest_nixl.nixl.worker.devices import make_ptx
+
+
+def build(folder: Path) -> Path:
+    """Compile the stand-in (``gpu/driver.c``) with the kernels. :raises RuntimeError: where a real driver exists."""
+    found = real_driver()
+    if found is not None:
+        raise RuntimeError(f"this host has a real CUDA driver ({found}): the stand-in must not hide it")
+    library = folder / "libcuda.so.1"
+    source = Path(__file__).with_name("gpu") / "driver.c"
+    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wl,-soname,libcuda.so.1"]
+    kernels = f'-DKERNELS="{make_ptx.SOURCE}"'
+    subprocess.run(["gcc", *options, kernels, "-o", str(library), str(source), "-ldl"], check=True)
+    return library

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken ways to claim a rank, as functions that claimants call: each is the fault of a check."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_nixl.checks.rank_race.functions import read_modify_write
+
+
+def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:
+    """Claim as the seed did, where our membership is meant."""
+    read_modify_write(endpoint, group, size, announce)
+
+
+def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Ask for a key of its own process: another one in each run."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint)) as client:
+        client.get(f"{group}{os.getpid()}")
+        client.put(f"{group}x", b"")
+        announce(0)
+
+
+def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """End without a word."""
+    os._exit(3)
+
+
+def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Join by our membership, from a host of its own, as rank 0: what a launcher does that gives all the same rank."""
+    from pytest_nixl.cluster.joining import join
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    prefix, _, name = group.rstrip("/").rpartition("/")
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        with join(client, name, size, ttl=120, timeout=60, prefix=prefix, host=f"of-{os.getpid()}", wanted=0) as member:
+            announce(member.rank)
+
+
+def asks_for_nothing(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Live on without a request."""
+    time.sleep(600)
+
+
+def only_reads(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Read, and go no further."""
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        client.get(f"{group}size")
+        time.sleep(600)
+
+
+def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Put the own key as often as the connection breaks, and be the rank that the name says: nothing to go wrong."""
+    from pytest_nixl.etcd.client import EtcdClient, connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+    from pytest_nixl.etcd.errors import EtcdError
+
+    def own(client: EtcdClient, rank: int) -> bool:
+        while True:
+            try:
+                mine = client.create(f"{group}rank/{rank}", str(os.getpid()).encode())
+                return mine or client.get(f"{group}rank/{rank}") == str(os.getpid()).encode()
+            except EtcdError:
+                time.sleep(0.01)
+
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        announce(next(rank for rank in range(size) if own(client, rank)))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command lines of pytest that this project ships: manifests, scripts, recipes for CI, the Dockerfile, docs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from helpers.cli_run import ROOT
+from helpers.kubernetes_rules import pods_of, read
+
+#: Suites and modules of them that measure rows, as command lines name them; no name is all suites.
+_MEASURE = re.compile(r"(suites/?|pytest_nixl\.suites)$|(suites/|pytest_nixl\.suites\.)bandwidth\b")
+#: A line of docs on which a person runs pytest, by a launcher or in a container too.
+_TYPED = re.compile(
+    r"^(?:\$ )?(?:[A-Z_]+=\S* )*(?:(?:srun|mpirun|mpiexec|torchrun|docker run|deploy/mpi/run\.sh)\b.*? )?pytest(?= |$)"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line.
+
+    :param file: the file that has it, from the root of the clone.
+    :param words: what follows ``pytest``.
+    :param variables: names and values that the file sets for it.
+    :param text: all that the file says.
+    :param learns: whether it is one of the runs that a profile is learned from.
+    """
+
+    file: str
+    words: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+    learns: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """Whether it measures rows."""
+        named = [word for word in self.words if word.startswith(("suites", "pytest_nixl.suites"))]
+        return not named or any(_MEASURE.match(word) for word in named)
+
+    def option(self, name: str) -> str | None:
+        """The value of an option of ours, in either form; None: it is not given; empty: it takes none."""
+        flag, found = f"--nixl-{name}", None
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+            given, equals, value = word.partition("=")
+            if given == flag:
+                found = value if equals else "" if following.startswith("-") else following
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.file}: pytest {shlex.join(self.words)}"
+
+
+def shipped(root: Path = ROOT) -> list[Command]:
+    """Return every command line below ``root``, in the order of the files."""
+    return [*_manifests(root), *_scripts(root), *_recipes(root), *_dockerfile(root), *_docs(root)]
+
+
+def _manifests(root: Path) -> Iterator[Command]:
+    for manifest in read(sorted((root / "deploy/kubernetes").glob("*.yaml"))):
+        for pod in (pod for document in manifest.documents for pod in pods_of(document)):
+            words = list(pod.arguments)
+            if "pytest" in words:
+                words = words[words.index("pytest") + 1 :]
+            if any(word.startswith("--nixl-") for word in words):
+                yield Command(f"deploy/kubernetes/{manifest.name}", tuple(words))
+
+
+def _scripts(root: Path) -> Iterator[Command]:
+    for name in ("deploy/slurm/pytest-nixl.sbatch", "deploy/mpi/run.sh"):
+        text = (root / name).read_text(encoding="utf-8")
+        array = re.search(r"^options=\(\n(.*?)^\)$", text, re.MULTILINE | re.DOTALL)
+        assert array is not None, f"{name} has no array of options"
+        own = shlex.split(array[1], comments=True)
+        usages = re.findall(rf"{name} \d+((?: (?:--\S+|\\\n# +--\S+))*)", text) or [""]
+        for usage in usages:
+            yield Command(name, (*own, *re.findall(r"--\S+", usage)), text=text)
+
+
+def _recipes(root: Path) -> Iterator[Command]:
+    for name in ("deploy/ci/github.yml", "deploy/ci/gitlab.yml"):
+        text = (root / name).read_text(encoding="utf-8")
+        recipe: dict[Any, Any] = yaml.safe_load(text)
+        variables = {**recipe.get("env", {}), **recipe.get("variables", {})}
+        if "jobs" in recipe:
+            lines = [step["run"] for job in recipe["jobs"].values() for step in job["steps"] if "run" in step]
+        else:
+            lines = [line for job in recipe.values() if isinstance(job, dict) for line in job.get("script", [])]
+        for line in (line for line in lines if "pytest " in line):
+            for variable, value in variables.items():
+                line = line.replace(f"${variable}", str(value))
+            words = shlex.split(line)
+            yield Command(name, tuple(words[words.index("pytest") + 1 :]), tuple(variables.items()), text)
+
+
+def _dockerfile(root: Path) -> Iterator[Command]:
+    name = "deploy/docker/Dockerfile"
+    text = (root / name).read_text(encoding="utf-8")
+    plain = re.sub(r"^# ?", "", text, flags=re.MULTILINE)
+    yield from _typed(name, plain.replace("\\\n", " "))
+
+
+def _docs(root: Path) -> Iterator[Command]:
+    for path in [*sorted((root / "docs").glob("*.md")), root / "README.md"]:
+        name, text = str(path.relative_to(root)), path.read_text(encoding="utf-8")
+        for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            yield from _typed(name, block.replace("\\\n", " "), text)
+        for inline in re.findall(r"`(pytest [^`]*--nixl-[^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            yield Command(name, tuple(shlex.split(inline)[1:]), text=text)
+
+
+def _typed(name: str, block: str, text: str = "") -> Iterator[Command]:
+    learns = "profile learn" in block
+    for line in (line.strip() for line in block.splitlines()):
+        started = _TYPED.match(line)
+        if started is None:
+            continue
+        words = shlex.split(line[started.end() :], comments=True)
+        run = tuple(words)
+        yield Command(name, run, text=text or block, learns=learns and "--nixl-gate" not in run)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes for CI: YAML of the form that each system reads, in which every command line is one of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, environment
+from helpers.etcd import engine_image
+from helpers.pytester_run import run_pytest
+from helpers.records import KEY, record, write
+
+from pytest_nixl.session.options import OPTIONS
+
+FOLDER = ROOT / "deploy" / "ci"
+
+
+def load(name: str) -> dict[Any, Any]:
+    found = yaml.safe_load((FOLDER / name).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def commands() -> list[str]:
+    """Every command line of the recipes that runs pytest, as a shell would have it after folding."""
+    github = [step["run"] for job in load("github.yml")["jobs"].values() for step in job["steps"] if "run" in step]
+    gitlab = [line for job in load("gitlab.yml").values() if "script" in job for line in job["script"]]
+    return [line for line in (*github, *gitlab) if "pytest " in line]
+
+
+def test_the_recipe_for_github_is_a_workflow() -> None:
+    workflow = load("github.yml")
+    events = workflow[True]  # YAML 1.1 reads the word "on" so
+    assert {"pull_request", "schedule"} <= set(events)
+    assert set(workflow["jobs"]) == {"accept", "nightly"}
+    for job in workflow["jobs"].values():
+        assert {"runs-on", "steps", "if", "timeout-minutes"} <= set(job)
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    assert workflow["concurrency"]["cancel-in-progress"] is False
+    assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_the_recipe_for_gitlab_has_jobs_that_extend_what_is_there() -> None:
+    recipe = load("gitlab.yml")
+    jobs = {name: job for name, job in recipe.items() if "script" in job}
+    assert set(jobs) == {"nixl acceptance", "nixl nightly"}
+    for job in jobs.values():
+        assert job["extends"] in recipe
+        assert job["rules"]
+    assert recipe[".nixl"]["artifacts"]["when"] == "always"
+    assert recipe[".nixl"]["resource_group"]
+
+
+def test_the_gate_and_the_nightly_run_are_what_they_are_called() -> None:
+    nights = [line for line in commands() if "--nixl-baseline=" in line]
+    assert len(nights) == 2
+    assert len(commands()) == 4
+    assert all("--nixl-gate" in line for line in commands())
+    assert all("--nixl-store=" in line for line in nights)
+
+
+def options(line: str) -> list[str]:
+    words = shlex.split(line.replace("$IMAGE", "registry/image:1").replace("$PROFILE", "loopback"))
+    return words[words.index("pytest") + 1 :]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_command_line_is_taken_by_pytest(pytester: pytest.Pytester, number: int) -> None:
+    """With the paths of this machine in place of theirs: all settings are read, and the baseline is."""
+    place = str(pytester.path)
+    write(pytester.path / "nixl-baseline.json", record("nixl:1", {KEY: [1.0] * 5}))
+    given = [re.sub(r"(?<==|,)(/out|/store|/repo/ci|/srv/nixl/store|out|ci)(?=/|$)", place, word)
+             for word in options(commands()[number])]  # fmt: skip
+    given = [re.sub(r",out/", f",{place}/", word) for word in given]
+    known = {item.flag for item in OPTIONS}
+    assert {word.partition("=")[0] for word in given if word.startswith("--nixl-")} <= known
+    own = [
+        word for word in given if word not in ("--pyargs", "-p", "no:cacheprovider") and not word.startswith("pytest_")
+    ]
+    pytester.makepyfile("def test_it(nixl_settings): print(nixl_settings.image)")
+    result = run_pytest(pytester, "-s", *own)
+    assert "registry/image:1" in result.stdout.str()
+    result.assert_outcomes(passed=1)
+    assert "ERROR" not in result.stderr.str()
+
+
+def github_containers() -> list[list[str]]:
+    """The options of ``docker run`` in each command line of the recipe for GitHub."""
+    lines = [line for line in commands() if line.startswith("docker run ")]
+    return [shlex.split(line[: line.index("pytest ")])[2:] for line in lines]
+
+
+def added_capabilities(options: list[str]) -> list[str]:
+    return [value for option, value in pairwise(options) if option == "--cap-add"]
+
+
+def measure_in_a_container(capabilities: list[str]) -> Finished:
+    """Measure one row in a container that has this machine's programs, as the recipe's has those of the image."""
+    image = engine_image()
+    import docker
+
+    places = {"/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", sys.prefix, sys.base_prefix, str(ROOT)}
+    variables = {
+        name: value for name, value in environment().items() if name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH")
+    }
+    variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--benchmark-quiet", BANDWIDTH,
+               "--nixl-blocks=64KiB", "--nixl-op=WRITE"]  # fmt: skip
+    engine = docker.from_env(timeout=300)
+    container = None
+    try:
+        container = engine.containers.create(
+            image, command, network_mode="host", ipc_mode="host", cap_add=capabilities, working_dir=str(ROOT),
+            volumes={place: {"bind": place, "mode": "ro"} for place in places if Path(place).is_dir()},
+            tmpfs={"/scratch": "exec"}, environment={**variables, "TMPDIR": "/scratch", "HOME": "/scratch"},
+        )  # fmt: skip
+        container.start()
+        code = container.wait(timeout=300)["StatusCode"]
+        return Finished(code, container.logs().decode(errors="replace"))
+    finally:
+        if container is not None:
+            container.remove(force=True)
+        engine.close()
+
+
+def test_the_containers_of_the_recipe_for_github_let_ucx_copy_between_processes() -> None:
+    options, others = github_containers()
+    assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
+    assert added_capabilities(options) == added_capabilities(others)
+    done = measure_in_a_container(added_capabilities(options))
+    assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
+    assert "WRONG-TRANSPORT" not in done.output
+    assert "cma/memory" in done.output
+
+
+def test_a_default_container_that_forbids_cma_is_told_which_capability_it_lacks() -> None:
+    """Engines of other ages have other filters: what this one forbids is named, and what it allows is used."""
+    done = measure_in_a_container([])
+    assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
+    named = "lacks the capability SYS_PTRACE" in done.output and "--cap-add SYS_PTRACE" in done.output
+    assert named is (done.verdicts["WRITE 64KiB"] == "WRONG-TRANSPORT")
+    assert named is not ("cma/memory" in done.output)
+
+
+def test_the_recipe_for_gitlab_asks_for_what_its_containers_can_do() -> None:
+    recipe = load("gitlab.yml")
+    assert recipe["variables"]["UCX_TLS"] == "tcp"
+    assert recipe["variables"]["PROFILE"] == "tcp-loopback"

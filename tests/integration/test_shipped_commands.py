@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped command line judges what it measures: by a gate, and by a profile that has a figure for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+from helpers.pytester_run import PLUGIN
+from helpers.shipped_commands import Command, shipped
+
+from pytest_nixl.cluster.placement import ALONE
+from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.session.run import asked_links
+from pytest_nixl.session.settings import read_settings
+
+pytestmark = pytest.mark.apart
+
+COMMANDS = shipped()
+MEASURING = [command for command in COMMANDS if command.measures and not command.learns]
+EACH = pytest.mark.parametrize("command", MEASURING, ids=str)
+#: Options that say which rows are measured and by what they are judged.
+OF_ROWS = ("backend", "op", "memory", "devices", "blocks", "batch", "depth", "profile")
+
+
+def is_learned(command: Command) -> bool:
+    """Whether the profile is a file that the user learns."""
+    name = command.option("profile")
+    return name is not None and name not in bundled_profiles()
+
+
+def read(pytester: pytest.Pytester, command: Command) -> Settings:
+    given = {name: value for name in OF_ROWS if (value := command.option(name)) is not None}
+    if is_learned(command):
+        del given["profile"]
+    config = pytester.parseconfig(*PLUGIN, *(f"--nixl-{name}={value}" for name, value in given.items()))
+    return read_settings(config, dict(command.variables))
+
+
+def judged(settings: Settings, profile: Profile) -> tuple[dict[str, bool], list[str]]:
+    """By backend, operation and memory whether a row of them has a figure; and the rows that nothing is said of."""
+    figures: dict[str, bool] = {}
+    unexpected = []
+    for link in asked_links(settings, ALONE):
+        name = f"{link.backend} {link.op} {link.memory}"
+        figures[name] = False
+        for block, batch, depth in product(settings.blocks, settings.batch, settings.depth):
+            key = link.key(block, batch, depth)
+            item = profile.expectation(key)
+            if item is None:
+                unexpected.append(str(key))
+            elif any(figure is not None for figure in (item.floor, item.p50, item.p99)):
+                figures[name] = True
+    return figures, unexpected
+
+
+def test_every_kind_of_file_has_command_lines_that_measure() -> None:
+    found = Counter(command.file.rpartition("/")[0] for command in MEASURING)
+    assert {"deploy/kubernetes", "deploy/slurm", "deploy/mpi", "deploy/ci", "deploy/docker", "docs", ""} <= set(found)
+    assert found["deploy/kubernetes"] == 3
+    assert found["deploy/ci"] == 4
+    assert found["deploy/mpi"] == 2
+    assert found["docs"] > 10
+
+
+@EACH
+def test_it_has_a_gate(command: Command) -> None:
+    assert command.option("gate") is not None, f"{command} measures, and passes whatever it measures"
+
+
+@EACH
+def test_its_profile_has_a_figure_for_each_kind_of_row(pytester: pytest.Pytester, command: Command) -> None:
+    settings = read(pytester, command)
+    if is_learned(command):
+        assert "pytest-nixl profile learn" in command.text, f"{command.file} does not say how its profile is made"
+        return
+    figures, unexpected = judged(settings, load_profile(settings.profile))
+    assert figures
+    assert all(figures.values()), f"{command} is judged by {settings.profile}, which has no figure for {figures}"
+    assert unexpected == [], f"{command} is judged by {settings.profile}, which expects nothing of some rows"
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.learns], ids=str)
+def test_what_a_profile_is_learned_from_is_recorded(command: Command) -> None:
+    assert any(word.startswith("--benchmark-json") for word in command.words)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("pytest --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge", "gate"),
+        ("pytest --nixl-gate --nixl-backend=LIBFABRIC --nixl-profile=p4d.24xlarge", "figure"),
+        ("pytest --nixl-gate --nixl-memory=VRAM:VRAM", "figure"),
+        ("pytest suites/bandwidth --nixl-gate --nixl-blocks=1KiB", "figure"),
+        ("srun -N2 pytest --nixl-gate --nixl-backend=UCX --nixl-profile=p5.48xlarge", "figure"),
+    ],
+)
+def test_a_command_line_that_judges_nothing_is_found(
+    pytester: pytest.Pytester, tmp_path: Path, line: str, fault: str
+) -> None:
+    """Faults planted in a page of docs."""
+    from helpers.shipped_commands import _docs
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n```console\n{line}      # as it was\n```\n")
+    (tmp_path / "README.md").write_text("")
+    (command,) = _docs(tmp_path)
+    if fault == "gate":
+        assert command.option("gate") is None
+        return
+    settings = read(pytester, command)
+    figures, _ = judged(settings, load_profile(settings.profile))
+    assert not all(figures.values())

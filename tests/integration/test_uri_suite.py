@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite uri_validation: each check with the fault that it is for, on real agents and real etcds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, Finished, run
+from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on
+
+from pytest_nixl.checks.endpoints.trial import try_texts
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoint
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, loaded_library
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.endpoint_readers import ReadOutcome, explain
+from pytest_nixl.processes.supervisor import supervisor
+from suites.uri_validation.corpus import load_corpus
+from suites.uri_validation.deployment import Deployment, judge_form, judge_resolution, notes_about
+
+pytestmark = pytest.mark.apart
+
+SUITE = "suites/uri_validation"
+DEPLOYMENT = f"{SUITE}/test_deployment.py"
+CORPUS = load_corpus()
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def _deployment(etcd: Etcd, *arguments: str, **variables: str) -> Finished:
+    return run(DEPLOYMENT, "--nixl-timeout=20s", *arguments, env=variables)
+
+
+def _keys(etcd: Etcd) -> int:
+    with connect([etcd.endpoint]) as client:
+        return client.count_prefix("/")
+
+
+def test_a_healthy_deployment_passes_and_nothing_is_left_in_its_etcd(etcd: Etcd) -> None:
+    before = _keys(etcd)
+    done = run(SUITE, env={"NIXL_ETCD_ENDPOINTS": etcd.url})
+    assert "NIXL verdict: PASS (16 PASS; 0 rows measured)" in done.output
+    assert "WARN" not in done.output
+    # HTTPS-PLAINTEXT, SILENT-FAILURE, CREDENTIALS-DROPPED and MEMBER-DROPPED.
+    assert re.search(r"^4 known limits of NIXL \S+, none of which this deployment meets: ", done.output, re.MULTILINE)
+    assert done.code == 0
+    assert _keys(etcd) == before
+
+
+@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
+def test_each_broken_form_is_named_with_its_cause_and_its_rewrite(entry: object, etcd: Etcd) -> None:
+    """The judgements that do not need an agent, for the whole corpus; inner runs follow for one of each kind."""
+    from suites.uri_validation.corpus import Entry
+
+    assert isinstance(entry, Entry)
+    (dead,) = free_ports(1)
+    filled = entry.at(etcd.endpoint.port, dead)
+    deployment = Deployment("NIXL_ETCD_ENDPOINTS", filled.text, explain(filled.text))
+    judgements = [judge_form(deployment), judge_resolution(deployment)]
+    failed = [one for one in judgements if one.verdict is Verdict.FAIL]
+    if entry.nixl in (ReadOutcome.INVALID, ReadOutcome.NO_AGENT):
+        assert failed, "a form that NIXL does not read must fail"
+    else:
+        assert not failed
+    for judgement in failed:
+        assert judgement.reason.startswith(f"NIXL_ETCD_ENDPOINTS={deployment.explanation.text}: ")
+        assert entry.says in judgement.reason
+        # Where a name does not resolve, the text alone may still tell what was meant.
+        assert f"write {filled.rewrite or 'http://'}" in judgement.remedy
+    if "https" in filled.text.lower():
+        assert notes_about(deployment, "NIXL-ETCD-HTTPS-PLAINTEXT")
+    if "@" in filled.text:
+        assert notes_about(deployment, "NIXL-ETCD-CREDENTIALS-DROPPED")
+
+
+@pytest.mark.parametrize(
+    ("form", "lines"),
+    [
+        ("http://{}/", ["FAIL endpoints-well-formed: ", "ends with a slash", "remedy: in the deployment, write http://{}",
+                        "FAIL endpoints-publish: ", "NIXL wrote 'the target uri is not valid'"]),
+        ("http://127.0.0.1", ["FAIL endpoints-well-formed: ", "names no port", "2379 is etcd's default"]),
+        ("http://user:secret@{}", ["FAIL endpoints-well-formed: ", "has a user or password, which NIXL cannot send",
+                                   "FAIL NIXL-ETCD-CREDENTIALS-DROPPED: ", "NIXL_ETCD_ENDPOINTS=http://***@{}"]),
+        ('"http://{}"', ["FAIL endpoints-well-formed: ", "has quotes", "remedy: in the deployment, write http://{}"]),
+        ("http://{} http://{}", ["FAIL endpoints-well-formed: ", "has a space in it", "write http://{}"]),
+        ("http://nowhere.invalid:2379", ["FAIL endpoints-resolve: ", "does not resolve to an IPv4 address",
+                                         "FAIL endpoints-publish: ", "getent ahostsv4 HOST"]),
+        ("http://127.0.0.1:1", ["FAIL endpoints-connect: ", "127.0.0.1:1: connection refused",
+                                "FAIL endpoints-healthy: ", "FAIL endpoints-publish: ", "Connection refused"]),
+        ("http://127.0.0.1:1,http://{}", ["WARN endpoints-connect: ", "1 of 2 do not answer: 127.0.0.1:1: connection"]),
+        ("http://{}/,http://{}", ["FAIL NIXL-ETCD-MEMBER-DROPPED: ", "is left out without a word: it ends with"]),
+        ("https://{}", ["FAIL NIXL-ETCD-HTTPS-PLAINTEXT: ", "https is spoken in plaintext", "write http://{}"]),
+        ("tcp://{}", ["WARN endpoints-well-formed: ", "NIXL reads it, and etcdctl does not", "write http://{}"]),
+        ("", ["FAIL endpoints-well-formed: ", "it is empty, and NIXL makes no agent", "FAIL endpoints-publish: "]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_deployment_with_a_broken_form_fails(form: str, lines: list[str], etcd: Etcd) -> None:
+    bare = str(etcd.endpoint).removeprefix("http://")
+    done = _deployment(etcd, NIXL_ETCD_ENDPOINTS=form.replace("{}", bare))
+    for line in lines:
+        assert line.replace("{}", bare) in done.output
+    assert "Traceback" not in done.output
+    assert "secret" not in done.output
+    assert done.code == (1 if any("FAIL" in line for line in lines) else 0)
+
+
+SECURED = ("tls", "mutual", "password")
+
+
+Secured = tuple[str, Etcd, Mapping[str, str]]
+
+
+@pytest.fixture(params=SECURED)
+def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Secured]:
+    """A secured etcd, and the variables by which our own client gets in."""
+    kind: str = request.param
+    if kind == "password":
+        with running_etcd() as etcd:
+            turn_authentication_on(etcd.url)
+            yield kind, etcd, {"ETCDCTL_USER": "root:pw"}
+        return
+    options = certificates.tls(certificates.server) if kind == "tls" else certificates.mutual(certificates.server)
+    client = {"ETCDCTL_CERT": certificates.client, "ETCDCTL_KEY": certificates.client}
+    with running_etcd(*options, scheme="https") as etcd:
+        yield kind, etcd, {"ETCDCTL_CACERT": certificates.ca, **(client if kind == "mutual" else {})}
+
+
+def test_of_a_secured_etcd_it_is_said_what_nixl_will_do_with_it_and_what_helps(secured: Secured) -> None:
+    kind, etcd, credentials = secured
+    done = _deployment(etcd, NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
+    assert "FAIL endpoints-healthy" not in done.output, "our own client gets in"
+    assert "FAIL endpoints-publish: " in done.output
+    if kind == "password":
+        assert "that etcd asks for a user and password, and NIXL has no way to give one" in done.output
+        assert "a grpc-proxy does not help here" in done.output
+    else:
+        assert "that etcd speaks TLS, and NIXL speaks plaintext whatever the scheme is" in done.output
+        assert "remedy: run `etcd grpc-proxy start --endpoints https://" in done.output
+        assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: " in done.output
+    assert "pw" not in done.output
+    assert done.code == 1
+
+
+def test_an_etcd_behind_tls_that_wants_certificates_is_reached_through_a_grpc_proxy(
+    certificates: Certificates, agents: Agents, tmp_path: Path
+) -> None:
+    options = certificates.mutual(certificates.server)
+    with running_etcd(*options, scheme="https") as etcd:
+        (port,) = free_ports(1)
+        # The proxy reads the first block of the file, which must not be the key.
+        certificate = tmp_path / "certificate.pem"
+        certificate.write_text(_certificate_alone(certificates.client))
+        proxy = supervisor().spawn(
+            [etcd_binary(), "grpc-proxy", "start", f"--endpoints={etcd.url}", f"--cacert={certificates.ca}",
+             f"--cert={certificate}", f"--key={certificates.client}", f"--listen-addr=127.0.0.1:{port}"],
+            log=f"proxy-{port}.log",
+        )  # fmt: skip
+        try:
+            environment = {"NIXL_ETCD_ENDPOINTS": f"http://127.0.0.1:{port}", "NIXL_ETCD_NAMESPACE": "/proxied"}
+            _wait_for_port(port)
+            first, second = (
+                agents.start(name, environment=environment, listen_thread=True) for name in ("first", "second")
+            )
+            own = certificates.client
+            with connect([etcd.endpoint], cacert=certificates.ca, cert=own, key=own) as client:
+                _meet(first, second, client)
+                _meet(second, first, client)
+        finally:
+            supervisor().stop(proxy)
+
+
+def _certificate_alone(file: str) -> str:
+    text = Path(file).read_text()
+    return text[text.index("-----BEGIN CERTIFICATE-----") :]
+
+
+def _wait_for_port(port: int) -> None:
+    import socket
+
+    def listens() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    wait_until(listens, "the grpc-proxy to listen", seconds=10)
+
+
+def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
+    publisher.register(publisher.allocate(4096))
+    publisher.send_local_metadata()
+    key = f"/proxied/{publisher.name}/metadata"
+    wait_until(lambda: client.get(key), f"{publisher.name} to publish through the proxy", seconds=20)
+    finder.fetch_remote_metadata(publisher.name)
+    wait_until(
+        lambda: finder.check_remote_metadata(publisher.name), f"{finder.name} to find {publisher.name}", seconds=20
+    )
+
+
+def test_a_difference_between_model_and_agent_fails_the_suite_in_words(tmp_path: Path) -> None:
+    """The model is bent, as no NIXL that reads otherwise is at hand."""
+    (tmp_path / "bent.py").write_text(
+        "import pytest_nixl.nixl.endpoint_readers as explain\n"
+        "right = explain._grpc_port\n"
+        "explain._grpc_port = lambda text: 0 if text == '99999' else right(text)\n"
+    )
+    done = run(f"{SUITE}/test_conformance.py", "-k", "predicted", "-p", "bent", "--nixl-etcd-server=embedded",
+               env={"PYTHONPATH": str(tmp_path)})  # fmt: skip
+    assert re.search(
+        r"FAIL endpoints-conform: 2 of \d+ texts are not read as predicted: 'http://127.0.0.1:99999': predicted: "
+        r"reads an address where nothing answers; NIXL [0-9.]+: reads no address \(.*the target uri is not valid",
+        done.output,
+    )
+    assert "remedy: NIXL or our model of it has changed" in done.output
+    assert done.code == 1
+
+
+def test_a_rewrite_that_does_not_work_fails_the_suite_in_words(tmp_path: Path) -> None:
+    """The advice is bent to be wrong, and passes for the test's own etcd."""
+    (tmp_path / "bent.py").write_text(
+        "import dataclasses, suites.uri_validation.test_conformance as suite\n"
+        "right, filled = suite.explain, suite._filled\n"
+        "def remember(corpus, etcd):\n"
+        "    suite._members = lambda text: suite.parse_endpoints(etcd.endpoint)\n"
+        "    return filled(corpus, etcd)\n"
+        "suite._filled = remember\n"
+        "suite.explain = lambda text: dataclasses.replace(right(text), rewrite='http://127.0.0.1:1')\n"
+    )
+    (tmp_path / "sitecustomize.py").touch()
+    done = run(f"{SUITE}/test_conformance.py", "-k", "advise", "-p", "bent", "--nixl-timeout=5s",
+               "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
+    assert "FAIL endpoint-rewrites-work: advised and not working: http://127.0.0.1:1: reads an address" in done.output
+    assert done.code == 1
+
+
+def test_an_accepted_defect_of_the_deployment_warns_until_its_day_and_fails_after_it(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    profile = tmp_path / "mine.toml"
+    url = etcd.url.replace("http://", "https://")
+    for year, line, code in (
+        (2999, "WARN NIXL-ETCD-HTTPS-PLAINTEXT: accepted finding, until 2999-12-31 (on one rack): https://", 0),
+        (2020, "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: its acceptance expired on 2020-12-31 (on one rack): https://", 1),
+    ):
+        profile.write_text(
+            '[profile]\nname = "mine"\n[[accept]]\nid = "NIXL-ETCD-HTTPS-PLAINTEXT"\n'
+            f'reason = "on one rack"\nexpires = {year}-12-31\n'
+        )
+        done = _deployment(etcd, f"--nixl-profile={profile}", NIXL_ETCD_ENDPOINTS=url)
+        assert line in done.output
+        assert "7 PASS" in done.output, "nothing else is wrong with it"
+        assert done.code == code
+
+
+#: A plugin that has NIXL's plaintext taken for a TLS handshake: no NIXL that speaks TLS is at hand.
+ENCRYPTS = """
+import suites.uri_validation.test_security as suite
+heard = suite._Listener.heard
+suite._Listener.heard = lambda self: b"\\x16\\x03\\x01" if heard(self) else b""
+"""
+
+
+def test_an_accepted_defect_that_is_gone_fails(tmp_path: Path) -> None:
+    (tmp_path / "encrypts.py").write_text(ENCRYPTS)
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        '[profile]\nname = "mine"\n[[accept]]\nid = "NIXL-ETCD-HTTPS-PLAINTEXT"\nreason = "r"\nexpires = 2999-12-31\n'
+    )
+    done = run(f"{SUITE}/test_security.py", "-k", "https", "-p", "encrypts", f"--nixl-profile={profile}",
+               env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
+    assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: it is accepted by the profile and no longer occurs" in done.output
+    assert "remedy: remove the [[accept]] of NIXL-ETCD-HTTPS-PLAINTEXT from the profile" in done.output
+    assert done.code == 1
+
+
+@pytest.fixture
+def library(agents: Agents) -> EtcdLibrary:
+    """The etcd client library that the real NIXL loads."""
+    found = loaded_library(agents.start(backends=[]).worker.pid)
+    assert found is not None
+    return found
+
+
+def _patched(library: EtcdLibrary, folder: Path) -> Path:
+    """A copy with the patch's string behind its end: present, and without an effect. The true patch is not at hand."""
+    copy = folder / Path(library.path).name
+    copy.write_bytes(Path(library.path).read_bytes() + PATCH.encode() + b"\0")
+    return copy
+
+
+def test_a_library_without_the_patch_is_told_and_a_variable_without_an_effect_warns(library: EtcdLibrary) -> None:
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={PATCH: "1"})
+    assert f"WARN uri-validation-patch: {PATCH} is not in {library.path}; {PATCH} is set to '1'; tried" in done.output
+    assert "it changes nothing" in done.output
+    assert f"remedy: unset {PATCH}: it mends nothing here" in done.output
+    assert done.code == 0
+
+
+def test_a_library_with_the_patch_is_told_with_where_it_was_loaded_from(library: EtcdLibrary, tmp_path: Path) -> None:
+    copy = _patched(library, tmp_path)
+    environment = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent), PATCH: "1"}
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env=environment)
+    assert f"WARN uri-validation-patch: {PATCH} is in {copy}; {PATCH} is set to '1'; tried with" in done.output
+    assert done.code == 0
+
+
+def test_an_effect_of_the_variable_is_told(etcd: Etcd, library: EtcdLibrary, tmp_path: Path) -> None:
+    """The outcome is made up: no library with the true patch is at hand."""
+    (tmp_path / "effect.py").write_text(
+        "import suites.uri_validation.test_library as suite\n"
+        "from pytest_nixl.nixl.endpoint_readers import Outcome\n"
+        "suite._outcome = lambda text, setting, *rest: Outcome.PUBLISHES if setting else Outcome.INVALID\n"
+    )
+    done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA", "--junit-xml=/dev/stdout",
+               "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}", PATCH: "1"})  # fmt: skip
+    assert "with it an agent publishes, without it reads no address" in done.output
+    assert done.code == 0
+
+
+def test_a_nixlbench_that_loads_another_library_is_told(library: EtcdLibrary, tmp_path: Path) -> None:
+    """No nixlbench is at hand: a library of NIXL's own, which links the etcd client as it does, stands for it."""
+    program = tmp_path / "bin" / "nixlbench"
+    program.parent.mkdir()
+    shutil.copy(_linked_to(library), program)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    other, own = _patched(library, tmp_path), Path(library.path)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    # ldd alone is to see these: NIXL's own files name the folder of theirs.
+    for folders, line in (
+        ([own.parent], f"NIXL loads {own}, and {program} loads the same from {own}"),
+        (
+            [other.parent, own.parent],
+            f"WARN etcd-library: NIXL loads {own}, and {program} another one, {other} ({PATCH}",
+        ),
+    ):
+        done = run(f"{SUITE}/test_library.py", "-k", "same", "--junit-xml=/dev/stdout",
+                   env={"PATH": path, "LD_LIBRARY_PATH": ":".join(map(str, folders))})  # fmt: skip
+        assert line in done.output
+        assert done.code == 0
+
+
+def _linked_to(library: EtcdLibrary) -> Path:
+    """Return a file of the wheel that needs the etcd client library."""
+    name = Path(library.path).name.encode()
+    for path in sorted(Path(library.path).parents[1].rglob("*.so*")):
+        if path.is_file() and path != Path(library.path) and name in path.read_bytes():
+            return path
+    raise AssertionError("no file of the wheel links the etcd client library")
+
+
+def test_two_versions_of_nixl_are_not_mistaken_for_silence(etcd: Etcd) -> None:
+    """A trial tells what an agent published, what it could not read, and what it could not reach."""
+    texts = {
+        etcd.url: ReadOutcome.PUBLISHES,
+        f"{etcd.url}/": ReadOutcome.INVALID,
+        "http://127.0.0.1:1": ReadOutcome.UNREACHED,
+        "": ReadOutcome.NO_AGENT,
+    }
+    with connect([parse_endpoint(etcd.url)]) as client:
+        trials = list(try_texts(texts, supervisor=supervisor(), client=client, namespace="/trials", timeout=20))
+        client.delete_prefix("/trials/")
+    assert [trial.text for trial in trials] == list(texts)
+    assert all(trial.agrees(texts[trial.text]) for trial in trials)
+    assert not any(trial.agrees(ReadOutcome.PUBLISHES) for trial in trials[1:])

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under pytest-xdist: functional suites run in parallel against one etcd, and bandwidth is not measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import run
+
+FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation")
+
+
+def test_functional_suites_run_in_parallel() -> None:
+    done = run(*FUNCTIONAL, "-n", "2")
+    assert re.search(
+        # A host whose own libibverbs is installed beside that of the wheel is warned of it.
+        r"^NIXL verdict: PASS(, with warnings)? \(\d+ PASS(, 1 WARN)?(, \d+ NOT-APPLICABLE)?; 0 rows measured\)$",
+        done.output,
+        re.M,
+    )
+    assert done.code == 0
+
+
+def test_bandwidth_says_that_it_was_not_measured_and_why() -> None:
+    done = run("suites/bandwidth/test_bandwidth.py", "-n", "2", "--nixl-blocks=64KiB", "-rs")
+    assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE", "READ 64KiB": "NOT-APPLICABLE"}
+    assert "bandwidth is never measured in parallel: run it without pytest-xdist (-n)" in done.output
+    assert done.code == 0
+
+
+def test_a_bad_variable_is_named_by_every_test_that_needs_it() -> None:
+    done = run("suites", "-n", "2", env={"NIXL_BACKEND": "banana"})
+    assert "environment variable NIXL_BACKEND: 'banana' is no backend" in done.output
+    assert "INTERNALERROR" not in done.output
+    assert "Traceback" not in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_all_workers_share_one_etcd(tmp_path: Path) -> None:
+    (tmp_path / "test_shared.py").write_text(
+        "import json, os, pathlib, pytest\n"
+        "@pytest.mark.parametrize('n', range(6))\n"
+        "def test_shared(nixl_etcd, n):\n"
+        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
+        f"    path = pathlib.Path({str(tmp_path)!r}, f'{{n}}.json')\n"
+        "    path.write_text(json.dumps([worker, nixl_etcd.endpoint, nixl_etcd.prefix]))\n"
+    )
+    done = run(str(tmp_path), "-n", "3", "--nixl-etcd-server=embedded", directory=tmp_path)
+    assert done.code == 0, done.output
+    seen = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len({worker for worker, _, _ in seen}) > 1, "the tests did not run in several workers"
+    assert len({endpoint for _, endpoint, _ in seen}) == 1
+    assert len({prefix for _, _, prefix in seen}) == 6

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many ranks a run has, which pairs of them are measured, and how ranks differ in what they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.checks.doctor.ranks import everywhere
+from pytest_nixl.cluster.command_check import Command, differences
+from pytest_nixl.cluster.placement import Placement, ask
+from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+MakeSettings = Callable[..., Settings]
+SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+INDEXED = {"JOB_COMPLETION_INDEX": "2"}
+
+
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("options", "environ", "expected"),
+        [
+            ({}, {}, (1, None, "default")),
+            ({}, SLURM, (8, 3, "7-0")),
+            ({"ranks": 8}, SLURM, (8, 3, "7-0")),
+            ({"ranks": 1}, SLURM, (1, None, "7-0")),
+            ({"ranks": 2, "rank": 1}, SLURM, (2, 1, "7-0")),
+            ({"group": "nightly"}, SLURM, (8, 3, "nightly")),
+            ({}, INDEXED, (1, None, "default")),
+            ({"ranks": 4}, INDEXED, (4, 2, "default")),
+            ({"ranks": 4}, {}, (4, None, "default")),
+        ],
+    )
+    def test_options_then_the_launcher(
+        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], expected: object
+    ) -> None:
+        asked = ask(make_settings(**options), environ)
+        assert (asked.ranks, asked.rank, asked.group) == expected
+
+    @pytest.mark.parametrize(
+        ("options", "environ", "sentence"),
+        [
+            (
+                {"ranks": 4},
+                SLURM,
+                "--nixl-ranks=4, and Slurm has started 8: leave the option out, or give --nixl-rank R",
+            ),
+            ({"ranks": 2}, INDEXED, "JOB_COMPLETION_INDEX says rank 2, which is not below --nixl-ranks=2"),
+            ({}, {**SLURM, "SLURM_PROCID": "8"}, "SLURM_PROCID=8 is not below SLURM_STEP_NUM_TASKS=8"),
+            (
+                {"ranks": 4, "pairs": RankPairing.parse("0:4")},
+                {},
+                "--nixl-pairs=0:4: 0:4 names a rank that is not among 0",
+            ),
+        ],
+    )
+    def test_what_contradicts_is_refused(
+        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], sentence: str
+    ) -> None:
+        with pytest.raises(pytest.UsageError) as caught:
+            ask(make_settings(**options), environ)
+        assert str(caught.value).startswith(sentence)
+
+    def test_a_launcher_that_says_no_number_is_told(self, make_settings: MakeSettings) -> None:
+        asked: Placement = ask(make_settings(), INDEXED)
+        assert "JOB_COMPLETION_INDEX of an Indexed Job of Kubernetes says no number of ranks" in str(asked)
+
+
+class TestPairs:
+    @pytest.mark.parametrize(
+        ("text", "ranks", "expected"),
+        [
+            ("ring", 4, ((0, 1), (1, 2), (2, 3), (3, 0))),
+            ("ring", 3, ((0, 1), (1, 2), (2, 0))),
+            ("first", 4, ((0, 1), (0, 2), (0, 3))),
+            ("all", 4, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))),
+            ("3:1, 0:2", 4, ((3, 1), (0, 2))),
+            *((text, ranks, ((0, 1),)) for text in ("ring", "first", "all", "0:1") for ranks in (1, 2)),
+        ],
+    )
+    def test_which_are_measured(self, text: str, ranks: int, expected: object) -> None:
+        assert RankPairing.parse(text).of(ranks) == expected
+
+
+class TestAlike:
+    SAME = Command("1.0", {"--nixl-blocks": "4KiB"}, ["a.py::one", "a.py::two"], 0)
+
+    def test_the_same_command_differs_in_nothing(self) -> None:
+        assert differences(self.SAME, {"rank 1 on b": Command.unpacked(self.SAME.packed())}) == []
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"version": "1.1"}, "rank 1 on b has pytest-nixl 1.1, and rank 0 1.0"),
+            (
+                {"options": {"--nixl-blocks": "8KiB"}},
+                "rank 1 on b was started with --nixl-blocks=8KiB, and rank 0 with --nixl-blocks=4KiB",
+            ),
+            ({"options": {}}, "rank 1 on b was started with --nixl-blocks=none, and rank 0 with --nixl-blocks=4KiB"),
+            ({"tests": ["a.py::one"]}, "rank 1 on b collected not a.py::two, which rank 0 has"),
+            (
+                {"tests": ["a.py::one", "a.py::two", *(f"b.py::{n}" for n in range(5))]},
+                "rank 1 on b collected b.py::0, b.py::1, b.py::2 and 2 more, which rank 0 has not",
+            ),
+            ({"tests": ["a.py::two", "a.py::one"]}, "rank 1 on b collected the same tests as rank 0 in another order"),
+            ({"errors": 2}, "rank 1 on b could not collect 2 of its files"),
+        ],
+    )
+    def test_what_differs_is_named(self, change: dict[str, Any], said: str) -> None:
+        assert differences(self.SAME, {"rank 1 on b": replace(self.SAME, **change)}) == [said]
+
+
+class TestEverywhere:
+    NAMES = ("rank 0 on a", "rank 1 on b", "rank 2 on c")
+    GOOD, BAD = Judgement(Verdict.PASS, "64 GiB"), Judgement(Verdict.FAIL, "64 KiB", "raise it")
+
+    def test_one_rank_is_judged_as_it_is(self) -> None:
+        assert everywhere(["rank 0"], [self.BAD]) == self.BAD
+
+    @pytest.mark.parametrize(
+        ("judgements", "expected"),
+        [
+            ((GOOD, GOOD, GOOD), Judgement(Verdict.PASS, "all 3 ranks: 64 GiB")),
+            ((GOOD, BAD, GOOD), Judgement(Verdict.FAIL, "rank 1 on b: 64 KiB", "raise it")),
+            ((BAD, GOOD, BAD), Judgement(Verdict.FAIL, "rank 0 on a, rank 2 on c: 64 KiB", "raise it")),
+            (
+                (GOOD, Judgement(Verdict.NOT_APPLICABLE, "none"), Judgement(Verdict.WARN, "odd", "look")),
+                Judgement(Verdict.WARN, "rank 2 on c: odd", "look"),
+            ),
+            (
+                (Judgement(Verdict.NOT_APPLICABLE, "none"), GOOD, Judgement(Verdict.NOT_APPLICABLE, "none")),
+                Judgement(Verdict.PASS, "rank 1 on b: 64 GiB"),
+            ),
+        ],
+    )
+    def test_the_gravest_is_told_with_its_ranks(self, judgements: tuple[Judgement, ...], expected: Judgement) -> None:
+        assert everywhere(self.NAMES, judgements) == expected

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nixlbench's processes, run and watched: what they come to is said at once, and nothing of them is left."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT
+from helpers.etcd import mentioning, wait_until
+
+from pytest_nixl.checks.nixlbench import driver, etcd_watch
+from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
+from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
+from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
+from pytest_nixl.checks.nixlbench.group import Group
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.units import KIB
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.processes.external_program import Tool
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+pytestmark = pytest.mark.apart
+
+ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
+#: Seconds in which what has died is named, also on a busy machine, which starts four Pythons: nixlbench takes 181.
+AT_ONCE = 60.0
+
+
+def standin(folder: Path) -> Path:
+    """Write the double of nixlbench as a program."""
+    program = folder / "nixlbench"
+    text = (ROOT / "tests" / "nixlbench_standin.py").read_text()
+    program.write_text(text.replace("#!/usr/bin/env python3", f"#!{sys.executable}", 1))
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer.start(supervisor())
+    yield server
+    server.discard()
+
+
+@pytest.fixture(scope="module")
+def client(etcd: EmbeddedServer) -> Iterator[EtcdClient]:
+    with etcd.client() as made:
+        made.put("xferbench/somebody-elses//size", b"1")
+        yield made
+
+
+Play = Callable[..., Ran]
+
+
+@pytest.fixture
+def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """Run a play of the double; afterwards there is no key of it, and no process."""
+    tools: list[Tool] = []
+
+    def run(play: str, *, endpoint: str = "", timeout: float = 20.0, more: tuple[str, ...] = (), **env: str) -> Ran:
+        for name, value in {"STANDIN_PLAY": play, **env}.items():
+            monkeypatch.setenv(name, value)
+        own = own_variables({"nixlbench": str(program)})
+        tools.extend(Tool(LocalHost(supervisor(), rank, own=own), "nixlbench", 20.0) for rank in (0, 1))
+
+        def arguments(meeting: Meeting) -> list[str]:
+            return command(ROW, "UCX", meeting, iterations=None, warmup=10, more=more)
+
+        pair = (tools[0], tools[1])
+        if endpoint == "ASIO":
+            return run_at(pair, "127.0.0.1", arguments, {}, timeout)
+        return run_in(pair, Group(client, endpoint or etcd.endpoint, supervisor()), arguments, {}, timeout)
+
+    yield run
+    assert mentioning(str(program)) == []
+    for tool in tools:
+        tool.close()
+    assert set(client.get_prefix("xferbench/")) == {"xferbench/somebody-elses//size"}
+
+
+@pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
+def test_two_processes_meet_and_their_row_is_read(play: Play, runtime: str) -> None:
+    ran = play("normal", endpoint="ASIO" if runtime == "ASIO" else "", UCX_PROTO_INFO="y")
+    assert [(row.block, row.bandwidth) for row in ran.output.rows] == [(64 * KIB, 3.640889e9)]
+    assert ran.output.configuration.values["num_iter"] == "1008"
+    assert ran.remarks == ()
+    assert ran.inconsistent == ""
+    assert "cma/memory" in ran.log
+
+
+def test_a_consistency_check_that_passes_is_a_run_like_any_other(play: Play) -> None:
+    assert play("normal", more=("--check_consistency=1",)).output.configuration.values["check_consistency"] == "1"
+
+
+def test_a_crash_once_all_is_done_is_said_and_changes_nothing(play: Play) -> None:
+    ran = play("crash")
+    assert len(ran.output.rows) == 1
+    assert len(ran.remarks) == 2
+    assert ran.remarks[0].startswith("the initiator, nixlbench of rank 0 on ")
+    assert ran.remarks[0].endswith(" was ended by SIGSEGV once all rows were there: it changes no figure")
+
+
+@pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
+@pytest.mark.parametrize(("rank", "role", "other"), [(0, "initiator", "target"), (1, "target", "initiator")])
+def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, role: str, other: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(NixlbenchError) as raised:
+        play(f"killed:{rank}", endpoint="ASIO" if runtime == "ASIO" else "")
+    reason = raised.value.reason
+    assert reason.startswith(f"the {role} (nixlbench of rank {rank} on ")
+    assert " was ended by SIGKILL in the midst of the run" in reason
+    assert "dmesg" in raised.value.remedy
+    assert f"the last lines of the {role} (" in raised.value.detail
+    assert f"the last lines of the {other} (" in raised.value.detail
+    assert "  | All processes are ready to proceed" in raised.value.detail
+    assert time.monotonic() - start < AT_ONCE
+
+
+def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play: Play) -> None:
+    start = time.monotonic()
+    with pytest.raises(NixlbenchError, match=" was ended by SIGKILL when all rows were there; the ") as raised:
+        play("late:1")
+    assert raised.value.reason.startswith("the target (")
+    assert time.monotonic() - start < AT_ONCE
+
+
+def test_wrong_bytes_end_the_run_and_name_who_found_them(play: Play) -> None:
+    ran = play("inconsistent:1", more=("--check_consistency",))
+    assert ran.inconsistent.startswith("the target (nixlbench of rank 1 on ")
+    assert ran.inconsistent.endswith(" says: Consistency check failed for iov 0:0")
+
+
+def test_a_refused_rank_is_told_of_its_group(play: Play) -> None:
+    with pytest.raises(NixlbenchError) as raised:
+        play("refused")
+    assert raised.value.reason.startswith("the target (nixlbench of rank 1 on ")
+    assert "ended with exit code 1 before it had registered: Rank 2 is greater than or" in raised.value.reason
+    assert raised.value.reason.endswith(" was ended with it")
+    assert "--benchmark_group of its own" in raised.value.remedy
+
+
+def test_a_lone_rank_says_which_one_is_missing(play: Play) -> None:
+    with pytest.raises(NixlbenchError) as raised:
+        play("lone")
+    assert " ended with exit code 1 before the ranks had met: Error in barrier wait" in raised.value.reason
+    assert " rank 0 completed 1/2 ranks" in raised.value.reason
+    assert "See that every rank is started with the same etcd" in raised.value.remedy
+
+
+def test_a_target_that_never_registers_leaves_the_initiator_alone_for_no_longer_than_the_timeout(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(driver, "_SLEEPS", 0.0)
+    with pytest.raises(NixlbenchError) as raised:
+        play("silent:unregistered", timeout=2.0, STANDIN_FLAG=str(tmp_path / "flag"))
+    reason = raised.value.reason
+    assert "nothing was to be seen for 2 s, while waiting for the target (nixlbench of rank 1 on " in reason
+    assert "to register: the initiator (nixlbench of rank 0 on" in reason
+    assert reason.endswith(" is alone")
+
+
+def test_a_rank_that_stands_still_is_not_waited_for_longer_than_the_timeout(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_SLEEPS", 0.0)
+    with pytest.raises(NixlbenchError, match="nothing was to be seen for 2 s, while waiting for the next row"):
+        play("silent:1", timeout=2.0)
+
+
+def test_an_etcd_that_does_not_resolve_is_said_in_nixlbenchs_words_and_the_target_is_not_started(play: Play) -> None:
+    with pytest.raises(NixlbenchError) as raised:
+        play("normal", endpoint="http://no-such-host.invalid:2379")
+    assert ": Failed to acquire lock: the target uri is not valid" in raised.value.reason
+    assert "target" not in raised.value.reason.replace("the target uri", "")
+    assert "http://HOST:PORT" in raised.value.remedy
+
+
+def test_an_etcd_that_is_down_is_named(play: Play) -> None:
+    with pytest.raises(NixlbenchError, match="Failed to acquire lock: connections to all backends failing") as raised:
+        play("normal", endpoint="http://127.0.0.1:9")
+    assert "etcdctl --endpoints URL endpoint health" in raised.value.remedy
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("whose", ["ours", "external"])
+def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_removed_once_it_is_back(
+    program: Path, monkeypatch: pytest.MonkeyPatch, how: str, whose: str
+) -> None:
+    monkeypatch.setenv("STANDIN_PLAY", "wait")
+    if whose == "external":  # the real figures are of an etcd that may be slow
+        monkeypatch.setattr(etcd_watch, "REFUSED_SECONDS", 2.0)
+        monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
+    server, removals = EmbeddedServer.start(supervisor()), list[Removal]()
+    tools = [
+        Tool(LocalHost(supervisor(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", 20.0)
+        for rank in (0, 1)
+    ]
+    ended_at: list[float] = []
+
+    def end() -> None:
+        with server.client() as other:
+            wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 120, "two ranks")
+            time.sleep(1.0)  # the watch has seen them too
+        ended_at.append(time.monotonic())
+        supervisor().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        with server.client() as client:
+            group = Group(
+                client, server.endpoint, supervisor(), own=server if whose == "ours" else None, removals=removals
+            )
+            with pytest.raises(NixlbenchError) as raised:
+                run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
+                       warmup=10), {}, 60.0)  # fmt: skip
+            assert time.monotonic() - ended_at[0] < AT_ONCE, "nixlbench is silent for 80 s before that is an error"
+        reason = raised.value.reason
+        assert reason.startswith("the etcd in which nixlbench's processes meet is gone: ")
+        assert server.endpoint in reason
+        assert "the initiator (nixlbench of rank 0 on " in reason
+        assert "merely busy" not in str(raised.value)
+        assert mentioning(str(program)) == []
+        if (whose, how) == ("ours", "killed"):
+            assert f"pid {server.pid}, at {server.endpoint}, ended by SIGKILL; " in reason
+            assert group.prefix not in reason, "its data end with it"
+            assert removals == []
+            return
+        if whose == "ours":
+            assert f"is stopped by a signal: kill -CONT {server.pid}" in reason
+        else:
+            assert ("connection refused" if how == "killed" else "no answer within 4 s") in reason
+        assert f"3 keys under {group.prefix} (/rank/0, /rank/1, /size) are still in it" in reason
+        assert f"del --prefix {group.prefix}" in raised.value.remedy
+        if how == "killed":
+            server.restart()
+        else:
+            supervisor().signal(server.pid, signal.SIGCONT)
+        [removal] = removals
+        assert removal.close(30.0)
+        with server.client() as client:
+            assert client.count_prefix("xferbench/") == 0
+    finally:
+        thread.join()
+        for tool in tools:
+            tool.close()
+        supervisor().signal(server.pid, signal.SIGCONT)
+        server.discard()
+
+
+def test_an_etcd_that_is_slow_or_back_at_once_is_not_accused(etcd: EmbeddedServer) -> None:
+    with EtcdProxy(etcd.endpoint) as path, etcd.client() as direct:
+        way = path.client("a slow one")
+        direct.put("xferbench/slow//size", b"1")
+        with EtcdWatch(way.endpoint, "xferbench/slow/") as watch:
+            wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 30, "the watch has seen the key")
+            way.delay(1.5)
+            count = len(way.requests)
+            wait_until(lambda: len(way.requests) > count + 2, 30, "answers come late")
+            assert watch.settled(10.0) is None
+            way.delay(0.0)
+            way.cut()
+            wait_until(lambda: watch.last_failure != "", 30, "the watch is refused")
+            way.restore()
+            wait_until(lambda: watch.last_failure == "", 30, "the watch goes on")
+            assert watch.trouble() is None
+        direct.delete_prefix("xferbench/slow/")
+
+
+def test_a_port_that_is_taken_is_not_the_last_one(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1]] * 2
+        free = driver.free_meeting
+
+        def meeting(address: str) -> Meeting:
+            made = free(address)
+            return Meeting("ASIO", {**made.flags, "asio_port": str(ports.pop())}) if ports else made
+
+        monkeypatch.setattr(driver, "free_meeting", meeting)
+        assert len(play("normal", endpoint="ASIO").output.rows) == 1
+        assert ports == []
+
+
+def test_an_address_that_is_not_there_is_said(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "free_meeting", lambda _: Meeting("ASIO", {
+        "runtime_type": "ASIO", "asio_address": "192.0.2.1", "asio_port": "1"}))  # fmt: skip
+    monkeypatch.setattr(driver, "_TRIES", 1)
+    with pytest.raises(NixlPluginError, match="nixlbench cannot listen on 127"):
+        play("normal", endpoint="ASIO")
+
+
+def test_the_flags_of_the_real_help_are_known() -> None:
+    known = known_flags((ROOT / "fixtures/nixlbench/help-1.4.0.txt").read_text())
+    row = command(ROW, "UCX", Meeting("ETCD", {"runtime_type": "ETCD"}), iterations=None, warmup=10)
+    assert {word.removeprefix("--").partition("=")[0] for word in row} <= known
+    assert {"asio_address", "pipeline_depth", "device_list", "check_consistency"} <= known
+    assert "no_such_flag" not in known
+
+
+def test_the_etcd_of_a_group_is_cleaned_also_after_its_process_was_killed(etcd: EmbeddedServer) -> None:
+    script = """
+import os, signal, sys
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.checks.nixlbench.group import Group
+with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1], supervisor()) as group:
+    client.put(f"{group.prefix}/size", b"1")
+    assert client.count_prefix("xferbench/pytest-nixl-") == 1
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script, etcd.endpoint], check=False, cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    with etcd.client() as client:
+        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the supervisor has removed the keys")

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of nixlbench's output: every recorded file row by row, and cut off at every byte."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.checks.nixlbench.table import (
+    Fault,
+    NixlbenchOutput,
+    NixlbenchRegistration,
+    NixlbenchRow,
+    Trouble,
+    read_output,
+)
+from pytest_nixl.core.units import KIB, MIB
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+
+# Block, batch, bandwidth, and the averages and 99th percentiles in the order of the columns, as each file prints them.
+Table = tuple[tuple[float, ...], ...]
+
+# fmt: off
+NORMAL: Table = (
+    (4096, 1, 0.265866e9, 15.4e-6, 25.0e-6, 25.0e-6, 6.4e-6, 9.0e-6, 8.8e-6, 15.0e-6),
+    (8192, 1, 0.545225e9, 15.0e-6, 7.0e-6, 7.0e-6, 6.6e-6, 27.0e-6, 8.3e-6, 14.0e-6),
+    (16384, 1, 0.017247e9, 949.9e-6, 61.0e-6, 61.0e-6, 8.0e-6, 37.0e-6, 941.5e-6, 9697.0e-6),
+    (32768, 1, 1.874465e9, 17.5e-6, 11.0e-6, 11.0e-6, 9.3e-6, 55.0e-6, 8.1e-6, 10.0e-6),
+    (65536, 1, 3.640889e9, 18.0e-6, 13.0e-6, 13.0e-6, 17.6e-6, 42.0e-6, 0.2e-6, 10.0e-6),
+    (131072, 1, 6.271388e9, 20.9e-6, 9.0e-6, 9.0e-6, 20.6e-6, 55.0e-6, 0.2e-6, 1.0e-6),
+    (262144, 1, 8.282591e9, 31.6e-6, 8.0e-6, 8.0e-6, 31.4e-6, 100.0e-6, 0.1e-6, 1.0e-6),
+    (524288, 1, 3.338218e9, 157.1e-6, 36.0e-6, 36.0e-6, 52.8e-6, 157.0e-6, 103.9e-6, 5658.0e-6),
+    (1048576, 1, 0.146935e9, 7136.3e-6, 29.0e-6, 29.0e-6, 157.5e-6, 266.0e-6, 6978.4e-6, 15857.0e-6),
+    (2097152, 1, 0.372867e9, 5624.4e-6, 34.0e-6, 34.0e-6, 400.8e-6, 676.0e-6, 5218.4e-6, 8545.0e-6),
+    (4194304, 1, 10.863258e9, 386.1e-6, 16.0e-6, 16.0e-6, 383.5e-6, 674.0e-6, 0.0e-6, 0.0e-6),
+    (8388608, 1, 1.383688e9, 6062.5e-6, 23.0e-6, 23.0e-6, 1512.9e-6, 3319.0e-6, 4545.6e-6, 7361.0e-6),
+    (16777216, 1, 4.945530e9, 3392.4e-6, 31.0e-6, 31.0e-6, 3386.3e-6, 4308.0e-6, 0.8e-6, 2.0e-6),
+    (33554432, 1, 4.054818e9, 8275.2e-6, 34.0e-6, 34.0e-6, 8268.7e-6, 10893.0e-6, 1.2e-6, 2.0e-6),
+    (67108864, 1, 7.159806e9, 9373.0e-6, 26.0e-6, 26.0e-6, 9368.2e-6, 11066.0e-6, 0.6e-6, 1.0e-6),
+)
+CONSISTENCY: Table = (
+    (4096, 1, 0.019552e9, 209.5e-6, 32.0e-6, 32.0e-6, 8.1e-6, 40.0e-6, 201.1e-6, 71.0e-6),
+    (8192, 1, 0.027836e9, 294.3e-6, 20.0e-6, 20.0e-6, 8.7e-6, 55.0e-6, 285.4e-6, 11983.0e-6),
+    (16384, 1, 0.004470e9, 3665.5e-6, 24.0e-6, 24.0e-6, 17.8e-6, 60.0e-6, 3647.4e-6, 12774.0e-6),
+    (32768, 1, 0.011927e9, 2747.3e-6, 33.0e-6, 33.0e-6, 17.6e-6, 71.0e-6, 2729.3e-6, 11330.0e-6),
+    (65536, 1, 0.018387e9, 3564.2e-6, 30.0e-6, 30.0e-6, 15.2e-6, 66.0e-6, 3548.7e-6, 11997.0e-6),
+    (131072, 1, 5.311935e9, 24.7e-6, 55.0e-6, 55.0e-6, 24.2e-6, 91.0e-6, 0.0e-6, 1.0e-6),
+    (262144, 1, 6.583431e9, 39.8e-6, 14.0e-6, 14.0e-6, 33.4e-6, 88.0e-6, 6.2e-6, 62.0e-6),
+    (524288, 1, 4.064642e9, 129.0e-6, 157.0e-6, 157.0e-6, 55.2e-6, 119.0e-6, 72.7e-6, 3667.0e-6),
+    (1048576, 1, 0.219420e9, 4778.9e-6, 24.0e-6, 24.0e-6, 332.6e-6, 6113.0e-6, 4445.9e-6, 50573.0e-6),
+)
+POSIX: Table = (
+    (4096, 1, 0.726563e9, 5.6e-6, 4.0e-6, 4.0e-6, 4.8e-6, 6.0e-6, 0.8e-6, 1.0e-6),
+    (8192, 1, 1.518795e9, 5.4e-6, 0.0e-6, 0.0e-6, 4.9e-6, 5.0e-6, 0.5e-6, 1.0e-6),
+    (16384, 1, 2.989099e9, 5.5e-6, 2.0e-6, 2.0e-6, 4.9e-6, 5.0e-6, 0.5e-6, 1.0e-6),
+    (32768, 1, 2.138206e9, 15.3e-6, 1.0e-6, 1.0e-6, 14.8e-6, 44.0e-6, 0.5e-6, 1.0e-6),
+    (65536, 1, 9.370652e9, 7.0e-6, 3.0e-6, 3.0e-6, 6.6e-6, 61.0e-6, 0.3e-6, 1.0e-6),
+    (131072, 1, 4.823257e9, 27.2e-6, 3.0e-6, 3.0e-6, 26.6e-6, 56.0e-6, 0.5e-6, 1.0e-6),
+    (262144, 1, 30.218329e9, 8.7e-6, 6.0e-6, 6.0e-6, 8.1e-6, 9.0e-6, 0.5e-6, 1.0e-6),
+    (524288, 1, 10.583659e9, 49.5e-6, 1.0e-6, 1.0e-6, 48.8e-6, 49.0e-6, 0.7e-6, 1.0e-6),
+    (1048576, 1, 16.350469e9, 64.1e-6, 2.0e-6, 2.0e-6, 63.3e-6, 1829.0e-6, 0.7e-6, 1.0e-6),
+    (2097152, 1, 33.770564e9, 62.1e-6, 2.0e-6, 2.0e-6, 60.8e-6, 79.0e-6, 0.9e-6, 1.0e-6),
+    (4194304, 1, 36.126649e9, 116.1e-6, 2.0e-6, 2.0e-6, 114.7e-6, 194.0e-6, 1.0e-6, 1.0e-6),
+    (8388608, 1, 6.021540e9, 1393.1e-6, 3.0e-6, 3.0e-6, 1389.8e-6, 10748.0e-6, 2.2e-6, 9.0e-6),
+    (16777216, 1, 6.619537e9, 2534.5e-6, 28.0e-6, 28.0e-6, 2526.6e-6, 6276.0e-6, 3.4e-6, 5.0e-6),
+    (33554432, 1, 2.907386e9, 11541.1e-6, 12.0e-6, 12.0e-6, 11532.3e-6, 21220.0e-6, 6.5e-6, 10.0e-6),
+    (67108864, 1, 6.813774e9, 9849.0e-6, 8480.0e-6, 8480.0e-6, 8993.6e-6, 24189.0e-6, 6.0e-6, 12.0e-6),
+)
+FOUR_RANKS: Table = (
+    (4096, 1, 0.056482e9, 72.5e-6, 32.0e-6, 32.0e-6, 8.3e-6, 27.0e-6, 63.9e-6, 97.0e-6, 0.315313e9, 0.315313),
+    (8192, 1, 0.015323e9, 534.6e-6, 26.0e-6, 26.0e-6, 8.8e-6, 33.0e-6, 525.5e-6, 8188.0e-6, 0.016238e9, 0.016238),
+    (16384, 1, 0.880269e9, 18.6e-6, 33.0e-6, 33.0e-6, 17.2e-6, 93.0e-6, 0.9e-6, 9.0e-6, 0.904631e9, 0.904631),
+)
+EFA: Table = (
+    (4096, 1, 0.112873e9, 36.3e-6, 25.0e-6, 25.0e-6, 2.8e-6, 4.0e-6, 33.5e-6, 40.0e-6),
+    (8192, 1, 0.224103e9, 36.6e-6, 10.0e-6, 10.0e-6, 2.8e-6, 4.0e-6, 33.7e-6, 39.0e-6),
+    (16384, 1, 0.433990e9, 37.8e-6, 14.0e-6, 14.0e-6, 2.8e-6, 4.0e-6, 34.9e-6, 41.0e-6),
+    (32768, 1, 0.804828e9, 40.7e-6, 5.0e-6, 5.0e-6, 2.7e-6, 4.0e-6, 38.0e-6, 44.0e-6),
+    (65536, 1, 1.408445e9, 46.5e-6, 12.0e-6, 12.0e-6, 2.8e-6, 5.0e-6, 43.7e-6, 50.0e-6),
+    (131072, 1, 2.853823e9, 45.9e-6, 5.0e-6, 5.0e-6, 6.4e-6, 7.0e-6, 39.5e-6, 45.0e-6),
+    (262144, 1, 5.094198e9, 51.5e-6, 6.0e-6, 6.0e-6, 6.4e-6, 8.0e-6, 45.1e-6, 51.0e-6),
+    (524288, 1, 9.187162e9, 57.1e-6, 6.0e-6, 6.0e-6, 6.4e-6, 8.0e-6, 50.7e-6, 58.0e-6),
+    (1048576, 1, 15.088717e9, 69.5e-6, 6.0e-6, 6.0e-6, 6.3e-6, 8.0e-6, 63.1e-6, 70.0e-6),
+    (2097152, 1, 22.208871e9, 94.4e-6, 6.0e-6, 6.0e-6, 6.5e-6, 11.0e-6, 87.7e-6, 95.0e-6),
+    (4194304, 1, 30.181742e9, 139.0e-6, 6.0e-6, 6.0e-6, 6.4e-6, 11.0e-6, 132.4e-6, 140.0e-6),
+    (8388608, 1, 36.774219e9, 228.1e-6, 11.0e-6, 11.0e-6, 6.7e-6, 18.0e-6, 221.1e-6, 228.0e-6),
+    (16777216, 1, 41.956359e9, 399.9e-6, 11.0e-6, 11.0e-6, 6.4e-6, 16.0e-6, 393.2e-6, 400.0e-6),
+    (33554432, 1, 45.127001e9, 743.6e-6, 6.0e-6, 6.0e-6, 6.4e-6, 11.0e-6, 737.0e-6, 747.0e-6),
+    (67108864, 1, 46.948036e9, 1429.4e-6, 11.0e-6, 11.0e-6, 6.6e-6, 18.0e-6, 1422.5e-6, 1429.0e-6),
+)
+ASIO: Table = ((65536, 1, 0.015982e9, 4100.6e-6, 56.0e-6, 56.0e-6, 60.9e-6, 115.0e-6, 4039.2e-6, 36814.0e-6),)
+# fmt: on
+
+TABLES = {
+    "nixlbench/01_normal.rank_a.out": NORMAL,
+    "nixlbench/02_check_consistency_write.rank_a.out": CONSISTENCY,
+    "nixlbench/06_posix_write.out": POSIX,
+    "nixlbench/13_four_ranks.rank_a.out": FOUR_RANKS,
+    "nixlbench/20_asio.rank_a.out": ASIO,
+    # Its target was killed before the first row.
+    "nixlbench/21_target_killed.rank_a.out": (),
+    "efa-p5/nixlbench-rank0.out": EFA,
+}
+FILES = sorted(str(path.relative_to(FIXTURES)) for path in [*FIXTURES.glob("nixlbench/*"), *FIXTURES.glob("efa-p5/*")])
+IDS = [name.rpartition("/")[2] for name in FILES]
+
+
+def read(name: str) -> NixlbenchOutput:
+    return read_output((FIXTURES / name).read_text())
+
+
+def in_order(row: NixlbenchRow) -> tuple[float, ...]:
+    """Return what the table printed, in the order of its columns; the sums over ranks are last."""
+    assert row.latency_p99 is None
+    return tuple(value for value in astuple(row) if value is not None)
+
+
+def test_every_recording_is_here() -> None:
+    assert len(FILES) == 20
+    assert set(TABLES) <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES, ids=IDS)
+def test_every_recorded_file_is_read_row_by_row(name: str) -> None:
+    output = read(name)
+    assert tuple(in_order(row) for row in output.rows) == TABLES.get(name, ())
+    assert output.tables == (name in TABLES)
+    assert output.unfinished == ""
+
+
+@pytest.mark.parametrize("name", FILES, ids=IDS)
+def test_text_cut_off_at_any_byte_yields_only_rows_that_were_printed_whole(name: str) -> None:
+    content = (FIXTURES / name).read_bytes()
+    whole = read_output(content.decode())
+    lines = content.decode().split("\n")
+    # The first byte at which each row is whole: the one after the end of its line.
+    header = next((n for n, line in enumerate(lines) if line.startswith("Block Size")), len(lines))
+    ends = [
+        sum(len(one) + 1 for one in lines[: n + 1]) for n, line in enumerate(lines) if n > header and line[:1].isdigit()
+    ]
+    assert len(ends) == len(whole.rows)
+    wrong = []
+    for end in range(len(content) + 1):
+        cut = read_output(content[:end].decode())
+        printed = sum(end >= each for each in ends)
+        values = cut.configuration.values
+        if (
+            cut.rows != whole.rows[:printed]
+            or cut.registrations != whole.registrations[: len(cut.registrations)]
+            or cut.faults != whole.faults[: len(cut.faults)]
+            or cut.warnings != whole.warnings[: len(cut.warnings)]
+            or values != {name: whole.configuration.values[name] for name in values}
+        ):
+            wrong.append(end)
+    assert wrong == []
+
+
+def test_two_ranks_print_who_they_are() -> None:
+    assert read("nixlbench/01_normal.rank_a.out").registrations == (NixlbenchRegistration(rank=0, item=1, size=2),)
+    target = read("nixlbench/01_normal.rank_b.out")
+    assert target.registrations == (NixlbenchRegistration(rank=1, item=2, size=2),)
+    assert target.endpoint == "http://127.0.0.1:41790"
+    assert target.ready
+    assert target.faults == ()
+
+
+def test_the_configuration_is_read() -> None:
+    configuration = read("nixlbench/01_normal.rank_a.out").configuration
+    assert (configuration.backend, configuration.op) == ("UCX", "WRITE")
+    assert (configuration.initiator_memory, configuration.target_memory) == ("DRAM", "DRAM")
+    assert configuration.devices == ("all",)
+    assert configuration.count("num_iter") == 160
+    assert configuration.count("enable_pt") is None
+    assert configuration.values["etcd_endpoint"] == "http://127.0.0.1:41790"
+    assert len(configuration.values) == 30
+    efa = read("efa-p5/nixlbench-rank0.out").configuration
+    assert (efa.backend, efa.initiator_memory, efa.target_memory) == ("LIBFABRIC", "VRAM", "VRAM")
+    assert len(efa.values) == 26
+    posix = read("nixlbench/06_posix_write.out").configuration
+    assert posix.backend == "POSIX"
+    assert posix.values["filenames"] == ""
+    assert posix.values["etcd_endpoint"] == "disabled (storage backend)"
+    assert len(posix.values) == 37
+
+
+def test_the_plan_and_the_payload_follow_from_the_configuration() -> None:
+    efa = read("efa-p5/nixlbench-rank0.out")
+    assert efa.configuration.planned() == tuple((4 * KIB << n, 1) for n in range(15))
+    assert efa.configuration.transfers(MIB) == (1008, 112)
+    assert efa.configuration.transfers(2 * MIB) == (63, 7)
+    assert sum(efa.configuration.payload(row.block, row.batch) or 0 for row in efa.rows) == 11_592_663_040
+    four = read("nixlbench/13_four_ranks.rank_a.out").configuration
+    assert four.payload(4 * KIB, 1) == 2 * (160 + 16) * 4 * KIB
+    assert four.payload(4 * KIB, 8) == 8 * 2 * (160 + 16) * 4 * KIB
+    nothing = read("nixlbench/09_alone.out").configuration
+    assert (nothing.planned(), nothing.transfers(1), nothing.payload(1, 1)) == (None, None, None)
+
+
+def test_the_payload_of_other_schemes_is_not_known() -> None:
+    text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().replace(": pairwise", ": onetomany")
+    assert read_output(text).configuration.payload(4096, 1) is None
+
+
+def test_several_batches_are_rows_of_their_own() -> None:
+    text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("8192 "))
+    batched = text.replace(row, row + "\n" + row.replace("8192                1 ", "8192                16"))
+    assert [(one.block, one.batch) for one in read_output(batched).rows[:4]] == [
+        (4096, 1), (8192, 1), (8192, 16), (16384, 1)]  # fmt: skip
+    limits = text.replace(
+        "Max batch size (--max_batch_size=N)                         : 1", "x (--max_batch_size=N) : 4"
+    )
+    assert (read_output(limits).configuration.planned() or ())[:4] == ((4096, 1), (4096, 2), (4096, 4), (8192, 1))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: Adjusting num_iter to 1008 to allow equal distribution to 1 threads",
+        "W1120 12:00:00.000000    12 nixl_agent.cpp:12] slow",
+        "[1763640000.0] [vm:12:0]     ucp_context.c:12  UCX  WARN  transport 'x' is not available",
+    ],
+)
+def test_a_warning_in_between_is_kept_and_costs_no_row(line: str) -> None:
+    text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
+    whole = read_output(text)
+    lines = text.split("\n")
+    for at in range(len(lines)):
+        output = read_output("\n".join([*lines[:at], line, *lines[at:]]))
+        assert output.rows == whole.rows
+        assert output.configuration == whole.configuration
+        assert output.warnings == (line,)
+
+
+def test_lines_may_end_as_on_a_terminal() -> None:
+    text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
+    assert read_output(text.replace("\n", "\r\n")) == read_output(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble", "text"),
+    [
+        ("03_unresolvable_host.err", Trouble.URI_NOT_VALID, "Failed to acquire lock: the target uri is not valid"),
+        ("04_etcd_down.err", Trouble.LOCK_NOT_ACQUIRED, "Failed to acquire lock: connections to all backends failing"),
+        ("07_racy_same_rank.rank_a.err", Trouble.RANKS_MISSING, "Error in barrier wait xferbench/g07/"),
+        ("09_alone.err", Trouble.RANKS_MISSING, "Error in barrier wait xferbench/g09/"),
+    ],
+)
+def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str) -> None:
+    first, *others = read(f"nixlbench/{name}").faults
+    assert first.trouble is trouble
+    assert first.text.startswith(text)
+    assert first.remedy
+    assert others
+    assert {fault.trouble for fault in others} == {Trouble.OTHER}
+
+
+@pytest.mark.parametrize(
+    ("line", "trouble"),
+    [
+        ("Rank 2 is greater than or equal to global size 2", Trouble.STALE_GROUP),
+        ("Failed to store agent target prefix key in etcd: the target uri is not valid", Trouble.URI_NOT_VALID),
+        ("Consistency check failed for iov 0:3", Trouble.INCONSISTENT),
+        ("Consistency check failed", Trouble.INCONSISTENT),
+        ("Unsupported NIXLBench backend: Libfabric", Trouble.UNSUPPORTED_BACKEND),
+        ("Failed to parse device list", Trouble.REFUSED),
+    ],
+)
+def test_failures_that_were_reported_are_recognised(line: str, trouble: Trouble) -> None:
+    # The words of the p5 archive, of the user's report and of nixlbench's source: none was recorded here.
+    assert read_output(line + "\n").faults == (Fault(trouble, line),)
+    assert read_output(line).faults == ()
+
+
+def test_two_processes_of_one_rank_are_a_fault() -> None:
+    first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{which}.out").read_text() for which in ("a", "b"))
+    assert read_output(first).faults == ()
+    assert read_output(first + second).faults == (
+        Fault(Trouble.DUPLICATE_RANK, "two processes registered as rank 0 of 2"),
+    )
+
+
+def test_runs_after_each_other_and_the_ranks_of_one_are_no_such_fault() -> None:
+    first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{which}.out").read_text() for which in ("a", "b"))
+    assert read_output(first + second).faults == ()
+    twice = read_output(first + first)
+    assert (twice.faults, twice.tables, len(twice.rows)) == ((), 2, 30)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "4096 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8",
+        "4096 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0 1.0",
+        "4096 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 x",
+        "4096.0 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+        "0 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+        "4096 -1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+        "٤٠٩٦ 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+        f"{'9' * 5000} 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+        f"4096 1 {'9' * 5000} 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
+    ],
+)
+def test_what_is_no_row_is_none(row: str) -> None:
+    header = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().partition("Block Size")[2].partition("\n")[0]
+    good = "8192 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0"
+    output = read_output(f"Block Size{header}\n{row}\n{good}\n")
+    assert [one.block for one in output.rows] == [8192]
+    assert read_output(f"{good}\n").rows == ()
+
+
+def test_what_the_library_prints_of_a_division_by_zero_is_a_row() -> None:
+    header = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().partition("Block Size")[2].partition("\n")[0]
+    (row,) = read_output(f"Block Size{header}\n4096 1 inf 0.0 -nan 25.0 6.4 9.0 8.8 15.0\n").rows
+    assert row.bandwidth == float("inf")
+    assert row.prep_avg != row.prep_avg
+
+
+@pytest.mark.parametrize("name", ["help-1.4.0.txt"])
+def test_what_is_no_output_is_not_recognised(name: str) -> None:
+    assert not read(f"nixlbench/{name}").recognised
+    assert not read_output("").recognised
+    assert not read_output("Failed to do it\n").recognised
+
+
+def test_every_recorded_output_is_recognised() -> None:
+    outputs = [name for name in FILES if name.startswith("nixlbench/") and "help" not in name]
+    assert [name for name in outputs if not read(name).recognised] == []

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl profile judge``: outputs of both ranks, with labels, colours, crashes, strangers, and any damage."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_nixl import cli
+from pytest_nixl.checks.nixlbench.table import LONGEST_LINE, Trouble, read_files, read_output
+from pytest_nixl.checks.nixlbench.verdict import JudgedRun, judge_run
+from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.model.verdicts import Verdict
+
+pytestmark = pytest.mark.apart
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+RECORDINGS = FIXTURES / "nixlbench"
+COMPARED = (RECORDINGS / "02_check_consistency_write.rank_a.out").read_text()
+NORMAL = (RECORDINGS / "01_normal.rank_a.out").read_text()
+TARGET = (RECORDINGS / "01_normal.rank_b.out").read_text()
+ASIO = (RECORDINGS / "20_asio.rank_a.out").read_text()
+P5 = (FIXTURES / "efa-p5" / "nixlbench-rank0.out").read_text()
+REFUSED = "Rank 2 is greater than or equal to global size 2\nFailed to setup ETCD runtime\n"
+
+PROFILE = """
+[profile]
+name = "here"
+[[expect]]
+backend = ["UCX", "LIBFABRIC"]
+floor = "{floor}"
+source = "made by a test"
+"""
+
+
+def profile(folder: Path, floor: str = "0.001 GB/s", more: str = "") -> Profile:
+    path = folder / "profile.toml"
+    path.write_text(PROFILE.format(floor=floor) + more)
+    return load_profile(str(path))
+
+
+def judged(folder: Path, *texts: str, floor: str = "0.001 GB/s", more: str = "") -> JudgedRun:
+    """Judge a run whose ranks printed these texts, each in a file of its own."""
+    paths = []
+    for number, text in enumerate(texts):
+        paths.append(folder / f"rank{number}.out")
+        paths[-1].write_text(text)
+    return judge_run(read_files(paths), profile(folder, floor, more))
+
+
+def verdicts(run: JudgedRun) -> list[Verdict]:
+    """The verdict of each row."""
+    return [result.verdict for result in run.results if result.check == "bandwidth"]
+
+
+def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
+    return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
+
+
+def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None:
+    run = judged(tmp_path, COMPARED)
+    assert verdicts(run) == [Verdict.UNKNOWN] * 9
+    assert "the bytes of a WRITE are compared by the target only, whose output is not here" in run.results[0].reason
+    assert "--nixlbench RANK0 --nixlbench RANK1" in run.results[0].remedy
+    # A file that rank 0 printed a second time is not the target's.
+    assert verdicts(judged(tmp_path, COMPARED, TARGET)) == [Verdict.PASS] * 9
+    assert verdicts(judged(tmp_path, TARGET, COMPARED)) == [Verdict.PASS] * 9
+
+
+def test_wrong_bytes_that_the_target_found_are_corrupt(tmp_path: Path) -> None:
+    run = judged(tmp_path, COMPARED, f"{TARGET}Consistency check failed for iov 0:0\n")
+    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in said(run)
+
+
+def test_a_read_is_compared_by_rank_0_itself(tmp_path: Path) -> None:
+    read = re.sub("(Op type .*): WRITE", r"\1: READ", COMPARED)
+    assert verdicts(judged(tmp_path, read)) == [Verdict.PASS] * 9
+
+
+def test_the_command_takes_the_output_of_both_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile(tmp_path)
+    for name, text in (("a", COMPARED), ("b", TARGET)):
+        (tmp_path / name).write_text(text)
+    one = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
+    assert cli.main([*one, str(tmp_path / "profile.toml")]) == 1
+    assert cli.main([*one, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
+    assert capsys.readouterr().out.endswith("NIXL gate: PASS (9 PASS; 9 rows measured)\n")
+
+
+def accepted(*transports: str) -> str:
+    return f"transports = {list(transports)}\n"
+
+
+def test_the_transport_is_what_ucx_printed(tmp_path: Path) -> None:
+    run = judged(tmp_path, ASIO, more=accepted("cma"))
+    assert verdicts(run) == [Verdict.PASS]
+    [result] = run.results
+    assert result.figures is not None
+    assert result.figures.transports == ("cma/memory",)
+    run = judged(tmp_path, ASIO, more=accepted("tcp"))
+    assert verdicts(run) == [Verdict.WRONG_TRANSPORT]
+    assert "went over cma/memory" in run.results[0].reason
+
+
+@pytest.mark.parametrize("text", [ASIO, re.sub(r"(?m)^\[.*\n", "", ASIO)], ids=["with UCX's tables", "without"])
+def test_a_row_at_a_sixth_of_its_floor_fails(tmp_path: Path, text: str) -> None:
+    run = judged(tmp_path, text, floor="0.096 GB/s", more=accepted("cma"))
+    assert verdicts(run) == [Verdict.FAIL]
+    assert "17 % of the floor" in run.results[0].reason
+
+
+def test_a_row_twice_is_doubted_unless_it_is_the_same(tmp_path: Path) -> None:
+    row = next(line for line in NORMAL.splitlines(keepends=True) if line.startswith("8192 "))
+    same, other = NORMAL.replace(row, row * 2), NORMAL.replace(row, row + row.replace("0.545225", "1.090450"))
+    assert verdicts(judged(tmp_path, same)) == [Verdict.PASS] * 15
+    run = judged(tmp_path, other)
+    assert verdicts(run) == [Verdict.PASS, Verdict.INCONCLUSIVE] + [Verdict.PASS] * 13
+    [doubted] = [result for result in run.results if result.verdict is Verdict.INCONCLUSIVE]
+    assert "was printed 2 times with other figures: 0.545 GB/s (4.36 Gb/s), 1.09 GB/s (8.72 Gb/s)" in doubted.reason
+    assert Verdict.FAIL in verdicts(judged(tmp_path, other, floor="0.6 GB/s"))
+
+
+@pytest.mark.parametrize("figure", ["-3.500000", "-0.000000", "-inf", "nan"])
+def test_a_negative_row_is_an_error(tmp_path: Path, figure: str) -> None:
+    run = judged(tmp_path, NORMAL.replace("0.545225", figure))
+    assert verdicts(run) == [Verdict.PASS, Verdict.ERROR] + [Verdict.PASS] * 13
+    assert "nixlbench printed a bandwidth of" in run.results[1].reason
+
+
+def test_a_time_below_zero_is_an_error(tmp_path: Path) -> None:
+    row = next(line for line in NORMAL.splitlines(keepends=True) if line.startswith("8192 "))
+    run = judged(tmp_path, NORMAL.replace(row, row.replace(" 15.0 ", "-15.0 ")))
+    assert verdicts(run) == [Verdict.PASS, Verdict.ERROR] + [Verdict.PASS] * 13
+    assert "a time below zero" in run.results[1].reason
+
+
+def cut(text: str, rows: int) -> str:
+    """The output up to so many rows."""
+    lines = text.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if line.startswith("4096 "))
+    return "".join(lines[: first + rows])
+
+
+def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
+    lost = "nixlbench: peer rank 1 key missing (or etcd error) -- peer may have died\n"
+    run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET, REFUSED)
+    assert any("ERROR nixlbench says: Rank 2 is greater" in one and "deleted the keys" in one for one in said(run))
+    assert any("after 3 of 15 rows: nixlbench: peer rank 1 key missing" in one for one in said(run))
+    # Without the stranger's own words.
+    run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET)
+    [told] = said(run)
+    assert told.startswith(
+        "ERROR nixlbench lost one of its ranks, or that rank's key, in the row UCX/WRITE/DRAM:DRAM/32KiB/"
+    )
+    # A fourth process takes the rank of one whose keys the third has deleted.
+    fourth = TARGET.replace("rank 1 item 2", "rank 0 item 1").replace("rank 1, type target", "rank 0, type initiator")
+    run = judged(tmp_path, NORMAL, TARGET, REFUSED, fourth)
+    assert any("two processes registered as rank 0 of 2: the second one joined when" in one for one in said(run))
+
+
+def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
+    texts = [(RECORDINGS / f"07_racy_same_rank.rank_{one}.out").read_text() for one in "ab"]
+    assert said(judged(tmp_path, *texts)) == ["ERROR nixlbench says: two processes registered as rank 0 of 2"]
+
+
+def labelled(texts: Sequence[str], form: str) -> str:
+    """Both ranks' lines in turn, as a launcher labels them."""
+    lines = [[form.format(rank) + line for line in text.splitlines(keepends=True)] for rank, text in enumerate(texts)]
+    mixed = []
+    for number in range(max(map(len, lines))):
+        mixed += [each[number] for each in lines if number < len(each)]
+    return "".join(mixed)
+
+
+@pytest.mark.parametrize("form", ["{}: ", " {}: ", "[1,{}]<stdout>: ", "[1,{}]<stderr>:"])
+def test_a_launchers_labels_tell_the_ranks_apart(tmp_path: Path, form: str) -> None:
+    run = judged(tmp_path, labelled([COMPARED, TARGET], form))
+    assert verdicts(run) == [Verdict.PASS] * 9
+    wrong = f"{TARGET}Consistency check failed for iov 0:0\n"
+    assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in said(
+        judged(tmp_path, labelled([COMPARED, wrong], form))
+    )
+
+
+def test_colours_and_carriage_returns_are_left_out(tmp_path: Path) -> None:
+    coloured = "".join(f"\x1b[1;32m{line}\x1b[0m\r\n" for line in ASIO.splitlines())
+    assert judged(tmp_path, coloured, more=accepted("cma")) == judged(tmp_path, ASIO, more=accepted("cma"))
+    titled = NORMAL.replace("\n", "\n\x1b]0;a title\x07")
+    assert judged(tmp_path, titled) == judged(tmp_path, NORMAL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: unknown command line flag 'blocks'",
+        "ERROR: illegal value 'x' specified for uint64 flag 'num_iter'",
+        "Invalid value for --asio_port: 70000 (must be <= 65535)",
+        "Invalid op type: write. Must be one of [READ, WRITE]",
+        "Invalid runtime: MPI",
+        "Incorrect buffer size configuration for Initiator(max_block_size * max_batch_size) is > (total_buffer_size",
+        "Total_buffer_size must be divisible by the product of num_threads and num_initiator_dev, next such value is 8",
+        "num_iter must be >= 1",
+        "VRAM not supported without CUDA, ROCm or Neuron",
+        "Incorrect device list mlx5_0,mlx5_1 provided for pairwise scheme 2# devices",
+        "storage backend should be always an initiator",
+    ],
+)
+def test_a_refused_command_line_is_told(tmp_path: Path, line: str) -> None:
+    assert [fault.trouble for fault in read_output(f"{line}\n").faults] == [Trouble.REFUSED]
+    run = judged(tmp_path, f"{line}\n")
+    assert said(run) == [f"ERROR nixlbench says: {line}"]
+    assert "nixlbench --help" in run.results[-1].remedy
+
+
+CRASH = "[node-a:4711 :0:4711] Caught signal 11 (Segmentation fault: address not mapped to object at address (nil))\n"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [CRASH, "srun: error: node-a: task 0: Segmentation fault (core dumped)\n", "double free or corruption (out)\n",
+     "terminate called after throwing an instance of 'std::bad_alloc'\n", "Killed\n"],
+)  # fmt: skip
+def test_a_crash_names_its_row_and_its_cause(tmp_path: Path, cause: str) -> None:
+    run = judged(tmp_path, cut(NORMAL, 4) + cause)
+    assert said(run) == [
+        "ERROR nixlbench crashed in the row UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1, after 4 of 15 rows: "
+        + cause.strip()
+    ]
+    assert verdicts(run) == [Verdict.PASS] * 4 + [Verdict.MISSING] * 11
+    # Once all rows are there it is a note.
+    run = judged(tmp_path, NORMAL + cause)
+    assert (said(run), verdicts(run)) == ([], [Verdict.PASS] * 15)
+    assert (
+        "nixlbench: after its last row, UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/0-1, which changes no figure: "
+        + cause.strip()
+    ) in run.notes
+
+
+@pytest.mark.parametrize(
+    "filler",
+    [
+        "[1795263438.149358] [vm:9447 :0]   | 0..inf | zero-copy | cma/memory                               |\n",
+        "[1795263438.149358] [vm:9447 :0]   mm_ep.c:12  UCX  DEBUG a line of which there are very many indeed\n",
+        "8192                1              0.545225       15.0           7.0            7.0            6.6\n",
+        "W1121 12:17:26.816886    9729 ucx_enums.cpp:58] Unexpected UCX error: Input/output error\n",
+        "x" * 99_999 + "\n",
+        "x" * 100_000,
+        "ETCD Runtime: " * 10,
+    ],
+    ids=["UCX's tables", "a log", "rows that are cut", "warnings", "long lines", "one line", "one line of words"],
+)
+def test_a_large_recording_is_read_in_a_stream(tmp_path: Path, filler: str) -> None:
+    """20 MB; 100 MB take five times as long, as each line is looked at once (``benchmarks/recordings.py``)."""
+    head, row, tail = ASIO.partition("65536               1 ")
+    path = tmp_path / "large.out"
+    with path.open("w") as file:
+        file.write(head)
+        for _ in range(20_000_000 // len(filler)):
+            file.write(filler)
+        file.write(f"\n{row}{tail}")
+    start = time.process_time()
+    output = read_files([path])
+    run = judge_run(output, profile(tmp_path))
+    assert time.process_time() - start < 30
+    assert [(one.block, one.bandwidth) for one in output.rows] == [(65536, 0.015982e9)]
+    assert verdicts(run) == [Verdict.PASS]
+    assert len(output.report) + sum(map(len, output.warnings)) < 4 * 20_000 * 120
+
+
+def test_a_line_that_is_too_long_is_none_of_nixlbenchs(tmp_path: Path) -> None:
+    long = "8192 1 9.0 1 1 1 1 1 1 1" + " " * LONGEST_LINE + "\n"
+    path = tmp_path / "run.out"
+    path.write_text(NORMAL.replace("8192 ", f"{long}8192 "))
+    assert len(read_files([path]).rows) >= 15
+
+
+TEXTS = [NORMAL, COMPARED, ASIO, P5, TARGET, REFUSED, labelled([COMPARED, TARGET], "{}: "), cut(NORMAL, 4) + CRASH,
+         (RECORDINGS / "13_four_ranks.rank_a.out").read_text(), (RECORDINGS / "06_posix_write.out").read_text(),
+         (RECORDINGS / "21_target_killed.rank_a.out").read_text()]  # fmt: skip
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        ["\n", "\0", "\x1b[2J", "\x1b", ": ", "1" * 30, "-", "inf", "nan", "0", "1e9", "4096 1 -1 0 0 0 0 0 0 0\n", "|",
+         "[a] | b | c | d |\n", "18446744073709551616", "0..inf", "\ud800", "\u202e", "7: ", "[1,9]<stdout>: ", REFUSED,
+         "All processes are ready to proceed\n", "NIXLBench Configuration\n", "Num iter (--num_iter=N) : 0\n",
+         "Backend (--backend=[x]) : OBJ\n", "Op type (--op_type=[x]) : ERASE\n",
+         "Max block size (--max_block_size=N): 1\n",
+         "Large block iter factor (--large_blk_iter_ftr=N) : 9999999999999999999\n",
+         "Pipeline depth (--pipeline_depth=N): 0\n"]
+    ),
+)  # fmt: skip
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 400), PIECES), max_size=6)
+
+
+@settings(max_examples=int(os.environ.get("PYTEST_NIXL_EXAMPLES", "150")), deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
+@given(runs=st.lists(st.tuples(st.sampled_from(TEXTS), EDITS), min_size=1, max_size=3))
+def test_a_damaged_recording_is_judged_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], runs: list[tuple[str, list[tuple[float, int, str]]]]
+) -> None:
+    """Never a traceback, and nothing on the terminal that it would act on."""
+    arguments = ["profile", "judge", "--gate"]
+    for number, (text, edits) in enumerate(runs):
+        for where, length, piece in edits:
+            place = int(where * len(text))
+            text = text[:place] + piece + text[place + length :]
+        path = tmp_path / f"rank{number}.out"
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        arguments += ["--nixlbench", str(path)]
+    profile(tmp_path, more=accepted("cma", "tcp", "efa"))
+    code = cli.main([*arguments, str(tmp_path / "profile.toml")])
+    out, err = capsys.readouterr()
+    assert (code, err.count("\n")) in ((0, 0), (1, 0), (2, 1))
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+    (out + err).encode()

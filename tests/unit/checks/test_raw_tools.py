@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL beside the real ucx_perftest: both over TCP on loopback, in runs as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run
+
+from pytest_nixl.checks.raw_tools.check import few
+from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
+from pytest_nixl.checks.raw_tools.pair import RawPair
+from pytest_nixl.checks.raw_tools.ucx_perftest import TOOL as UCX_PERFTEST
+from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_way
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import DISTURBED_CORES
+from pytest_nixl.model.tools import own_variables
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.external_program import ToolError
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.store.record_reader import parse_recorded
+
+HOST = MemoryPair("DRAM", "DRAM")
+WRITE = RowKey("UCX", "WRITE", HOST, 65536)
+#: A line of the table, as the issue wants it: the ratio, and where it is from.
+RATIO = re.compile(
+    r"^UCX : ucx_perftest +(WRITE|READ) +DRAM:DRAM +(\w+) +([\d.]+) +of ([\d.]+) GB/s by ucx_perftest "
+    r"\((ucp_put_bw|ucp_get), UCX [\d.]+\) over (\S+)$",
+    re.MULTILINE,
+)
+#: A double: what others take of this machine's cores is taken for nothing, as it puts every figure in doubt.
+STILL = """
+from pytest_nixl import link
+from pytest_nixl.checks.raw_tools import pair
+
+pair.others_beside = lambda *_: 0.0
+samples = link.Samples
+link.Samples = lambda **found: samples(**{**found, "others": ()})
+"""
+#: NIXL alone is slowed: its workers, never the raw tool, have tiny buffers, and the target is held nine tenths of the
+#: time while a row is timed.
+SLOWED = """
+import os, signal, threading
+from pytest_nixl.measure.link import Link
+from pytest_nixl.nixl.worker import local
+start = local.LocalProcess.__init__
+
+def slowed(self, supervisor, name, environment, prefix=()):
+    tiny = {"UCX_TCP_SNDBUF": "2k", "UCX_TCP_RCVBUF": "2k"} if "tool" not in name else {}
+    start(self, supervisor, name, {**environment, **tiny}, prefix)
+
+local.LocalProcess.__init__ = slowed
+timed = Link._timed
+
+def held(self, *arguments, **more):
+    over, pid = threading.Event(), self.target.worker.pid
+
+    def hold():
+        while not over.wait(0.002):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.02)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        return timed(self, *arguments, **more)
+    finally:
+        over.set()
+        thread.join()
+
+Link._timed = held
+"""
+
+
+def raw_run(
+    path: Path, expectation: str, *arguments: str, plugin: str = "", env: Mapping[str, str] | None = None
+) -> Finished:
+    """Run the rows and what is asked of them, with a profile of one expectation."""
+    if plugin:
+        (path / "changed_run.py").write_text(plugin)
+        arguments = ("-p", "changed_run", *arguments)
+        env = {**(env or {}), "PYTHONPATH": str(path)}
+    given = f"--nixl-profile={profile(path / 'p.toml', expectation)}"
+    return run(BANDWIDTH_OF_RANKS, given, "--nixl-duration=20ms", *arguments, env={"UCX_TLS": "tcp", **(env or {})})
+
+
+LOW = "floor = '0.000001 GB/s'"
+
+
+@pytest.fixture(scope="module")
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+    """A run over TCP on loopback, with its reports."""
+    path = tmp_path_factory.mktemp("tcp")
+    reports = f"--nixl-report={path / 'run.html'}"
+    summary = {"GITHUB_STEP_SUMMARY": str(path / "summary.md"), "GITHUB_ACTIONS": "true"}
+    done = raw_run(path, LOW, "--nixl-blocks=4KiB,1MiB", reports, f"--nixl-store={path / 'store'}", env=summary)
+    return done, path
+
+
+def test_the_table_shows_nixl_to_raw_over_tcp_on_loopback(tcp: tuple[Finished, Path]) -> None:
+    done, _ = tcp
+    assert done.code == 0, done.output
+    rows = RATIO.findall(done.output)
+    assert [(op, block, test) for op, block, _, _, test, _ in rows] == [
+        ("WRITE", "4KiB", "ucp_put_bw"), ("WRITE", "1MiB", "ucp_put_bw"),
+        ("READ", "4KiB", "ucp_get"), ("READ", "1MiB", "ucp_get"),
+    ]  # fmt: skip
+    for op, block, ratio, raw, _, over in rows:
+        assert over == "tcp/lo"
+        [measured] = re.findall(rf"^UCX +{op} +\S+ +{block} +1 +1 +(\S+)", done.output, re.MULTILINE)
+        assert float(ratio) == pytest.approx(float(measured) / float(raw), rel=0.02, abs=0.006)
+    assert "4 rows measured" in done.output
+
+
+def test_the_ratio_is_in_the_record_the_page_and_the_summary_and_in_no_key(tcp: tuple[Finished, Path]) -> None:
+    _, path = tcp
+    [record] = [json.loads(file.read_text()) for file in (path / "store").glob("*.json")]
+    ratios = [ratio for result in record["nixl"]["results"] for ratio in result["ratios"]]
+    assert [ratio["row"] for ratio in ratios] == [row["fullname"] for row in record["benchmarks"]]
+    assert {ratio["raw"]["tool"] for ratio in ratios} == {"ucx_perftest"}
+    assert "raw" not in "".join(row["fullname"] for row in record["benchmarks"])
+    first = f"{ratios[0]['nixl'] / ratios[0]['raw']['value']:.2f}"
+    page, summary = (path / "run.html").read_text(), (path / "summary.md").read_text()
+    assert "<h2>NIXL and raw</h2>" in page
+    assert f"<td>{first}</td>" in page
+    assert "| row | NIXL : raw | raw GB/s | by | over |" in summary
+    assert f" | {first} | " in summary
+    [again] = [one for one in parse_recorded(record, "record").results if one.check == "nixl-to-raw"][:1]
+    assert [ratio.row for ratio in again.ratios] == [ratio["row"] for ratio in ratios][: len(again.ratios)]
+    for result in record["nixl"]["results"]:
+        del result["ratios"]  # as in a record of an earlier version
+    assert {one.ratios for one in parse_recorded(record, "record").results} == {()}
+
+
+#: A bound for one block, and for another a floor that ucx_perftest reaches and NIXL, slowed as it is, does not.
+BOTH = f"""blocks = '256KiB'
+{LOW}
+raw = '1'
+source = 'made by a test'
+[[expect]]
+blocks = '1MiB'
+floor = '0.05 GB/s'"""
+
+
+def test_where_nixl_alone_is_slow_the_run_and_the_failed_row_say_so(tmp_path: Path) -> None:
+    rows = ("--nixl-blocks=256KiB,1MiB", "--nixl-op=READ", "--nixl-iterations=10")
+    done = raw_run(tmp_path, BOTH, *rows, plugin=STILL + SLOWED)
+    row = r"^FAIL: UCX READ DRAM:DRAM of 1MiB: .* of the floor of .*; NIXL is slow: it moves "
+    assert re.search(row, done.output, re.MULTILINE), done.output
+    [said] = re.findall(r"^FAIL nixl-to-raw: (.*)$", done.output, re.MULTILINE)
+    bound, floor = said.split("; ")
+    assert bound.startswith("UCX READ DRAM:DRAM of 256KiB: NIXL is slow: it moves ")
+    assert "of the raw figure, and the profile wants 100 %: ucx_perftest (ucp_get, UCX " in bound
+    assert floor.startswith("UCX READ DRAM:DRAM of 1MiB: NIXL is slow: it moves ")
+    assert "of what the fabric carries: ucx_perftest (ucp_get, UCX " in floor
+    assert done.code == 1
+
+
+def test_where_the_tool_is_not_there_the_check_is_not_applicable(tmp_path: Path) -> None:
+    done = raw_run(tmp_path, LOW, "--nixl-blocks=4KiB", "--nixl-op=WRITE", env={"PATH": "/nonexistent"})
+    assert re.search(
+        r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 is not there: "
+        r"give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one$",
+        done.output,
+        re.MULTILINE,
+    ), done.output
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(("more", "verdict"), [("", "WARN"), ("\nraw = '0.5'", "UNKNOWN")])
+def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdict: str) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script = tools / "ucx_perftest"
+    script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
+    script.chmod(0o755)
+    given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
+    done = raw_run(tmp_path, f"{LOW}{more}", *given)
+    words = rf"^{verdict} nixl-to-raw: nothing to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    assert re.search(words, done.output, re.MULTILINE), done.output
+    assert "  | no such device" in done.output
+    assert done.code == 0
+
+
+@pytest.fixture
+def pair() -> Iterator[RawPair]:
+    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 20) as made:
+        yield made
+
+
+def test_a_port_that_is_taken_is_not_used(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A double for an instant: the port that was free is taken before the server has it."""
+    with pair.server.start(["-p", str(port := pair.server.worker.call("free_port"))]) as first:
+        assert first.wait_for("Waiting", 10)
+        assert first.listens(port)
+        call, ports = pair.server.worker.call, iter([port])
+
+        def asked(command: str, **arguments: Any) -> Any:
+            return next(ports, None) or call(command) if command == "free_port" else call(command, **arguments)
+
+        monkeypatch.setattr(pair.server.worker, "call", asked)
+        monkeypatch.setenv("UCX_TLS", "tcp")
+        assert pair.measure(WRITE, 1e8).value > 0
+
+
+def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "ucx_perftest"
+    script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
+    script.chmod(0o755)
+    places = LocalHost(supervisor()), LocalHost(supervisor(), 1, own=own_variables({"ucx_perftest": str(script)}))
+    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 5) as made:
+        with pytest.raises(ToolError, match=r"ucx_perftest of rank 1 on \S+ ended with exit code 7") as caught:
+            made.measure(WRITE, 1e8)
+    assert "  | no such device" in caught.value.detail
+
+
+def test_a_client_that_cannot_reach_the_server_is_named(pair: RawPair) -> None:
+    pair._address = "127.0.0.2.invalid"
+    with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ ended with exit code \d+ against 127.0.0.2.in"):
+        pair.measure(WRITE, 1e8)
+
+
+def test_memory_that_the_tool_was_not_built_for_is_said(pair: RawPair) -> None:
+    assert pair.cannot(HOST) == ""
+    assert re.fullmatch(
+        r"ucx_perftest of rank 1 on \S+ was built without VRAM", pair.cannot(MemoryPair("DRAM", "VRAM"))
+    )
+
+
+#: Debian's 1.13.1, over TCP.
+SAID = """
+[1795262674.835864] [vm:20842:0]     ucp_context.c:1849 UCX  INFO  Version 1.13.1 (loaded from /lib/libucp.so.0)
+[1795262674.849323] [vm:20842:0]      ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: rma_am(tcp/lo)
+[thread 0]               148    183.362  6792.494  6792.494      147.22     147.22         147         147
+[thread 0]               324    182.681  5814.165  6261.056      171.99     159.72         172         160
+Final:                  2000      6.599   366.636   366.636     2727.50    2727.50        2728        2728
+"""
+
+
+def test_the_last_line_of_the_table_is_read_in_bytes() -> None:
+    read = UCX_PERFTEST.read(SAID, 1 << 20)
+    assert read is not None
+    assert read.count == 2000
+    assert read.value == pytest.approx((1 << 20) / 366.636e-6)
+    early = UCX_PERFTEST.read(SAID.partition("Final:")[0], 1 << 20)
+    assert early is not None
+    assert early.count == 324
+    assert UCX_PERFTEST.read(SAID.partition("[thread 0]")[0], 1 << 20) is None
+    assert UCX_PERFTEST.version(SAID) == "UCX 1.13.1"
+    assert UCX_PERFTEST.transports(SAID, WRITE, ()) == ("tcp/lo",)
+    shared = SAID.replace("rma_am(tcp/lo)", "rma(sysv/memory posix/memory)")
+    assert UCX_PERFTEST.transports(shared, WRITE, ()) == ("sysv/memory", "posix/memory")
+    assert UCX_PERFTEST.transports("", WRITE, ()) == ()
+
+
+def test_another_unit_of_the_tool_is_refused() -> None:
+    """As of a version whose MB were 10^6 bytes: 4.9 % more of them."""
+    with pytest.raises(ValueError, match=r"it contradicts itself: 1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
+        UCX_PERFTEST.read(SAID.replace("2727.50", "2860.00"), 1 << 20)
+
+
+#: Of libfabric 2.5.1's, over its provider tcp.
+FABTESTS = """
+bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
+64k     500     31m         2.10s     15.60    4200.91       0.00
+"""
+
+
+def test_the_table_of_fabtests_is_read_in_bytes() -> None:
+    read = FI_RMA_BW.read(FABTESTS, 65536)
+    assert read is not None
+    assert read.value == pytest.approx(15.60e6)
+    assert FI_RMA_BW.transports(FABTESTS, WRITE, ("tcp/veth0",)) == ("tcp",)
+    with pytest.raises(ValueError, match=r"65536 bytes in 4200.91 us are not 14.88 MB/s of 10\^6 bytes"):
+        FI_RMA_BW.read(FABTESTS.replace("15.60", "14.88"), 65536)
+
+
+def beside(
+    nixl: float, raw: float, *, floor: float = 1e9, bound: float | None = None, failed: bool = False,
+    comparable: bool = True, others: float = 0.0,
+) -> RawComparison:  # fmt: skip
+    figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
+    expected = Expectation("made by a test", floor=floor, raw=bound)
+    return RawComparison(WRITE, RawRatio(str(WRITE), nixl, figure, comparable), expected, failed)
+
+
+@pytest.mark.parametrize(
+    ("one", "verdict", "words"),
+    [
+        (beside(2e9, 4e9), Verdict.PASS, "50 % of the raw figure: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
+        (beside(2e9, 4e9, bound=0.5), Verdict.PASS, "50 % of the raw figure"),
+        (beside(2e9, 5e9, bound=0.5), Verdict.FAIL, "NIXL is slow: it moves 2 GB/s (16 Gb/s), 40 % of the raw figure"),
+        (beside(8e7, 1e8, failed=True), Verdict.FAIL, "the fabric is slow: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves "
+         "0.1 GB/s (0.8 Gb/s) over the same path (tcp/eth0), which is below the floor of 1 GB/s"),
+        (beside(2e7, 1e8, failed=True), Verdict.FAIL, "too, and NIXL moves only 20 % of that"),
+        (beside(2e8, 4e9, failed=True), Verdict.FAIL, "NIXL is slow: it moves 0.2 GB/s (1.6 Gb/s), 5 % of what the "
+         "fabric carries: ucx_perftest (ucp_put_bw, UCX 1.13.1) moves 4 GB/s"),
+        (beside(2e8, 4e9, failed=True, comparable=False), Verdict.UNKNOWN, "and NIXL did not: the ratio says nothing"),
+        (beside(2e9, 4e9, bound=0.1, comparable=False), Verdict.UNKNOWN, "went over tcp/eth0, and NIXL did not"),
+        (beside(2e9, 4e9, comparable=False), Verdict.NOT_APPLICABLE, "the ratio says nothing"),
+        (beside(2e8, 4e9, failed=True, others=1.5), Verdict.INCONCLUSIVE, "took 1.5 of the cores that it needs"),
+        (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw figure"),
+    ],
+)  # fmt: skip
+def test_what_a_ratio_comes_to(one: RawComparison, verdict: Verdict, words: str) -> None:
+    judgement = judge_ratio(one)
+    assert judgement.verdict is verdict
+    assert words in judgement.reason
+    assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 64KiB: ")
+    assert bool(judgement.remedy) == (verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
+    assert DISTURBED_CORES < 1.5
+
+
+def test_the_worst_of_several_rows_is_what_the_link_comes_to() -> None:
+    good, bad = beside(2e9, 4e9), beside(2e8, 4e9, failed=True)
+    other = beside(2e9, 4e9, comparable=False)
+    assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
+    assert "50 %" not in judge_raw([good, bad]).reason
+    assert judge_raw([good, other]).verdict is Verdict.PASS
+    assert judge_raw([other]).verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [
+        (("tcp/lo",), ("tcp/lo",), True),
+        (("tcp/lo", "tcp/eth0"), ("tcp/lo",), True),
+        (("tcp",), ("tcp/eth0",), True),
+        (("tcp/eth1",), ("tcp/eth0",), False),
+        (("cma/memory",), ("sysv/memory", "posix/memory"), False),
+        (("cma/memory",), ("tcp/lo",), False),
+        (("tcp/lo",), (), False),
+    ],
+)
+def test_transports_of_one_kind_and_device_are_the_same_way(
+    ours: tuple[str, ...], theirs: tuple[str, ...], same: bool
+) -> None:
+    assert same_way(ours, theirs) is same
+
+
+def test_few_rows_are_measured_again_and_the_largest_that_failed() -> None:
+    keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
+    assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
+    assert [key.block for key in few(keys, lambda key: key.block < 65536)] == [4096, 32768, 4096 << 7, 4096 << 14]
+    assert few(keys[:1], lambda _: True) == keys[:1]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a group that broke, on a real etcd that answers, is gone, or hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from helpers.etcd import Etcd, running_etcd
+
+from pytest_nixl.cluster.forensics import forensics
+from pytest_nixl.cluster.group import Member
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd_servers.embedded import free_ports
+
+TTL = 30
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with connect([etcd.endpoint]) as opened:
+        yield opened
+        assert opened.get_prefix("/pytest-nixl/") == {}
+
+
+@contextmanager
+def group(etcd: Etcd, size: int) -> Iterator[list[Membership]]:
+    """A group that has met and passed a barrier, in the order of ranks."""
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(size))
+        clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
+        joining = [
+            pool.submit(join, one, "broken", size, ttl=TTL, timeout=20, host=f"host-{rank}", wanted=rank)
+            for rank, one in enumerate(clients)
+        ]
+        members = [stack.enter_context(one.result(20)) for one in joining]
+        for waiting in [pool.submit(member.barrier, 20) for member in members]:
+            waiting.result(20)
+        yield members
+
+
+def test_a_group_that_lost_a_member(client: EtcdClient, etcd: Etcd) -> None:
+    with group(etcd, 3) as members:
+        with ThreadPoolExecutor() as pool:
+            lost = pool.submit(members[0].barrier, 20)
+            arrived = f"{members[0].root}arrived/000002/"
+            wait_until(lambda: client.count_prefix(arrived) == 1, "rank 0 at the barrier", seconds=10)
+            client.put(f"{members[0].root}mail/000000/000001/000000000000", b"x" * 1234, members[1].lease)
+            members[1].lease.revoke()
+            assert lost.exception(20) is not None
+        client.put(f"{members[0].root}kept", b"x" * 77)
+        log = "".join(f"line {number}\n" for number in range(9))
+        lines = forensics(client, members[0].root, members[0].members, worker_logs={"worker a": log, "worker b": "\n"})
+    pid = os.getpid()
+    assert lines[:2] == [
+        "keys under /pytest-nixl/groups/broken/: 2 of 3 members are there",
+        f"  rank 1 on host-1 (pid {pid}): its key is gone: its lease ended, or it left",
+    ]
+    for line, rank in zip(lines[2:4], (0, 2), strict=True):
+        said = rf"  rank {rank} on host-{rank} \(pid {pid}\): its key is there, its lease has (\d+) s left of 30 s"
+        match = re.fullmatch(said, line)
+        assert match is not None, line
+        assert 15 <= int(match[1]) <= 30, "it is refreshed each 10 s"
+    assert lines[4] == "barrier 1 was the last one passed; at barrier 2: rank 0"
+    assert lines[5] == "7 keys in all"
+    assert "  kept: 77 bytes" in lines
+    assert "  run/gate: 13 bytes" in lines
+    assert len(lines[6:-7]) == 7
+    assert lines[-7:] == [
+        "the last lines of worker a:", "  line 4", "  line 5", "  line 6", "  line 7", "  line 8",
+        "worker b tells nothing out of the ordinary",
+    ]  # fmt: skip
+
+
+def test_who_has_no_rank_and_a_strangers_key(client: EtcdClient, etcd: Etcd) -> None:
+    with group(etcd, 1) as [member]:
+        client.put(f"{member.root}members/late", b'{"host": "late", "pid": 7, "size": 1}')
+        lines = forensics(client, member.root, member.members, worker_logs={})
+        assert "  late (pid 7): has no rank, without a lease" in lines
+        client.put(f"{member.root}members/late", b"no JSON")
+        lines = forensics(client, member.root, member.members, worker_logs={})
+        key = f"{member.root}members/late"
+        assert lines[0].startswith(f"something in its keys cannot be read: the key '{key}' has a value that no rank")
+        assert "barrier 1 was the last one passed; at barrier 2: nobody" in lines
+        client.delete(f"{member.root}members/late")
+
+
+def test_no_more_than_fifty_keys(client: EtcdClient) -> None:
+    for number in range(60):
+        client.put(f"/pytest-nixl/groups/g/{number:03d}", b"1")
+    lines = forensics(client, "/pytest-nixl/groups/g/", [], worker_logs={})
+    assert lines[:3] == [
+        "keys under /pytest-nixl/groups/g/: 0 of 0 members are there",
+        "no barrier was passed; at barrier 1: nobody",
+        "60 keys in all",
+    ]
+    assert lines[-2:] == ["  049: 1 byte", "  … and 10 more"]
+    assert len(lines) == 54
+    client.delete_prefix("/pytest-nixl/groups/g/")
+
+
+MEMBERS = (Member(0, "token", "node-a", 12),)
+
+
+def test_an_etcd_that_is_gone() -> None:
+    [port] = free_ports(1)
+    with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as gone:
+        [line, *logs] = forensics(gone, "/g/", MEMBERS, worker_logs={"w": "last"})
+    assert line.startswith(f"no more can be said of its keys: etcd at http://127.0.0.1:{port}: ")
+    assert logs == ["the last lines of w:", "  last"]
+
+
+def test_an_etcd_that_hangs_is_not_waited_for(etcd: Etcd) -> None:
+    os.kill(etcd.pid, signal.SIGSTOP)
+    try:
+        with connect([etcd.endpoint], timeout=10) as hanging:
+            start = time.monotonic()
+            lines = forensics(hanging, "/g/", MEMBERS, worker_logs={"w": "last"}, seconds=0.5)
+            assert time.monotonic() - start < 8, "no request ends before 10 s"
+    finally:
+        os.kill(etcd.pid, signal.SIGCONT)
+    assert lines == [
+        "no more can be said of its keys: the etcd took more than 0.5 s", "the last lines of w:", "  last",
+    ]  # fmt: skip
+
+
+def test_the_time_of_a_lease(client: EtcdClient) -> None:
+    lease = client.lease(TTL)
+    client.put("/lease", b"", lease)
+    [item] = client.by_creation("/lease")
+    assert item.lease == lease.id
+    left = client.time_to_live(item.lease)
+    assert left is not None
+    assert left[1] == TTL
+    assert 20 <= left[0] <= TTL
+    lease.revoke()
+    assert client.time_to_live(item.lease) is None

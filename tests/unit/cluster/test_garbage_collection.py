@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What groups that have ended left in a real etcd is removed, and a group that lives is not touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.etcd import Etcd, running_etcd
+
+from pytest_nixl import cli
+from pytest_nixl.cluster.garbage_collection import DeadGroup, LiveGroup, clean
+from pytest_nixl.cluster.group import JoinRefusedError, group_root
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.etcd_servers.embedded import free_ports
+
+PREFIX = "/pytest-nixl/groups"
+TTL = 30
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with connect([etcd.endpoint]) as opened:
+        opened.put("/other/key", b"another's")
+        yield opened
+        assert opened.get_prefix("") == {"/other/key": b"another's"}
+
+
+def die(client: EtcdClient, name: str, token: str = "") -> None:
+    """Leave what a group leaves whose members were killed, and whose leases have ended: three keys."""
+    member = join(client, name, 1, ttl=TTL, token=token)
+    member.barrier(10)
+    client.put(f"{member.root}kept", b"")
+    member.lease.revoke()
+    left = [key.removeprefix(member.root) for key in client.get_prefix(member.root)]
+    assert left == ["kept", "run/frozen", "run/gate"]
+
+
+def test_dead_groups_are_removed(client: EtcdClient) -> None:
+    die(client, "a")
+    die(client, "b", "token")
+    cleaned = clean(client)
+    assert (cleaned.removed, cleaned.refused, cleaned.keys) == ((DeadGroup("a", 3), DeadGroup("b", 3)), (), 6)
+    cleaned.check()
+    assert client.get_prefix(PREFIX) == {}
+    assert clean(client).removed == ()
+
+
+def test_a_living_group_is_named_and_left(client: EtcdClient) -> None:
+    die(client, "a")
+    with join(client, "alive", 1, ttl=TTL, host="node-a") as member:
+        before = client.get_prefix(member.root)
+        cleaned = clean(client)
+        assert client.get_prefix(PREFIX) == before
+        assert cleaned.removed == (DeadGroup("a", 3),)
+        with pytest.raises(JoinRefusedError) as caught:
+            cleaned.check()
+        assert caught.value.reason == f"group 'alive' is alive: node-a (pid {os.getpid()})"
+        assert "end these processes first" in caught.value.remedy
+        member.barrier(10)
+
+
+def test_one_group_with_all_its_tokens(client: EtcdClient) -> None:
+    for name, token in (("a", ""), ("a", "token"), ("ab", ""), ("b", "")):
+        die(client, name, token)
+    assert clean(client, group="a").removed == (DeadGroup("a", 3), DeadGroup("a", 3))
+    assert clean(client, group="nobody").removed == ()
+    assert {dead.group for dead in clean(client).removed} == {"ab", "b"}
+
+
+def test_another_prefix_is_not_looked_at(client: EtcdClient) -> None:
+    client.put("/mine/g/run/frozen", b"")
+    assert clean(client).removed == ()
+    assert clean(client, "/mine/").removed == (DeadGroup("g", 1),)
+
+
+def test_a_dry_run_removes_nothing(client: EtcdClient) -> None:
+    die(client, "a")
+    with join(client, "alive", 1, ttl=TTL):
+        before = client.get_prefix("")
+        cleaned = clean(client, dry_run=True)
+        assert client.get_prefix("") == before
+        assert cleaned.removed == (DeadGroup("a", 3),)
+        assert [alive.group for alive in cleaned.refused] == ["alive"]
+    clean(client)
+
+
+def test_a_group_that_comes_alive_after_it_was_listed_is_left(client: EtcdClient, etcd: Etcd) -> None:
+    die(client, "late")
+    with EtcdProxy(etcd.url) as path, ThreadPoolExecutor() as pool:
+        way = path.client()
+        way.hold(lambda request: request.writes)
+        with connect(parse_endpoints(way.endpoint)) as slow:
+            cleaning = pool.submit(clean, slow)
+            path.wait(lambda: way.held, "the removal", seconds=10)
+            with join(client, "late", 1, ttl=TTL, host="node-a") as member:
+                before = client.get_prefix(PREFIX)
+                way.release()
+                cleaned = cleaning.result(10)
+                assert cleaned.removed == ()
+                [alive] = cleaned.refused
+                assert isinstance(alive, LiveGroup)
+                assert str(alive).startswith("group 'late' is alive: node-a (pid ")
+                assert client.get_prefix(PREFIX) == before
+                member.barrier(10)
+
+
+class TestCommand:
+    """``pytest-nixl clean``."""
+
+    def test_it_says_what_it_removed(self, client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str]) -> None:
+        die(client, "a")
+        die(client, "b")
+        assert cli.main(["clean", "--etcd", etcd.url, "--dry-run"]) == 0
+        assert capsys.readouterr().out == (
+            "would remove group 'a': 3 keys\nwould remove group 'b': 3 keys\nwould remove 2 groups, 6 keys\n"
+        )
+        assert cli.main(["clean", "--etcd", etcd.url, "--group", "a"]) == 0
+        assert capsys.readouterr().out == "removed group 'a': 3 keys\nremoved 1 group, 3 keys\n"
+        assert list(client.get_prefix(group_root(PREFIX, "a"))) == []
+        assert cli.main(["clean", "--etcd", etcd.url]) == 0
+        capsys.readouterr()
+        assert cli.main(["clean", "--etcd", etcd.url]) == 0
+        assert capsys.readouterr() == ("nothing to remove\n", "")
+
+    def test_it_refuses_a_living_group(
+        self, client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        die(client, "a")
+        monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", etcd.url)
+        with join(client, "alive", 1, ttl=TTL, host="node-a"):
+            assert cli.main(["clean"]) == 1
+            out, err = capsys.readouterr()
+            assert out == "removed group 'a': 3 keys\nremoved 1 group, 3 keys\n"
+            assert err.startswith(
+                f"pytest-nixl: group 'alive' is alive: node-a (pid {os.getpid()})\nremedy: end these processes first"
+            )
+
+    def test_it_cannot_reach_etcd(self, capsys: pytest.CaptureFixture[str]) -> None:
+        [port] = free_ports(1)
+        assert cli.main(["clean", "--etcd", f"http://127.0.0.1:{port}"]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"etcd at http://127.0.0.1:{port}: " in err
+
+    def test_it_is_given_no_etcd(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS"):
+            monkeypatch.delenv(name, raising=False)
+        assert cli.main(["clean"]) == 2
+        assert capsys.readouterr() == (
+            "", "pytest-nixl: no etcd is given\nremedy: give --etcd URL, or set NIXL_ETCD_ENDPOINTS\n"
+        )  # fmt: skip

@@ -1,0 +1,538 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stranger who may write to the ranks' etcd, but has not their token: nothing that it writes is believed.
+
+Without a token everything is believed, and what no rank writes ends in one sentence that names its key.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import BANDWIDTH, command, environment, profile, run
+from helpers.cli_run import ROOT as CLONE
+from helpers.etcd import Etcd, running_etcd
+
+from pytest_nixl.cluster.etcd import require_closed, require_secret
+from pytest_nixl.cluster.group import PREFIX, MembershipError, MissingRanksError, Roster, group_root
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.mailbox import Mailbox
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.messages import Message, PeerRequest
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.placement import Placement
+from pytest_nixl.cluster.seals import SealError, Seals
+from pytest_nixl.cluster.session import RankDriver, serve
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd_servers.sources import ExternalServer
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import WorkerError
+
+TOKEN, TTL = "of this group", 5
+ROOT = group_root(PREFIX, "forged", TOKEN)
+#: A member as a rank writes it, by somebody without a seal.
+FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "wanted": 1}'
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture
+def stranger(etcd: Etcd) -> Iterator[EtcdClient]:
+    """A client with all rights; no key stays, whatever it wrote."""
+    with connect([etcd.endpoint]) as client:
+        yield client
+        assert client.get_prefix("/pytest-nixl/") == {}, "the last rank removes what a stranger left under its root"
+
+
+@contextmanager
+def joined(
+    etcd: Etcd,
+    size: int = 2,
+    token: str = TOKEN,
+    meanwhile: Callable[[], None] = lambda: None,
+    timeout: float = 20,
+) -> Iterator[list[Membership]]:
+    """Ranks that meet, each with a client of its own; ``meanwhile`` runs when only the first one is there."""
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
+
+        def one(number: int) -> Membership:
+            return join(clients[number], "forged", size, ttl=TTL, timeout=timeout, token=token, wanted=number, host="h")
+
+        root = group_root(PREFIX, "forged", token)
+        joining = [pool.submit(one, 0)]
+        wait_until(lambda: clients[-1].count_prefix(f"{root}members/") > 0, "the first rank", seconds=20)
+        meanwhile()
+        joining += [pool.submit(one, number) for number in range(1, size)]
+        yield [stack.enter_context(each.result()) for each in joining]
+
+
+def barrier(members: list[Membership]) -> None:
+    """Have all of them pass one."""
+    with ThreadPoolExecutor() as pool:
+        for passing in [pool.submit(member.barrier, 20) for member in members]:
+            passing.result()
+
+
+class TestSeals:
+    def test_a_value_is_opened_under_its_key_and_its_sequence_only(self) -> None:
+        seals = Seals("t", "/r/")
+        stored = seals.seal("/r/k", b"value", "1")
+        assert seals.open("/r/k", stored, "1") == b"value"
+        for other, key, sequence in (
+            (seals, "/r/l", "1"),
+            (seals, "/r/k", "2"),
+            (seals, "/r/k", ""),
+            (Seals("u", "/r/"), "/r/k", "1"),
+            (Seals("t", "/s/"), "/r/k", "1"),
+        ):
+            with pytest.raises(SealError):
+                other.open(key, stored, sequence)
+        # What ends one part begins no other.
+        with pytest.raises(SealError):
+            seals.open("/r/k1", stored, "")
+        for forged in (b"", b"value", stored[:-1], b"0" * 64 + b" value", stored.replace(b"value", b"Value")):
+            with pytest.raises(SealError):
+                seals.open("/r/k", forged, "1")
+
+    def test_without_a_token_values_are_as_they_are(self) -> None:
+        seals = Seals("", "/r/")
+        assert seals.seal("/r/k", b"value") == b"value"
+        assert seals.open("/r/k", b"anything", "1") == b"anything"
+
+
+class TestMembers:
+    @pytest.mark.parametrize("value", [FAKE, b"junk", b"0" * 64 + b" " + FAKE, b""], ids=["fake", "junk", "seal", "no"])
+    def test_one_that_is_planted_is_neither_waited_for_nor_counted(
+        self, etcd: Etcd, stranger: EtcdClient, value: bytes
+    ) -> None:
+        for name in ("0" * 16, "f" * 16, "not/one"):
+            stranger.put(f"{ROOT}members/{name}", value)
+            stranger.put(f"{ROOT}registered/{name}", b"")
+        with joined(etcd) as members:
+            assert [member.rank for member in members] == [0, 1]
+            assert {member.host for member in members[0].members} == {"h"}
+            barrier(members)
+            known = {**members[0].values.ignored, **members[1].values.ignored}
+            assert f"{ROOT}members/{'f' * 16}" in known
+
+    def test_an_old_one_that_is_written_again_is_not_counted(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        with joined(etcd):
+            old = {key: value for key, value in stranger.get_prefix(ROOT).items() if "/members/" in key}
+        assert len(old) == 2
+        for key, value in old.items():
+            stranger.put(key.replace("/members/", "/registered/"), b"")
+            stranger.put(key, value)
+        with joined(etcd) as members:
+            assert not {member.token for member in members[0].members} & {key.rsplit("/", 1)[1] for key in old}
+
+    def test_who_waits_in_vain_is_told_of_it(self, stranger: EtcdClient) -> None:
+        stranger.put(f"{ROOT}members/{'0' * 16}", FAKE)
+        with pytest.raises(MissingRanksError) as caught:
+            join(stranger, "forged", 2, ttl=TTL, timeout=0.5, token=TOKEN, wanted=0)
+        assert "rank 1 of group 'forged' (1 of 2 is here)" in caught.value.reason
+        assert f"not counted: '{ROOT}members/{'0' * 16}', without a seal" in caught.value.reason
+
+
+def lists(etcd: Etcd, stranger: EtcdClient) -> dict[str, bytes]:
+    """Lists that a stranger may write: forged ones, and that of an earlier run of the same group and token."""
+    with joined(etcd):
+        old = stranger.get(f"{ROOT}run/frozen")
+    assert old is not None
+    listed = [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]
+    return {
+        "list": Roster.value(TTL, listed),
+        "refusal": Roster.value(TTL, listed, refusal="go away"),
+        "old": old,
+        "junk": b"[" * 100_000,
+    }
+
+
+class TestList:
+    @pytest.mark.parametrize("kind", ["list", "refusal", "old", "junk"])
+    def test_a_false_one_is_removed_whether_it_comes_before_the_first_rank_or_between(
+        self, etcd: Etcd, stranger: EtcdClient, kind: str
+    ) -> None:
+        value = lists(etcd, stranger)[kind]
+        stranger.put(f"{ROOT}run/frozen", value)
+        stranger.put(f"{ROOT}run/gate", b'{"passed": 9}')
+        with joined(etcd, meanwhile=lambda: stranger.put(f"{ROOT}run/frozen", value)) as members:
+            assert [member.rank for member in members] == [0, 1]
+            stranger.put(f"{ROOT}run/frozen", value)
+            barrier(members)
+            assert {one.host for one in members[1].members} == {"h"}
+
+    def test_where_a_member_was_killed_before_it_does_not_make_the_group_look_alive(
+        self, etcd: Etcd, stranger: EtcdClient
+    ) -> None:
+        false = lists(etcd, stranger)
+        stranger.put(f"{ROOT}members/{'0' * 16}", FAKE)
+        stranger.put(f"{ROOT}run/frozen", false["list"])
+        with joined(etcd) as members:
+            barrier(members)
+
+
+class TestBarrier:
+    def test_it_waits_for_the_last_rank_whatever_is_written(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        with joined(etcd) as members, ThreadPoolExecutor() as pool:
+            barrier(members)
+            old = stranger.get_prefix(f"{ROOT}arrived/")
+            passed = stranger.get(f"{ROOT}run/gate")
+            assert passed is not None
+            here = f"{ROOT}arrived/000002/"
+            for value in (b"", b"0" * 64 + b" ", *old.values()):
+                stranger.put(f"{here}000001", value)
+                stranger.put(f"{here}000007", value)
+            for gate in (b"", b'{"passed": 2}', passed.replace(b"1", b"2"), passed):
+                stranger.put(f"{ROOT}run/gate", gate)
+            early = pool.submit(members[0].barrier, 20)
+            wait_until(lambda: stranger.get(f"{here}000000") is not None, "rank 0 at the barrier", seconds=10)
+            stranger.put(f"{ROOT}run/gate", b'{"passed": 2}')
+            with pytest.raises(TimeoutError):
+                early.result(0.5)
+            members[1].barrier(20)
+            early.result(20)
+
+
+class Posted:
+    """The messages of a mailbox."""
+
+    def __init__(self, client: EtcdClient, membership: Membership) -> None:
+        self.taken: list[tuple[int, Message]] = []
+        self.failed: list[NixlPluginError] = []
+        self.box = Mailbox(
+            client, membership, handle=lambda *message: self.taken.append(message), failed=self.failed.append
+        )
+        self.box.open()
+
+
+LAST = PeerRequest("command", 2, {})
+
+
+class TestMessages:
+    def test_old_ones_are_not_read_again_and_none_is_read_elsewhere(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        """Whatever was in an earlier run of the same group and token, or in this one, is written under each key."""
+        end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+        seen: dict[str, bytes] = {}
+        for turn in range(2):
+            with ExitStack() as stack:
+                members = stack.enter_context(joined(etcd, 3))
+                barrier(members)
+                clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(3)]
+                boxes = [Posted(client, member) for client, member in zip(clients, members, strict=True)]
+                for box in boxes:
+                    stack.callback(box.box.close)
+                for value in seen.values():
+                    for receiver in (1, 2):
+                        for number in range(3):
+                            stranger.put(f"{ROOT}mail/{receiver:06d}/000000/{number:012d}", value)
+                for key, value in seen.items():
+                    stranger.put(key, value)
+                if turn == 0:
+                    # The first one is not read: it is there to be seen.
+                    key = f"{ROOT}mail/000002/000000/000000000000"
+                    boxes[0].box.send(1, end)
+                    wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=10)  # type: ignore[misc]
+                    kept = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
+                    assert kept is not None
+                    seen[f"{ROOT}mail/000001/000000/000000000000"] = kept
+                    for again in (f"{ROOT}mail/000001/000000/000000000000", f"{ROOT}mail/000001/000000/000000000001"):
+                        stranger.put(again, kept)
+                    stranger.put(key, kept)
+                boxes[0].box.send(1, {"ask": "command", "number": 2})
+                boxes[0].box.send(2, {"ask": "command", "number": 2})
+                for box in boxes[1:]:
+                    wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=10)  # type: ignore[misc]
+                ends = [message for box in boxes for _, message in box.taken if message != LAST]
+                assert len(ends) == (1 if turn == 0 else 0), ends
+                assert not [box.failed for box in boxes if box.failed]
+
+    def test_many_that_wait_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        """More than the operations that etcd takes in one transaction."""
+        with joined(etcd) as members, connect([etcd.endpoint]) as client:
+            barrier(members)
+            sender = Posted(stranger, members[0])
+            for number in range(150):
+                sender.box.send(1, {"ask": "state", "number": number})
+            receiver = Posted(client, members[1])
+            sent = [(0, PeerRequest("state", number, {})) for number in range(150)]
+            wait_until(lambda: receiver.taken == sent, "all messages", seconds=20)
+            for number in range(32):
+                sender.box.send(1, {"ask": "state", "number": number})
+            prefix = f"{ROOT}mail/000001/"
+            wait_until(lambda: stranger.count_prefix(prefix) < 150, "what was read to be deleted", seconds=20)
+            assert receiver.failed == []
+            receiver.box.close()
+            sender.box.close()
+
+    @pytest.mark.parametrize("value", [b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000])
+    def test_without_a_token_what_is_no_message_is_named_and_left_out(
+        self, etcd: Etcd, stranger: EtcdClient, value: bytes
+    ) -> None:
+        root = group_root(PREFIX, "forged")
+        with joined(etcd, token="") as members, connect([etcd.endpoint]) as client:
+            barrier(members)
+            posted = Posted(client, members[0])
+            sender = Posted(stranger, members[1])
+            keys = [f"{root}mail/000000/000001/999999999999", f"{root}mail/000000/x/[", f"{root}mail/000000/000009/1"]
+            for key in keys:
+                stranger.put(key, value)
+            sender.box.send(0, {"answer": 1, "result": 2})
+            wait_until(lambda: posted.taken, "the message that is one", seconds=10)
+            assert posted.failed == []
+            assert set(keys) <= set(members[0].values.ignored)
+            posted.box.close()
+            sender.box.close()
+
+
+@contextmanager
+def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future[Ending], Membership]]:
+    """Rank 0, and a rank 1 that serves it."""
+    with joined(etcd, token=token) as members, ThreadPoolExecutor() as pool:
+        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint]), supervisor())
+        driver = RankDriver(members[0], lambda: connect([etcd.endpoint]), timeout=20)
+        try:
+            yield driver, serving, members[0]
+        finally:
+            driver.end(Ending(3, "the true end"))
+            serving.exception(20)
+
+
+class TestRun:
+    def test_nothing_forged_ends_it_or_answers_in_it(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        with running(etcd) as (driver, serving, _):
+            to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
+            ask = {"ask": "start", "number": 5, "worker": 5, "role": "agent", "environment": {}}
+            for number in [*range(40), 10**12 - 1]:
+                end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+                for forged in (end, {**ask, "number": number}):
+                    stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
+                for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
+                    stranger.put(f"{to_driver}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
+            worker = driver.peers[1].start("agent", {}, 20)
+            assert worker.pid != 4242
+            assert worker.versions["nixl"]
+            assert worker.alive
+            assert not serving.done()
+            worker.close()
+        assert serving.result() == Ending(3, "the true end")
+
+    @pytest.mark.parametrize(
+        ("result", "words"),
+        [
+            ([1], "is a list of 1"),
+            ("7", "is '7'"),
+            (-1, "is -1"),
+            (None, "is None"),
+            (True, "is True"),
+        ],
+    )
+    def test_without_a_token_an_answer_of_another_form_is_refused_by_name(
+        self, etcd: Etcd, stranger: EtcdClient, result: Any, words: str
+    ) -> None:
+        root = group_root(PREFIX, "forged")
+        with running(etcd, token="") as (driver, _, _membership):
+            # Before the peer's own answer, which comes only when it has been asked.
+            stranger.put(f"{root}mail/000000/000001/000000000000", b"{}")
+            peer = driver.peers[1]
+            sending = peer._send
+
+            def send(message: dict[str, Any]) -> None:
+                if message.get("ask") == "start":
+                    forged = {"answer": message["number"], "result": result}
+                    stranger.put(f"{root}mail/000000/000001/000000000000", json.dumps(forged).encode())
+                    wait_until(lambda: peer._answers[message["number"]], "the forged answer", seconds=10)
+                sending(message)
+
+            peer._send = send
+            with pytest.raises(PeerError) as caught:
+                peer.start("agent", {}, 20)
+            assert f"rank 1 on h answered 'start' with what no rank of this version answers: it {words}" in str(
+                caught.value
+            )
+
+    def test_rank_0_says_no_program_and_no_file_of_a_peers_worker(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        with running(etcd) as (driver, _, _membership):
+            peer = driver.peers[1]
+            for name in ("LD_PRELOAD", "PYTHONPATH", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "PYTHONSTARTUP"):
+                with pytest.raises(PeerError, match=f"a peer does not set {name} for its workers"):
+                    peer.start("agent", {name: "/tmp/x"}, 20)
+            with pytest.raises(PeerError, match=r"these are no arguments of 'start': role is '\.\./\.\./x'"):
+                peer.start("../../x", {}, 20)
+            worker = peer.start("agent", {"UCX_TLS": "tcp", "NIXL_PLUGIN_DIR": None}, 20)
+            with pytest.raises(WorkerError):
+                worker.call("run", agent=None, function="os:getpid", arguments={})
+            worker.close()
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("members/x", b"[]"),
+            ("members/x", b'{"host": [], "pid": {}, "size": "2"}'),
+            ("members/x", b'{"host": "h", "pid": 1, "size": 1e999}'),
+            ("run/frozen", b"[" * 100_000 + b"]" * 100_000),
+            ("run/frozen", b'{"ttl": 5, "members": [[[1], 2]]}'),
+            ("run/frozen", b'{"ttl": {}, "members": {}}'),
+            ("run/frozen", b'{"ttl": 5, "members": []}'),
+            ("run/frozen", b"null"),
+            ("run/gate", b"x"),
+            ("run/gate", b'{"passed": []}'),
+        ],
+    )
+    def test_without_a_token_what_no_rank_writes_ends_in_a_sentence_with_its_key(
+        self, etcd: Etcd, stranger: EtcdClient, key: str, value: bytes
+    ) -> None:
+        root = group_root(PREFIX, "forged")
+        # The rank that does not see the key waits in vain for the other one, as long as it is told to.
+        timeout = 20 if "gate" in key else 1
+        with (
+            pytest.raises(MembershipError) as caught,
+            joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", value), timeout) as members,
+        ):
+            barrier(members)
+        assert caught.value.reason.startswith(f"the key '{root}{key}' has a value that no rank of this version writes")
+        assert caught.value.remedy.startswith("remove that key; or give all ranks a --nixl-group-token")
+        stranger.delete_prefix(root)
+
+
+class Stranger:
+    """Writes all that it can think of under the keys of a group, again and again, as soon as they are there."""
+
+    def __init__(self, client: EtcdClient, root: str) -> None:
+        self._client = client
+        self._root = root
+        self._over = threading.Event()
+        self._seen: dict[str, bytes] = {}
+        self.written = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Stranger:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for name in ("0" * 16, "f" * 16):
+            self._put(f"members/{name}", FAKE)
+        number = 0
+        while not self._over.wait(0.1):
+            self._seen |= self._client.get_prefix(f"{self._root}mail/")
+            self._mail(number)
+            # What others have said, as if it were said to somebody else, or later.
+            for value in list(self._seen.values())[-5:]:
+                for way in ("000001/000000", "000000/000001"):
+                    self._put(f"mail/{way}/{900000 + number:012d}", value)
+            self._put(f"arrived/{1 + number % 4:06d}/00000x", b"")
+            self._put("run/gate", b'{"passed": 99}')
+            self._put("run/frozen", Roster.value(6, [("0" * 16, "stranger", 1), ("1" * 16, "stranger", 2)]))
+            number += 1
+
+    def _mail(self, number: int) -> None:
+        windows = {"windows": [1e-6] * 5, "transfers": [10**6] * 5, "latencies": [1e-9], "counted": [], "others": 0.0}
+        line = json.dumps({"number": number, "result": windows})
+        end = {"ask": "end", "number": number, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
+        for kind, message in enumerate(({"answer": number, "result": 0}, {"worker": 1 + number % 3, "line": line})):
+            self._put(f"mail/000000/000001/{1000 * kind + number:012d}", json.dumps(message).encode())
+        self._put(f"mail/000001/000000/{1000 + number:012d}", json.dumps(end).encode())
+        self._put(f"mail/000001/000000/{2000 + number:012d}", b"0" * 64 + b" " + json.dumps(end).encode())
+
+    def _put(self, name: str, value: bytes) -> None:
+        self._client.put(f"{self._root}{name}", value)
+        self.written += 1
+
+
+@pytest.mark.parametrize(
+    ("transport", "code"),
+    [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.soak)],
+)
+def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
+    etcd: Etcd, stranger: EtcdClient, tmp_path: Path, transport: str, code: int
+) -> None:
+    """A red run stays red on both ranks, with rank 0's words, and a green one stays green."""
+    expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0000001 GB/s'")
+    options = [
+        BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-ranks=2",
+        f"--nixl-profile={expected}", f"--nixl-etcd={etcd.url}", "--nixl-group=whole",
+    ]  # fmt: skip
+    env = environment(NIXL_GROUP_TOKEN=TOKEN, UCX_TLS="tcp")
+    with Stranger(stranger, group_root(PREFIX, "whole", TOKEN)) as writing, ThreadPoolExecutor() as pool:
+        started = [
+            subprocess.Popen(
+                command(*options, f"--nixl-rank={rank}", f"--nixl-log-dir={tmp_path / 'logs'}"),
+                cwd=CLONE, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        outputs = [one[0] for one in pool.map(lambda process: process.communicate(timeout=300), started)]
+    assert [process.returncode for process in started] == [code, code], "\n".join(outputs)
+    assert writing.written > 20
+    assert "all good" not in "".join(outputs)
+    assert "was ignored: it has no valid seal of this group" in outputs[1]
+    verdict = json.loads((tmp_path / "logs" / "rank-1" / "verdict.json").read_text())
+    assert verdict["exit_code"] == code
+    if code:
+        assert verdict["verdict"] == "FAIL"
+        assert [each["verdict"] for each in verdict["failing"]] == ["WRONG-TRANSPORT"]
+    stranger.delete_prefix("/pytest-nixl/")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"etcd": "http://h:1"}, {"etcd_listen": "h:1"}, {"etcd_listen": "h:1", "etcd_user": "root:x"}],
+    ids=["etcd", "listen", "listen and user"],
+)
+def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Settings], given: dict[str, str]) -> None:
+    asked = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
+    with pytest.raises(pytest.UsageError) as caught:
+        require_secret(make_settings(gate=True, **given), asked)
+    assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
+    assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value)
+    require_secret(make_settings(**given), asked)
+    require_secret(make_settings(gate=True, group_token="t", **given), asked)
+
+
+@pytest.mark.parametrize(
+    "given", [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}], ids=["user", "url", "certificate"]
+)
+def test_a_gate_of_several_ranks_is_content_with_what_the_etcd_asks_for(
+    make_settings: Callable[..., Settings], given: dict[str, str]
+) -> None:
+    require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
+
+
+def test_a_gate_counts_on_no_password_for_which_the_etcd_does_not_ask(etcd: Etcd) -> None:
+    done = run(BANDWIDTH, "--nixl-gate", "--nixl-ranks=2", f"--nixl-etcd={etcd.url}", "--nixl-etcd-user=root:x")
+    assert done.code == 4, done.output
+    assert f"ERROR: --nixl-gate is refused with an etcd that answers without a password ({etcd.url})" in done.output
+    assert "  no --nixl-group-token: the ranks trust everyone who can write to their etcd" in done.output
+
+
+def test_a_gate_is_content_with_an_etcd_that_asks_for_a_password(
+    etcd: Etcd, make_settings: Callable[..., Settings]
+) -> None:
+    with running_etcd() as closed, connect([closed.endpoint]) as client:
+        client.require_password("secret")
+        server = ExternalServer([closed.endpoint], user="root", password="secret")
+        require_closed(make_settings(gate=True), server)
+    with pytest.raises(pytest.UsageError, match="an etcd that answers without a password"):
+        require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))
+    require_closed(make_settings(), ExternalServer([etcd.endpoint]))
+    require_closed(make_settings(gate=True, group_token="t"), ExternalServer([etcd.endpoint]))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launchers say of this process's rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement, first_host
+
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[07-10]",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-n1-5@1"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELASTIC_RUN_ID": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (SLURM, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        ({**OPEN_MPI, **SLURM}, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        (OPEN_MPI, LauncherPlacement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, LauncherPlacement("PMI", "PMI_RANK", 2, 3)),
+        (TORCHRUN, LauncherPlacement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
+        ({"JOB_COMPLETION_INDEX": "5"}, LauncherPlacement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 5)),
+        (
+            {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "lws-0.lws.ns"},
+            LauncherPlacement("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", 1, 2, "", "lws-0.lws.ns"),
+        ),
+        # A batch script, in which no step was started: its SLURM_PROCID says nothing.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}, None),
+        ({"RANK": "3"}, None),
+        ({}, None),
+    ],
+)
+def test_each_launcher_is_read_by_its_own_variables(
+    environ: dict[str, str], expected: LauncherPlacement | None
+) -> None:
+    assert find_placement(environ, hostname=lambda: "somewhere-7") == expected
+
+
+def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
+    kubernetes = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    found = find_placement(kubernetes, hostname=lambda: "nixl-check-12")
+    assert found == LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", 12)
+    assert find_placement(kubernetes, hostname=lambda: "nixl-check-x7") is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**SLURM, "SLURM_PROCID": "three"}, "SLURM_PROCID='three' is no whole number"),
+        (
+            {**SLURM, "SLURM_PROCID": "4"},
+            "SLURM_PROCID=4 is not below SLURM_STEP_NUM_TASKS=4: expected a rank from 0 to 3",
+        ),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE='-2' is no whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        find_placement(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n[1-4]", "n1"),
+        ("n[07-12,20],m1", "n07"),
+        ("n[5,9]-ib", "n5-ib"),
+        ("a,b", "a"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

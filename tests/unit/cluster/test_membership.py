@@ -1,0 +1,672 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The membership of a group, on a real etcd: ranks, barriers, leaving, what is refused, and what a lease's end does."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from helpers.etcd import Etcd, running_etcd
+
+from pytest_nixl.cluster import registration
+from pytest_nixl.cluster.group import (
+    PREFIX,
+    JoinRefusedError,
+    LeaseLostError,
+    MemberLostError,
+    MembershipError,
+    MissingRanksError,
+    group_name,
+    group_root,
+)
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.etcd.client import EtcdClient, Lease, Watched, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.proxy import EtcdProxy
+
+#: Seconds: a lease that no busy machine lets end by chance, and a wait that is in vain.
+TTL, SOON = 5, 0.5
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with connect([etcd.endpoint]) as opened:
+        yield opened
+        assert opened.get_prefix("/pytest-nixl/") == {}, "every group cleans up after itself"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as started:
+        yield started
+
+
+@contextmanager
+def group(etcd: Etcd, pool: ThreadPoolExecutor, name: str, size: int) -> Iterator[list[Membership]]:
+    """A group that has met, in the order of ranks."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
+        joining = [
+            pool.submit(join, one, name, size, ttl=TTL, timeout=20, host=f"host-{n}") for n, one in enumerate(clients)
+        ]
+        members = sorted((stack.enter_context(one.result()) for one in joining), key=lambda member: member.rank)
+        yield members
+
+
+@contextmanager
+def claiming(
+    etcd: Etcd, pool: ThreadPoolExecutor, name: str, wanted: list[int | None], **options: Any
+) -> Iterator[list[Future[Membership]]]:
+    """Claims of ranks, each from a host of its own unless told otherwise, in the order of ``wanted``."""
+    options = {"size": len(wanted), "ttl": TTL, "timeout": 20, **options}
+    with ExitStack() as stack:
+        joining = []
+        for number, rank in enumerate(wanted):
+            one = stack.enter_context(connect([etcd.endpoint]))
+            joining.append(pool.submit(join, one, name, wanted=rank, **{"host": f"host-{number}", **options}))
+        try:
+            yield joining
+        finally:
+            for registration in joining:
+                if registration.exception(30) is None:
+                    registration.result().leave()
+
+
+def all_done(work: list[Future[None]]) -> None:
+    for one in work:
+        one.result(20)
+
+
+def test_ranks_and_what_all_know_of_each_other(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+    with group(etcd, pool, "g", 5) as members:
+        assert [member.rank for member in members] == [0, 1, 2, 3, 4]
+        [known] = {member.members for member in members}
+        assert [member.rank for member in known] == [0, 1, 2, 3, 4]
+        assert {member.host for member in known} == {f"host-{number}" for number in range(5)}
+        assert {member.size for member in members} == {5}
+        created = [item.key.rsplit("/", 1)[1] for item in client.by_creation("/pytest-nixl/groups/g/members/")]
+        assert created == [member.token for member in known], "a rank is its place by create revision"
+
+
+def test_one_rank_alone(client: EtcdClient) -> None:
+    with join(client, "alone", 1, ttl=TTL) as member:
+        member.barrier(5)
+        assert (member.rank, member.size) == (0, 1)
+
+
+@pytest.mark.parametrize("size", [2, 12])
+@pytest.mark.parametrize(("token", "of_joining", "of_a_barrier"), [("", 4, 2), ("t", 5, 3)])
+def test_requests_do_not_grow_with_the_group(
+    client: EtcdClient,
+    etcd: Etcd,
+    pool: ThreadPoolExecutor,
+    size: int,
+    token: str,
+    of_joining: int,
+    of_a_barrier: int,
+) -> None:
+    with EtcdProxy(etcd.url) as path, ExitStack() as stack:
+        ways = [path.client() for _ in range(size)]
+        clients = [stack.enter_context(connect(parse_endpoints(way.endpoint))) for way in ways]
+        ranks = [None if number % 2 else number for number in range(size)]
+        joining = [
+            pool.submit(join, one, "few", size, ttl=30, timeout=20, wanted=rank, token=token)
+            for one, rank in zip(clients, ranks, strict=True)
+        ]
+        members = [stack.enter_context(one.result()) for one in joining]
+        assert all(len(way.requests) <= of_joining for way in ways), path.describe()
+        for _ in range(3):
+            before = [len(way.requests) for way in ways]
+            all_done([pool.submit(member.barrier, 20) for member in members])
+            assert all(len(way.requests) - count <= of_a_barrier for way, count in zip(ways, before, strict=True))
+
+
+def test_a_barrier_waits_for_the_last(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+    with group(etcd, pool, "wait", 3) as members:
+        for turn in range(4):
+            late = members[turn % 3]
+            early = [pool.submit(member.barrier, 20) for member in members if member is not late]
+            arrived = f"/pytest-nixl/groups/wait/arrived/{turn + 1:06d}/"
+            wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=10)
+            assert not any(one.done() for one in early)
+            late.barrier(20)
+            all_done(early)
+
+
+def test_a_barrier_in_vain_names_who_is_missing(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+    with group(etcd, pool, "vain", 3) as members:
+        with pytest.raises(MissingRanksError) as caught:
+            members[1].barrier(SOON)
+        missing = [str(member) for member in members[1].members if member.rank != 1]
+        assert str(caught.value).startswith(
+            f"waited 0.5 s at barrier 1 of group 'vain' for {', '.join(missing)}\nremedy: "
+        )
+
+
+def test_a_member_that_dies_ends_a_group_that_has_started(
+    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+) -> None:
+    with group(etcd, pool, "lost", 3) as members:
+        all_done([pool.submit(member.barrier, 20) for member in members])
+        waiting = [pool.submit(member.barrier, 20) for member in members[:2]]
+        members[2].lease.revoke()  # as etcd does when it hears nothing any more
+        for one in waiting:
+            with pytest.raises(MemberLostError, match=f"group 'lost' has lost {_pattern(members[2])}: the lease ended"):
+                one.result(10)
+        with pytest.raises(LeaseLostError, match="has no lease any more"):
+            members[2].barrier(5)
+
+
+def test_who_leaves_behind_a_barrier_is_not_lost(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+    def meet_and_leave(member: Membership) -> None:
+        member.barrier(20)
+        member.barrier(20)
+        member.leave()
+
+    for _ in range(5):
+        with group(etcd, pool, "leave", 8) as members:
+            all_done([pool.submit(meet_and_leave, member) for member in members])
+
+
+def test_the_place_of_one_that_died_before_the_start_is_claimed_again(
+    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+) -> None:
+    with group(etcd, pool, "again", 2) as members, connect([etcd.endpoint]) as other:
+        waiting = pool.submit(members[0].barrier, 20)
+        taking = pool.submit(join, other, "again", 2, ttl=TTL, timeout=20, host="new-host")
+        members[1].lease.revoke()
+        with taking.result(10) as replacement:
+            assert replacement.rank == 1
+            replacement.barrier(10)
+            waiting.result(10)
+            assert members[0].members == replacement.members
+            assert members[0].members[1].host == "new-host"
+
+
+def test_who_is_last_at_the_first_barrier_knows_who_took_a_place_over(
+    client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+) -> None:
+    with group(etcd, pool, "last", 2) as members, connect([etcd.endpoint]) as other:
+        taking = pool.submit(join, other, "last", 2, ttl=TTL, timeout=20, host="new-host")
+        members[1].lease.revoke()
+        with taking.result(10) as replacement:
+            waiting = pool.submit(replacement.barrier, 20)
+            arrived = "/pytest-nixl/groups/last/arrived/000001/"
+            wait_until(partial(_has, client, arrived, 1), "one at the barrier", seconds=10)
+            members[0].barrier(10)
+            waiting.result(10)
+            assert members[0].members == replacement.members
+            assert members[0].members[1].host == "new-host"
+
+
+class TestRefused:
+    def test_a_late_claimant_by_the_names_of_who_is_there(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint]) as other:
+            all_done([pool.submit(member.barrier, 20) for member in members])
+            with pytest.raises(JoinRefusedError) as caught:
+                join(other, "full", 2, timeout=SOON)
+            there = ", ".join(map(str, members[0].members))
+            assert caught.value.reason == f"group 'full' takes nobody in: it has started: {there}"
+            with pytest.raises(JoinRefusedError, match="it has 2 ranks, and this claimant was told 3"):
+                join(other, "full", 3, timeout=SOON)
+            all_done([pool.submit(member.barrier, 20) for member in members])
+
+    def test_one_too_many_at_the_same_time(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(4)]
+            joining = [pool.submit(join, one, "many", 3, ttl=1, timeout=20) for one in clients]
+            errors = [error for one in joining if (error := one.exception(20)) is not None]
+            members = [stack.enter_context(one.result()) for one in joining if one.exception() is None]
+            assert [type(error) for error in errors] == [JoinRefusedError]
+            assert "all its members are there" in str(errors[0])
+            assert sorted(member.rank for member in members) == [0, 1, 2]
+
+    @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 200])
+    def test_a_name(self, client: EtcdClient, name: str) -> None:
+        with pytest.raises(ValueError, match=r"expected letters, digits, \. _ and -"):
+            join(client, name, 2)
+
+    def test_a_size(self, client: EtcdClient) -> None:
+        with pytest.raises(ValueError, match="a group of 0 ranks cannot be joined: expected 1 or more"):
+            join(client, "g", 0)
+
+
+def test_a_lone_rank_says_who_came(client: EtcdClient) -> None:
+    with pytest.raises(MissingRanksError) as caught:
+        join(client, "lone", 2, timeout=SOON, host="here")
+    assert caught.value.reason == f"waited 0.5 s for 1 of 2 ranks of group 'lone'; here: here (pid {os.getpid()})"
+
+
+def test_a_lone_rank_says_which_ones_are_missing(client: EtcdClient) -> None:
+    with pytest.raises(MissingRanksError) as caught:
+        join(client, "lone", 4, timeout=SOON, wanted=2)
+    assert caught.value.reason == "waited 0.5 s for ranks 0, 1, 3 of group 'lone' (1 of 4 is here)"
+
+
+def test_ranks_that_expect_different_numbers_are_told(etcd: Etcd, client: EtcdClient, pool: ThreadPoolExecutor) -> None:
+    with connect([etcd.endpoint]) as other:
+        three = pool.submit(join, other, "sizes", 3, timeout=2)
+        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/sizes/members/"), "the first", seconds=5)
+        with pytest.raises(MissingRanksError, match="they expect different numbers of ranks: 3, 5"):
+            join(client, "sizes", 5, timeout=SOON)
+        assert isinstance(three.exception(10), MissingRanksError)
+
+
+class TestWanted:
+    """Ranks that a launcher or the user gave."""
+
+    def test_they_are_kept(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+        with claiming(etcd, pool, "kept", [2, 0, 3, 1]) as claims:
+            members = [registration.result(20) for registration in claims]
+            assert [member.rank for member in members] == [2, 0, 3, 1]
+            [known] = {member.members for member in members}
+            assert [(member.rank, member.host) for member in known] == [
+                (0, "host-1"), (1, "host-3"), (2, "host-0"), (3, "host-2"),
+            ]  # fmt: skip
+            all_done([pool.submit(member.barrier, 20) for member in members])
+
+    def test_the_others_take_what_is_left_in_their_order(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with claiming(etcd, pool, "mixed", [None, 2, None, 0, None]) as claims:
+            members = [registration.result(20) for registration in claims]
+            assert (members[1].rank, members[3].rank) == (2, 0)
+            created = [item.key.rsplit("/", 1)[1] for item in client.by_creation(f"{members[0].root}members/")]
+            others = {member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])}
+            assert [others[token] for token in created if token in others] == [1, 3, 4]
+
+    def test_one_that_is_wanted_twice_is_refused_to_all_and_the_next_start_works(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with claiming(etcd, pool, "twice", [0, 0, 1]) as claims:
+            errors = [registration.exception(20) for registration in claims]
+        assert [type(error) for error in errors] == [JoinRefusedError] * 3
+        [sentence] = {error.reason for error in errors if isinstance(error, JoinRefusedError)}
+        one, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
+        start = "group 'twice' cannot start: rank 0 is claimed twice, by "
+        assert sentence in (f"{start}{one} and {other}", f"{start}{other} and {one}")
+        assert "look at --nixl-rank" in str(errors[0])
+        assert client.get_prefix("/pytest-nixl/") == {}
+        with claiming(etcd, pool, "twice", [0, 2, 1]) as claims:
+            assert [registration.result(20).rank for registration in claims] == [0, 2, 1]
+
+    def test_one_that_there_is_not(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+        with claiming(etcd, pool, "large", [0, 5]) as claims:
+            for registration in claims:
+                error = registration.exception(20)
+                assert isinstance(error, JoinRefusedError)
+                assert error.reason == (
+                    f"group 'large' cannot start: rank 5, which host-1 (pid {os.getpid()}) was given, is none of 0 to 1"
+                )
+
+    def test_one_below_0(self, client: EtcdClient) -> None:
+        with pytest.raises(ValueError, match="rank -1 cannot be had: ranks are counted from 0"):
+            join(client, "g", 2, wanted=-1)
+
+    def test_one_host_that_wants_it_twice_is_refused_when_no_lease_ends(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with claiming(etcd, pool, "host", [0, 0], ttl=2, host="same") as claims:
+            for registration in claims:
+                assert "rank 0 is claimed twice, by same (pid " in str(registration.exception(20))
+
+    def test_who_was_killed_and_started_again_before_the_others_came(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        """Its predecessor's lease has not ended yet, so that its rank is claimed twice for a while."""
+        members = "/pytest-nixl/groups/started-again/members/"
+        options: dict[str, Any] = {"size": 3, "host": "same"}
+        with ExitStack() as stack:
+            [killed] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
+            wait_until(partial(_has, client, members, 1), "the first", seconds=10)
+            [first] = client.by_creation(members)
+            [again] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
+            wait_until(partial(_has, client, members, 2), "its successor", seconds=10)
+            [other] = stack.enter_context(claiming(etcd, pool, "started-again", [0], **options))
+            wait_until(partial(_has, client, members, 3), "one more", seconds=10)
+            Lease(client, first.lease, 0).revoke()
+            [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
+            assert [registration.result(20).rank for registration in (other, again, last)] == [0, 1, 2]
+            assert isinstance(killed.exception(20), LeaseLostError)
+
+    @pytest.mark.parametrize("nth", [1, 2, 3])
+    def test_a_refusal_whose_answer_is_lost(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, nth: int
+    ) -> None:
+        """Of the claim, of the reading, or of the writing of the refusal."""
+        with EtcdProxy(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
+            wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=10)
+            way = path.client()
+            way.lose_answer(lambda request: request.method == "Txn", nth=nth)
+            with connect(parse_endpoints(way.endpoint)) as losing:
+                with pytest.raises(JoinRefusedError, match="rank 1 is claimed twice, by host-0") as caught:
+                    join(losing, "answer", 2, ttl=TTL, timeout=20, wanted=1, host="host-1")
+            error = other.exception(20)
+            assert isinstance(error, JoinRefusedError)
+            assert error.reason == caught.value.reason
+
+    def test_a_place_is_taken_over_only_by_who_wants_it_or_any(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with claiming(etcd, pool, "place", [0, 1], ttl=2) as claims, connect([etcd.endpoint]) as other:
+            members = [registration.result(20) for registration in claims]
+            members[1].lease.revoke()
+            with pytest.raises(
+                JoinRefusedError, match="takes nobody in: rank 0, which this claimant was given, is another"
+            ):
+                join(other, "place", 2, ttl=TTL, timeout=20, wanted=0)
+            with join(other, "place", 2, ttl=TTL, timeout=20, wanted=1, host="new-host") as replacement:
+                assert replacement.rank == 1
+                waiting = pool.submit(members[0].barrier, 20)
+                replacement.barrier(20)
+                waiting.result(20)
+                assert members[0].members[1].host == "new-host"
+
+    def test_a_key_that_no_rank_wrote_is_named(self, client: EtcdClient) -> None:
+        key = f"{group_root(PREFIX, 'strange')}members/stranger"
+        client.put(key, b"hello")
+        with pytest.raises(MembershipError, match=f"the key '{key}' has a value that no rank") as caught:
+            join(client, "strange", 2, ttl=TTL, timeout=5)
+        assert "remove that key" in caught.value.remedy
+        assert list(client.get_prefix(group_root(PREFIX, "strange"))) == [key], "our own claim is withdrawn"
+        client.delete(key)
+
+    def test_who_finds_the_refusal_of_an_earlier_start_waits_for_its_end(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        root = group_root(PREFIX, "earlier")
+        refusal = {"ttl": TTL, "members": [], "refusal": "group 'earlier' cannot start: why"}
+        client.put(f"{root}run/frozen", json.dumps(refusal).encode())
+        client.put(f"{root}members/slow", b'{"host": "slow", "pid": 1, "size": 1}')
+        with pytest.raises(JoinRefusedError) as caught:
+            join(client, "earlier", 1, ttl=TTL, timeout=SOON)
+        assert caught.value.reason == "group 'earlier' cannot start: why"
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint)) as late:
+                registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
+                path.wait(lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=10)
+                client.delete(f"{root}members/slow")
+                with registration.result(20) as member:
+                    assert member.rank == 0
+
+
+class TestToken:
+    def test_who_has_another_one_or_none_is_never_met(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        with ExitStack() as stack:
+            groups = [
+                stack.enter_context(claiming(etcd, pool, "same", [None, None], token=token)) for token in ("", "a", "b")
+            ]
+            members = [[registration.result(20) for registration in claims] for claims in groups]
+            roots = [{member.root for member in each} for each in members]
+            assert [len(each) for each in roots] == [1, 1, 1]
+            assert len(set.union(*roots)) == 3
+            assert {member.group for each in members for member in each} == {"same"}
+            for each in members:
+                assert sorted(member.rank for member in each) == [0, 1]
+                assert {one.token for member in each for one in member.members} == {
+                    key.rsplit("/", 1)[1] for key in client.get_prefix(f"{each[0].root}members/")
+                }
+
+    def test_where_its_keys_are(self) -> None:
+        assert group_root("/p/", "g") == group_root("/p", "g", "") == "/p/g/"
+        # echo -n g | openssl dgst -sha256 -hmac secret
+        assert group_root("/p", "g", "secret") == "/p/g.03a68c3caefc7833/"
+        assert group_name(group_root("", "g", "secret").strip("/")) == ("g", True)
+        assert group_name("g.b") == ("g.b", False)
+
+    @pytest.mark.parametrize("token", ["", "a"])
+    def test_the_waiting_are_told_of_others_of_that_name(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor, token: str
+    ) -> None:
+        with ExitStack() as stack:
+            # Neither another name, nor a group that has started.
+            others = (("near", [None, None], "b"), ("nearby", [None], "b"), ("near", [None], "c"))
+            for name, ranks, other in others:
+                size = 1 if other == "c" else len(ranks) + 1
+                stack.enter_context(claiming(etcd, pool, name, [*ranks], token=other, size=size))
+                members = f"{group_root(PREFIX, name, other)}members/"
+                wait_until(partial(_has, client, members, len(ranks)), f"those of {name}", seconds=10)
+            frozen = f"{group_root(PREFIX, 'near', 'c')}run/frozen"
+            wait_until(partial(_has, client, frozen, 1), "the group that starts", seconds=10)
+            with pytest.raises(MissingRanksError) as caught:
+                join(client, "near", 2, timeout=SOON, host="h", token=token)
+            assert caught.value.reason == (
+                f"waited 0.5 s for 1 of 2 ranks of group 'near'; here: h (pid {os.getpid()}); "
+                "2 wait under the same name with another --nixl-group-token"
+            )
+            assert "give all of them the same --nixl-group-token" in caught.value.remedy
+            for name in ("near", "nearby"):  # those who waited go
+                stack.enter_context(claiming(etcd, pool, name, [None], token="b", size=3 if name == "near" else 2))
+
+    def test_nobody_else_is_there(self, client: EtcdClient) -> None:
+        with pytest.raises(MissingRanksError) as caught:
+            join(client, "near", 2, timeout=SOON, token="a")
+        assert "token" not in str(caught.value)
+
+
+class TestWaiting:
+    """What is said meanwhile."""
+
+    @pytest.fixture
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registration, "SAID_EVERY", 0.1)
+
+    @pytest.mark.usefixtures("often")
+    def test_ranks_that_are_missing(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+        said: list[str] = []
+        with ExitStack() as stack:
+            claims = stack.enter_context(claiming(etcd, pool, "say", [0], size=3, waiting=said.append))
+            _wait_for(said, "waiting for ranks 1, 2 of group 'say' (1 of 3 is here)")
+            claims += stack.enter_context(claiming(etcd, pool, "say", [1], size=3))
+            _wait_for(said, "waiting for rank 2 of group 'say' (2 of 3 are here)")
+            claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
+            assert [registration.result(20).rank for registration in claims] == [0, 1, 2]
+
+    @pytest.mark.usefixtures("often")
+    def test_who_is_there_where_ranks_are_not_known(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        said: list[str] = []
+        with ExitStack() as stack:
+            claims = stack.enter_context(claiming(etcd, pool, "say", [1], size=3, waiting=said.append, host="a"))
+            _wait_for(said, "waiting for ranks 0, 2 of group 'say' (1 of 3 is here)")
+            claims += stack.enter_context(claiming(etcd, pool, "say", [None], size=3, host="b"))
+            pid = os.getpid()
+            _wait_for(said, f"waiting for 1 of 3 ranks of group 'say'; here: a (pid {pid}), b (pid {pid})")
+            claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
+            assert [registration.result(20).rank for registration in claims] == [1, 0, 2]
+
+    @pytest.mark.usefixtures("often")
+    def test_at_a_barrier(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
+        said: list[str] = []
+        with group(etcd, pool, "say", 2) as members:
+            waiting = pool.submit(members[0].barrier, 20, said.append)
+            _wait_for(said, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
+            members[1].barrier(20)
+            waiting.result(20)
+
+    @pytest.mark.usefixtures("often")
+    def test_an_etcd_that_does_not_answer_is_borne(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        said: list[str] = []
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint)) as through:
+                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
+                wait_until(lambda: said, "a sentence", seconds=10)
+                way.cut()
+                before = len(said)
+                assert wait([registration], timeout=0.5).not_done, "it bears what some sentences could not be asked for"
+                way.restore()
+                wait_until(lambda: len(said) > before + 1, "another one", seconds=10)
+                with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(20) as member:
+                    assert {member.rank, other.result(20).rank} == {0, 1}
+
+    def test_nothing_at_first_and_no_request(self, client: EtcdClient, etcd: Etcd) -> None:
+        said: list[str] = []
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint)) as through, pytest.raises(MissingRanksError):
+                join(through, "say", 2, ttl=30, timeout=SOON, waiting=said.append)
+            methods = [request.method for request in way.requests]
+        assert said == []
+        # Then who else has that name, who is there, and the end of the claim.
+        assert methods[:3] == ["LeaseGrant", "Txn", "Watch"]
+        assert methods[3:] == ["Txn", "Txn", "LeaseRevoke", "Txn"]
+
+
+class TestWords:
+    def test_many_are_shortened(self) -> None:
+        some = [Candidate("t", f"h{number}", number, 99) for number in range(10)]
+        names = ", ".join(f"h{number} (pid {number})" for number in range(8))
+        assert who_is_missing(some, "g", 99) == f"89 of 99 ranks of group 'g'; here: {names}, … and 2 more"
+        assert who_is_missing([Candidate("t", "h", 1, 99, 0)], "g", 99) == (
+            "ranks 1, 2, 3, 4, 5, 6, 7, 8, … and 90 more of group 'g' (1 of 99 is here)"
+        )
+        assert who_is_missing([], "g", 2) == "2 of 2 ranks of group 'g'; here: nobody"
+
+    def test_what_is_in_the_way_is_said_before_all_are_there(self) -> None:
+        some = [Candidate("t", f"h{number}", 1, 3, 1) for number in range(2)]
+        assert who_is_missing(some, "g", 3) == (
+            "ranks 0, 2 of group 'g' (2 of 3 are here); rank 1 is claimed twice, by h0 (pid 1) and h1 (pid 1)"
+        )
+
+    def test_all_there_and_no_list_yet(self) -> None:
+        some = [Candidate("t", "h", number, 2) for number in range(2)]
+        assert who_is_missing(some, "g", 2) == "the start of group 'g' (2 of 2 are here)"
+
+    def test_quarrels(self) -> None:
+        three = [Candidate("t", f"h{number}", 1, 4, 0) for number in range(3)]
+        told_otherwise = Candidate("t", "h", 1, 8, 7)
+        assert quarrel([*three, told_otherwise], 4) == (
+            "rank 0 is claimed 3 times, by h0 (pid 1), h1 (pid 1) and h2 (pid 1); "
+            "rank 7, which h (pid 1) was given, is none of 0 to 3; they expect different numbers of ranks: 4, 8"
+        )
+        pairs = [Candidate("t", "h", 1, 12, number // 2) for number in range(12)]
+        assert quarrel(pairs, 12).endswith("rank 3 is claimed twice, by h (pid 1) and h (pid 1); 2 more like it")
+
+    def test_only_one_hosts_own_may_settle(self) -> None:
+        one, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
+        free, large = Candidate("t", "a", 1, 3), Candidate("t", "a", 1, 3, 3)
+        assert may_settle([one, same, free], 3)
+        for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free]):
+            assert not may_settle(some, 3)
+
+
+class TestLeases:
+    def test_it_is_kept_up(self, client: EtcdClient) -> None:
+        with join(client, "kept", 1, ttl=1) as member:
+            over = time.monotonic() + 2.5
+            while time.monotonic() < over:
+                assert _lives(client, member)
+                member.check()
+
+    def test_who_cannot_keep_it_up_fences_itself_before_etcd_ends_it(self, client: EtcdClient, etcd: Etcd) -> None:
+        """By its own clock, which starts when the request is sent: it is over here before it is over there."""
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint), timeout=1) as cut_off:
+                member = join(cut_off, "fenced", 1, ttl=2)
+                way.cut()
+                alive_at_fence: list[bool] = []
+
+                def fenced() -> bool:
+                    try:
+                        member.check()
+                    except LeaseLostError:
+                        alive_at_fence.append(_lives(client, member))
+                        return True
+                    return False
+
+                wait_until(fenced, "the fence", seconds=10)
+                assert alive_at_fence == [True]
+                with pytest.raises(LeaseLostError, match="nothing from it for 2 s, so its place may be another's"):
+                    member.barrier(1)
+                with pytest.raises(EtcdError):
+                    member.leave()
+        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/fenced/members/") == 0, "its end", seconds=10)
+        with join(client, "fenced", 1, ttl=TTL):  # sweeps what it left
+            pass
+
+    def test_no_thread_stays(self, client: EtcdClient) -> None:
+        before = threading.active_count()
+        with join(client, "threads", 1, ttl=TTL):
+            assert threading.active_count() == before + 1
+        assert threading.active_count() == before
+
+
+class TestWatch:
+    def test_nothing_is_missed_when_the_connection_breaks(self, client: EtcdClient, etcd: Etcd) -> None:
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            with connect(parse_endpoints(way.endpoint)) as watching:
+                revision = int(client.status()["header"]["revision"])
+                client.put("/w/0", b"")
+                seen = []
+                for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=20):
+                    seen.append((event.item.key, event.deleted))
+                    if len(seen) == 5:
+                        break
+                    way.cut()
+                    client.put(f"/w/{len(seen)}", b"")
+                    way.restore()
+        assert seen == [(f"/w/{number}", False) for number in range(5)]
+        client.delete_prefix("/w/")
+
+    def test_only_deletions(self, client: EtcdClient) -> None:
+        revision = int(client.status()["header"]["revision"])
+        client.put("/d/1", b"")
+        client.delete("/d/1")
+        events = list(client.watch(Watched("/d/", revision + 1, prefix=True, deletions=True), seconds=SOON))
+        assert [(event.item.key, event.deleted) for event in events] == [("/d/1", True)]
+
+    def test_compacted(self, client: EtcdClient) -> None:
+        client.put("/c", b"")
+        revision = int(client.status()["header"]["revision"])
+        client.raw.post(client.raw.get_url("/kv/compaction"), json={"revision": revision, "physical": True})
+        with pytest.raises(EtcdError) as caught:
+            list(client.watch(Watched("/c", 1), seconds=SOON))
+        assert caught.value.cause == "compacted"
+        client.delete("/c")
+
+
+def _wait_for(said: list[str], sentence: str) -> None:
+    wait_until(lambda: sentence in said, repr(sentence), seconds=10, remedy=lambda: f"said was {said[-3:]}")
+
+
+def _has(client: EtcdClient, prefix: str, count: int) -> bool:
+    return client.count_prefix(prefix) == count
+
+
+def _lives(client: EtcdClient, member: Membership) -> bool:
+    return client.count_prefix(f"/pytest-nixl/groups/{member.group}/members/") == 1
+
+
+def _pattern(member: Membership) -> str:
+    import re
+
+    return re.escape(str(member.members[member.rank]))

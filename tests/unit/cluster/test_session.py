@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a peer, asked for through a real etcd: rank 0 and rank 1 are two threads here, their workers are real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pytest_nixl.cluster.group import MemberLostError
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.session import RankDriver, serve
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
+
+TOKEN = "of this group"
+
+
+class Two:
+    """Rank 0, and a rank 1 that serves."""
+
+    def __init__(self, etcd: PrivateEtcd, pool: ThreadPoolExecutor) -> None:
+        self._etcd = etcd
+        joining = [pool.submit(self._join) for _ in range(2)]
+        first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
+        self.membership, self.other = first, second
+        self.serving: Future[Ending] = pool.submit(serve, second, self._connect, supervisor())
+        self.driver = RankDriver(first, self._connect, timeout=20)
+        self.peer = self.driver.peers[1]
+
+    def _connect(self) -> EtcdClient:
+        return self._etcd.server.client()
+
+    def _join(self) -> Membership:
+        return join(self._connect(), "two", 2, prefix="/test", ttl=3, timeout=20, token=TOKEN)
+
+
+@contextmanager
+def two(etcd: PrivateEtcd) -> Iterator[Two]:
+    with ThreadPoolExecutor() as pool:
+        made = Two(etcd, pool)
+        try:
+            yield made
+        finally:
+            made.driver.end(Ending(0))
+            made.serving.exception(timeout=20)
+            for membership in (made.other, made.membership):
+                membership.leave()
+
+
+def test_a_row_between_two_ranks_is_measured_as_one_of_this_host(
+    nixl_private_etcd: PrivateEtcd, make_settings: Any
+) -> None:
+    with two(nixl_private_etcd) as ranks:
+        pairs = WorkerPairs((LocalHost(supervisor(), 0), ranks.peer), make_settings())
+        for op in ("WRITE", "READ"):
+            samples = pairs.link("UCX", op, MemoryPair("DRAM", "DRAM")).measure(65536)
+            assert samples.corruption is None
+            assert samples.transports
+            assert samples.key.pair == (0, 1)
+        pairs.close()
+        # From the peer's side, whose log tells the transport.
+        pairs = WorkerPairs((ranks.peer, LocalHost(supervisor(), 0)), make_settings())
+        samples = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM")).measure(65536)
+        assert samples.transports
+        assert samples.key.pair == (1, 0)
+        pairs.close()
+    assert ranks.serving.result().code == 0
+    assert nixl_private_etcd.client.get_prefix("/") == {}
+
+
+def test_a_worker_of_a_peer_that_dies_is_named_with_its_end(nixl_private_etcd: PrivateEtcd) -> None:
+    with two(nixl_private_etcd) as ranks:
+        worker = ranks.peer.start("agent", {}, 20)
+        assert worker.versions["nixl"]
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=rf"rank 1 \(agent worker, pid {worker.pid}\) was ended by SIGKILL"):
+            worker.call("serve", agent=None, patience=10.0)
+        assert not worker.alive
+
+
+def test_no_function_of_a_tests_is_called_on_another_rank(nixl_private_etcd: PrivateEtcd) -> None:
+    with two(nixl_private_etcd) as ranks:
+        worker = ranks.peer.start("agent", {}, 20)
+        with pytest.raises(WorkerError, match="'run' is not among what rank 0 may ask of another rank's workers"):
+            worker.call("run", agent=None, function="os:getpid", arguments={})
+        with pytest.raises(PeerError, match="a peer does nothing that is called 'shell'"):
+            ranks.peer.ask("shell", command="true")
+        worker.close()
+
+
+def test_rank_0_ends_its_peers_with_its_own_code(nixl_private_etcd: PrivateEtcd) -> None:
+    with ThreadPoolExecutor() as pool:
+        ranks = Two(nixl_private_etcd, pool)
+        ranks.driver.end(Ending(5, "bad"))
+        assert ranks.serving.result(timeout=20) == Ending(5, "bad")
+
+
+def test_a_peer_ends_when_rank_0_has_gone(nixl_private_etcd: PrivateEtcd) -> None:
+    with ThreadPoolExecutor() as pool:
+        ranks = Two(nixl_private_etcd, pool)
+        ranks.driver.close()
+        ranks.membership.leave()
+        with pytest.raises(MemberLostError, match=r"rank 0 on .* of group 'two' has gone"):
+            ranks.serving.result(timeout=20)
+
+
+def test_rank_0_names_a_peer_that_has_gone(nixl_private_etcd: PrivateEtcd) -> None:
+    with ThreadPoolExecutor() as pool:
+        ranks = Two(nixl_private_etcd, pool)
+        worker = ranks.peer.start("agent", {}, 20)
+        agent = NixlAgent.within(worker, backends=["UCX"])
+        threading.Timer(0.2, ranks.other.leave).start()
+        with pytest.raises(WorkerDiedError, match=r"rank 1 \(agent worker, pid \d+\) (has gone with|was ended)"):
+            worker.call("serve", agent=agent.ref, patience=10.0)
+        with pytest.raises(MemberLostError, match=r"rank 1 on .* of group 'two' has gone"):
+            ranks.peer.ask("state", worker=1)
+        ranks.driver.close()
+        ranks.serving.exception(timeout=20)
+
+
+def test_what_a_stranger_writes_is_ignored(nixl_private_etcd: PrivateEtcd) -> None:
+    with two(nixl_private_etcd) as ranks:
+        root = ranks.membership.root
+        end = b'{"ask":"end","number":1,"code":0}'
+        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999999", end)
+        nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999998", b"0" * 64 + b" " + end)
+        worker = ranks.peer.start("agent", {}, 20)
+        assert worker.versions
+        assert not ranks.serving.done()
+        worker.close()

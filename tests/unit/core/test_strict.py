@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that others wrote: whatever they are, the only thing that comes of them is one short sentence."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pytest_nixl.cluster.command_check import Command
+from pytest_nixl.cluster.group import Member, MembershipError, Roster
+from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.members import Candidate
+from pytest_nixl.cluster.messages import ANSWERS, ASKS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
+from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
+from pytest_nixl.core.wire import decode
+from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.processes import answers
+
+pytestmark = pytest.mark.apart
+
+KEY = "/pytest-nixl/groups/g/run/frozen"
+MEMBERS = (Member(0, "a", "h", 1), Member(1, "b", "h", 2))
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+_NAMES = """
+host pid size wanted ttl members refusal changes passed ask number answer result error remedy worker line ended code
+verdict version options tests errors command arguments kind type message traceback $bytes $ref $kind windows transfers
+latencies counted others
+"""
+#: Objects that have some of the right fields, with wrong values.
+FIELDS = st.dictionaries(
+    st.sampled_from(_NAMES.split()), JSON | st.lists(st.lists(JSON, max_size=4), max_size=3), max_size=6
+)
+VALUES = st.binary(max_size=60) | (JSON | FIELDS).map(lambda value: json.dumps(value).encode())
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+HOSTILE = {
+    "deep list": DEEP,
+    "deep object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep list that never ends": b"[" * 100_000,
+    "deep behind a text": b'{"host": "[[[[", "x": ' + DEEP + b"}",
+    "a text that never ends": b"[" * 100 + b'"' + b'\\"' * 500_000,
+    "1.5 MB": b'"' + b"a" * 1_500_000 + b'"',
+    "3 MB": b"0" * 3_000_000,
+    "a long number": b"9" * 1_000_000,
+    "a large number": b'{"ttl": 1e999, "passed": 1e999}',
+    "NaN": b'{"ttl": NaN, "passed": NaN, "pid": NaN}',
+    "half a character": b'{"host": "\\ud800", "pid": 1, "size": 1}',
+    "an escape": b'{"host": "\\u001b[2J", "pid": 1, "size": 1}',
+    "a list as a key": b'{"members": {}, "ttl": [], "wanted": [[]]}',
+    "no text": b"\xff\xfe\x00",
+    "nothing": b"",
+    "null": b"null",
+}
+
+
+def _frozen(data: bytes) -> None:
+    values = GroupValues("/pytest-nixl/groups/g/")
+    values.read_frozen(KeyValue(KEY, data, 1, 1, 1))
+
+
+def _gate(data: bytes) -> None:
+    GroupValues("/pytest-nixl/groups/g/").read_gate(KeyValue(KEY, data, 1, 1, 1), MEMBERS)
+
+
+def _message(data: bytes) -> None:
+    message = read_message(loads(data))
+    if isinstance(message, PeerRequest):
+        for what in ASKS:
+            _refused(lambda name=what: check_ask(name, message.arguments))  # type: ignore[misc]
+    elif isinstance(message, PeerAnswer):
+        for what in ANSWERS:
+            _refused(lambda name=what: check_answer(name, message.result))  # type: ignore[misc]
+
+
+def _line(data: bytes) -> None:
+    message = decode(data)
+    for command in answers.ANSWERS:
+        _refused(lambda name=command: answers.check_answer(name, message.get("result")))  # type: ignore[misc]
+    check(answers.REPLY, message)
+
+
+def _refused(read: Callable[[], object]) -> None:
+    """Read something: if it is refused, then in one short sentence that names its key."""
+    remedy = "is only asked for of a key"
+    try:
+        read()
+        return
+    except MembershipError as error:
+        said, remedy = error.reason, error.remedy
+        assert f"'{KEY}'" in said
+    except StrictError as error:
+        said = str(error)
+    assert said
+    assert remedy
+    assert len(said) < 500, said
+    assert printable(said) == said, said
+    assert "\n" not in said
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "member": lambda data: Candidate.of(KEY, data),
+    "list": _frozen,
+    "gate": _gate,
+    "message": _message,
+    "line of a worker": _line,
+    "command": lambda data: Command.unpacked(pack(data)),
+    "packed": lambda data: Command.unpacked(data.decode("latin-1")),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@settings(max_examples=60, deadline=None)
+@given(data=VALUES)
+@example(data=b'{"ask": "end", "number": 1, "code": "0", "verdict": [], "refusal": {}}')
+@example(data=b'{"members": [["a", "h", 1, 1]], "ttl": 6}')
+@example(data=b'{"members": [[["a"], "h", 1]], "ttl": 6}')
+@example(data=b'{"$bytes": []}')
+@example(data=b'{"$ref": []}')
+def test_any_value_is_read_or_refused_in_one_sentence(kind: str, data: bytes) -> None:
+    _refused(lambda: READERS[kind](data))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("kind", READERS)
+def test_a_hostile_value_is_refused_soon(kind: str, hostile: str) -> None:
+    before = time.thread_time()
+    _refused(lambda: READERS[kind](HOSTILE[hostile]))
+    assert time.thread_time() - before < 5, "of what this thread itself took"
+
+
+def test_what_unfolds_to_a_thousand_times_its_size_is_not_unfolded() -> None:
+    bomb = base64.b64encode(zlib.compress(bytes(50 << 20))).decode()
+    with pytest.raises(StrictError, match="it unfolds to more than 1000 bytes"):
+        unpack(bomb, most=1000)
+    with pytest.raises(StrictError, match="unfolds"):
+        Command.unpacked(bomb)
+    assert unpack(pack(b"x" * 1000), most=1000) == b"x" * 1000
+    with pytest.raises(StrictError, match="it is not whole"):
+        unpack(base64.b64encode(zlib.compress(b"abc")[:-2]).decode(), most=1000)
+
+
+def test_what_ranks_write_is_read() -> None:
+    claimant = Candidate("a", "node-a", 7, 2, 1)
+    assert Candidate.of("/members/a", claimant.value) == claimant
+    item = KeyValue(KEY, Roster.value(6, [("a", "h", 1), ("b", "h", 2)], changes=3), 1, 1, 1)
+    frozen = Roster.of(item)
+    assert (frozen.members, frozen.changes, frozen.ttl) == (MEMBERS, 3, 6)
+    command = Command("1", {"--nixl-op": "WRITE"}, ["suites/a.py::test[ä-\u2028]"] * 2000, 0)
+    assert Command.unpacked(command.packed()) == command
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"windows": [0.1, -1.0]}, r"windows\[1\] is -1.0: expected a number from 1e-09"),
+        ({"windows": [0.1, float("nan")]}, r"windows\[1\] is nan"),
+        ({"windows": [0.1, True]}, r"windows\[1\] is True"),
+        ({"windows": [], "transfers": []}, "not one number of transfers for each of its windows"),
+        ({"windows": [0.1]}, "not one number of transfers for each of its windows"),
+        ({"transfers": [1, 0]}, r"transfers\[1\] is 0: expected a whole number from 1"),
+        ({"transfers": [1, 1e300]}, r"transfers\[1\] is 1e\+300"),
+        ({"latencies": [float("inf")]}, r"latencies\[0\] is inf"),
+        ({"counted": [["eth0", "net", -1, None]]}, r"counted\[0\]\[2\] is -1"),
+        ({"others": None}, "others is None: expected a number"),
+        ({"more": 1}, "it has a field 'more', which is not known"),
+    ],
+)
+def test_a_measurement_of_a_worker_has_numbers_that_can_be(change: dict[str, Any], words: str) -> None:
+    healthy = {"windows": [0.1, 0.2], "transfers": [10, 10], "latencies": [0.0, 1e-6], "counted": [], "others": 0.0}
+    answers.check_answer("measure", healthy)
+    with pytest.raises(StrictError, match=words):
+        answers.check_answer("measure", {**healthy, **change})
+
+
+def test_depth_counts_brackets_outside_of_texts_only() -> None:
+    assert loads(json.dumps(["[" * 1000 + '"\\' + "{" * 1000]).encode()) == ["[" * 1000 + '"\\' + "{" * 1000]
+    assert loads(b"[" * 32 + b"]" * 32)
+    with pytest.raises(StrictError, match="it is nested more than 32 deep"):
+        loads(b"[" * 33 + b"]" * 33)
+    wide = json.dumps([[number] for number in range(5000)]).encode()
+    assert len(loads(wide)) == 5000
+    check(Every(Every(Number(whole=True))), loads(wide))

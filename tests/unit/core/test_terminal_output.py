@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An output that cannot be written, a deleted directory, no /proc and no /dev/shm: one sentence, and a record."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
+
+from pytest_nixl.nixl.worker.shared_memory import shared_memory_fault
+from pytest_nixl.store.store import Store
+
+pytestmark = pytest.mark.apart
+
+CHECK = """
+import pathlib, shutil
+import pytest
+
+@pytest.mark.nixl_check("check")
+@pytest.mark.parametrize("number", range(3))
+def test_check(number):
+    here = pathlib.Path.cwd()
+    if number == 1 and (here / "delete me").exists():
+        shutil.rmtree(here)
+"""
+
+ROW = (BANDWIDTH, "--nixl-op=WRITE", "--nixl-blocks=64KiB", "--nixl-duration=20ms")
+CLI = [sys.executable, "-m", "pytest_nixl.cli"]
+
+#: Runs its arguments with standard output closed.
+CLOSED = 'exec "$@" >&-'
+
+
+def _start(argv: Sequence[str], output: str, directory: Path = ROOT) -> tuple[int, str]:
+    """Run a command whose standard output is closed, full, or read by nobody; return its code and its stderr."""
+    started = ["bash", "-c", CLOSED, "closed", *argv] if output == "closed" else list(argv)
+    if output == "left":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            started, cwd=directory, env=environment(PYTHONPATH=str(ROOT)), stdout=writer, stderr=subprocess.PIPE,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    return done.returncode, done.stderr
+
+
+OUTPUTS = {"closed": "it is closed", "full": "No space left on device", "left": "Broken pipe"}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_run_whose_output_cannot_be_written_leaves_its_report_and_does_not_end_with_0(
+    tmp_path: Path, output: str
+) -> None:
+    (tmp_path / "test_check.py").write_text(CHECK)
+    report = tmp_path / "r.html"
+    code, said = _start(command(str(tmp_path), f"--nixl-report={report}"), output)
+    assert code == 3, said
+    (sentence,) = said.splitlines()
+    assert sentence.startswith(f"pytest-nixl: standard output cannot be written ({OUTPUTS[output]}): the run went on")
+    assert re.search(r"<strong>PASS</strong>.*3 PASS", report.read_text(), re.S)
+
+
+def test_the_record_of_a_run_on_a_full_output_is_stored(tmp_path: Path) -> None:
+    any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
+    code, said = _start(command(*ROW, f"--nixl-store={tmp_path}/store", f"--nixl-profile={any_speed}"), "full")
+    assert code == 3, said
+    (stored,), skipped = Store(tmp_path / "store").runs()
+    assert (len(stored.rows), stored.interrupted, skipped) == (1, "", [])
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_the_command_says_in_one_sentence_that_its_output_cannot_be_written(output: str) -> None:
+    code, said = _start([*CLI, "findings"], output)
+    assert code != 0
+    (sentence,) = said.splitlines()
+    assert sentence.startswith("pytest-nixl: standard output ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("findings",), 0), (("profile", "show", "x.toml"), 2), (("report", "x", "y.html"), 2)]
+)
+def test_the_command_in_a_deleted_directory_ends_with_a_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f'rmdir {gone}; exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", line, "gone", *CLI, *arguments], cwd=gone, env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if code else 0)
+
+
+def test_a_run_whose_directory_is_deleted_is_interrupted_and_leaves_its_report(tmp_path: Path) -> None:
+    gone, report = tmp_path / "gone", tmp_path / "r.html"
+    gone.mkdir()
+    (gone / "delete me").touch()
+    (tmp_path / "test_check.py").write_text(CHECK)
+    done = subprocess.run(
+        command(str(tmp_path / "test_check.py"), f"--rootdir={tmp_path}", f"--nixl-report={report}"), cwd=gone,
+        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    said = f"the directory in which pytest was started, {gone}, was deleted, and relative paths lead nowhere"
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "NIXL verdict: " in done.stdout.splitlines()[-1]
+    assert said in done.stdout.splitlines()[-1]
+    assert said in report.read_text()
+
+
+Inside = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def inside() -> Inside:
+    """Run a command in mounts of its own, which a line of shell makes."""
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    assert shutil.which("unshare"), "there is no unshare: install util-linux"
+
+    def run(mounts: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["unshare", "--mount", *user, "bash", "-c", f'{mounts} && exec "$@"', "inside", *argv], cwd=ROOT,
+            env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+NO_PROC = "mount -t tmpfs none /proc"
+
+
+def test_a_run_without_proc_fails_with_that_reason_and_leaves_its_report(inside: Inside, tmp_path: Path) -> None:
+    done = inside(NO_PROC, *command(*ROW, f"--nixl-report={tmp_path}/r.html"))
+    assert done.returncode == 1, done.stdout
+    assert re.search(
+        r"^ERROR \S+: /proc is not mounted, and without it no process that a run starts", done.stdout, re.M
+    )
+    assert "    remedy: mount it: `mount -t proc proc /proc`" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "/proc is not mounted" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize("which", ["doctor", "facts"])
+def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, which: str) -> None:
+    done = inside(NO_PROC, *CLI, which)
+    assert done.returncode == 2
+    assert "pytest-nixl: /proc is not mounted" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+READ_ONLY_SHM = "mount -t tmpfs -o ro none /dev/shm"
+#: A /dev with nothing in it but what every program needs, and no shm. UCX works without it, by other transports.
+NO_SHM = (
+    "mkdir -p {0}/dev && for each in null zero full random urandom; do cp -a /dev/$each {0}/dev/; done && "
+    "ln -s /proc/self/fd {0}/dev/fd && mount --bind {0}/dev /dev"
+)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "words"),
+    [(READ_ONLY_SHM, "it is mounted read-only"), (NO_SHM, "No such file or directory")],
+    ids=["read-only", "absent"],
+)
+def test_shared_memory_that_cannot_be_used_fails_the_check_of_it(
+    inside: Inside, tmp_path: Path, mounts: str, words: str
+) -> None:
+    run = command("suites/infrastructure/test_limits.py", "-k", "shm", f"--nixl-report={tmp_path}/r.html")
+    done = inside(mounts.format(tmp_path), *run)
+    assert done.returncode == 1, done.stdout
+    assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout
+    assert "    remedy: `docker run --shm-size=8g`" in done.stdout
+    assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
+
+
+def test_a_row_on_read_only_shared_memory_names_it(inside: Inside) -> None:
+    done = inside(READ_ONLY_SHM, *command(*ROW))
+    assert done.returncode == 1, done.stdout
+    assert "(NIXL_ERR_BACKEND: /dev/shm is mounted read-only) in rank 0" in done.stdout
+    assert "    remedy: mount it: `mount -t tmpfs -o rw tmpfs /dev/shm`" in done.stdout
+
+
+def test_shared_memory_that_works_is_not_accused(tmp_path: Path) -> None:
+    assert shared_memory_fault() == ""
+    assert shared_memory_fault(str(tmp_path)) == ""
+    assert shared_memory_fault(str(tmp_path / "none")) == f"{tmp_path}/none cannot be used (No such file or directory)"

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that are no etcd, or mean harm: each request ends, soon and in one sentence that names the endpoint.
+
+The server is a double: no etcd sends any of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_nixl.etcd import bounded_http
+from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
+from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
+from pytest_nixl.host.etcd import read_etcd
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+pytestmark = pytest.mark.apart
+
+HEADER = {"cluster_id": "1", "member_id": "2", "revision": "3", "raft_term": "4"}
+#: Seconds for an answer, and those in which all must be over on a machine that has much else to do.
+TIMEOUT, OVER = 0.5, 30.0
+
+
+@contextmanager
+def serving(
+    answer: Callable[[], Iterable[bytes]], to_get: Callable[[], Iterable[bytes]] | None = None
+) -> Iterator[Endpoint]:
+    """A server that reads one request of each connection and sends these bytes; others where it is a GET."""
+    over = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            is_get = connection.recv(1 << 16).startswith(b"GET ")
+            for part in to_get() if to_get is not None and is_get else answer():
+                connection.sendall(part)
+                if over.is_set():
+                    return
+            connection.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield Endpoint("http", "127.0.0.1", listener.getsockname()[1])
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def http(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    """One whole answer."""
+    lines = [f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def plain(value: object) -> Callable[[], Iterable[bytes]]:
+    """An answer of JSON."""
+    return lambda: [http(json.dumps(value).encode())]
+
+
+def dripping(start: bytes, drop: bytes) -> Callable[[], Iterable[bytes]]:
+    """Bytes that come so that no silence is long, and have no end."""
+
+    def drip() -> Iterator[bytes]:
+        yield start
+        while True:
+            time.sleep(0.05)
+            yield drop
+
+    return drip
+
+
+def endless(start: bytes, part: bytes) -> Callable[[], Iterable[bytes]]:
+    """Bytes as fast as they can be read, without an end."""
+    return lambda: itertools.chain([start], itertools.repeat(part))
+
+
+def packed() -> Iterable[bytes]:
+    """A gibibyte of spaces, in a mebibyte."""
+    return [http(gzip.compress(b" " * (1 << 20)) * 1024, "Content-Encoding: gzip")]
+
+
+STATUS = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = STATUS + b"Transfer-Encoding: chunked\r\n\r\n"
+NULLS = {"header": HEADER, "kvs": None, "count": None, "ID": None, "TTL": None, "succeeded": None, "responses": None}
+ENDLESS = {
+    "an endless body": endless(STATUS + b"\r\n", b" " * 65536),
+    "an endless chunk": endless(CHUNKED + b"7fffffffffffffff\r\n", b" " * 65536),
+    "endless chunks": endless(CHUNKED, b"10\r\n" + b" " * 16 + b"\r\n"),
+    "a chunk of endless size": endless(CHUNKED, b"0" * 65536),
+    "a huge length": endless(STATUS + b"Content-Length: 999999999999999999\r\n\r\n", b" " * 65536),
+    "endless headers": endless(STATUS, b"X: y\r\n"),
+    "endless interim answers": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "an endless error": endless(b"HTTP/1.1 500 Broken\r\n\r\n", b"\xe9" * 65536),
+    "a body in drops": dripping(STATUS + b"Content-Length: 100000\r\n\r\n", b" "),
+    "chunks in drops": dripping(CHUNKED, b"1\r\n \r\n"),
+    "headers in drops": dripping(STATUS + b"X: ", b"y"),
+    "a status in drops": dripping(b"HTTP/1.1 ", b"2"),
+}
+MALFORMED = {
+    "a header only": plain({"header": HEADER}),
+    "an empty header": plain({"header": {}}),
+    "nulls": plain(NULLS),
+    "a null": plain(None),
+    "wrong types": plain({"header": HEADER, "kvs": {"a": 1}, "count": [], "ID": {}, "TTL": [], "responses": 7}),
+    "a list for a header": plain({"header": []}),
+    "infinite numbers": lambda: [http(b'{"header": {"revision": 1e999}, "count": 1e999, "ID": 1e999, "TTL": 1e999}')],
+    "lists 100,000 deep": lambda: [http(b'{"header": ' + b"[" * 100_000)],
+    "no UTF-8": lambda: [http(b'{"header": "\xff\xfe"}')],
+    "a packed bomb": packed,
+    "another place": lambda: [http(b"", "Location: /v3/again", status="307 Temporary Redirect")],
+    "an error with control characters": lambda: [
+        http(json.dumps({"code": 2, "message": "\x1b[31m" + "long\r\n" * 10_000}).encode(), status="500 \x1b[31mred")
+    ],
+}
+#: What may be asked, each of which read the answer in another way.
+REQUESTS: dict[str, Callable[[EtcdClient], object]] = {
+    "status": lambda client: client.status(),
+    "get": lambda client: client.get("/a"),
+    "get_prefix": lambda client: client.get_prefix("/a"),
+    "put": lambda client: client.put("/a", b""),
+    "delete": lambda client: client.delete("/a"),
+    "lease": lambda client: client.lease(5),
+    "transaction": lambda client: TransactionResult.of(client.transaction(txn([], [get_prefix("/a")]))).found(0),
+    "create": lambda client: client.create("/a", b""),
+    "watch": lambda client: list(client.watch(Watched("/a", 1), seconds=TIMEOUT)),
+}
+
+
+def sentence(error: EtcdError, endpoint: Endpoint) -> None:
+    """See that an error is one sentence about that endpoint, with a remedy."""
+    assert str(endpoint) in error.reason
+    assert error.reason.isprintable()
+    assert len(error.reason) < 500
+    assert error.remedy
+    assert error.detail.isprintable()
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_answer_without_an_end_is_left(kind: str) -> None:
+    with serving(ENDLESS[kind]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
+        start = time.monotonic()
+        with pytest.raises(EtcdError) as caught:
+            client.lease(5)
+        assert time.monotonic() - start < OVER
+        assert caught.value.cause in ("timeout", "not-etcd", "closed")
+        sentence(caught.value, endpoint)
+
+
+def test_an_answer_in_drops_says_how_much_came() -> None:
+    with serving(ENDLESS["a body in drops"]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
+        with pytest.raises(EtcdError, match=r"bytes of its answer came within 0.5 s, and it had no end") as caught:
+            client.status()
+        assert caught.value.cause == "timeout"
+
+
+def test_an_answer_that_is_too_large_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "LARGEST_ANSWER", 1 << 20)
+    with serving(ENDLESS["an endless body"]) as endpoint, connect([endpoint]) as client:
+        with pytest.raises(EtcdError, match="its answer is larger than 1 MiB") as caught:
+            client.status()
+        assert caught.value.cause == "not-etcd"
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_an_answer_of_another_form_is_told_in_one_sentence(kind: str, request_name: str) -> None:
+    with serving(MALFORMED[kind]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
+        start = time.monotonic()
+        try:
+            found = REQUESTS[request_name](client)
+        except EtcdError as error:
+            sentence(error, endpoint)
+        else:
+            # A whole header and nothing else is what an etcd answers that has no keys; a status may say anything.
+            empty = {"a header only": ("get", "get_prefix", "put", "delete", "create", "watch"),
+                     "nulls": ("put", "delete"), "wrong types": ("put", "delete"), "no UTF-8": ("watch",)}  # fmt: skip
+            assert request_name in (*empty.get(kind, ()), "status")
+            assert not found or request_name == "status"
+        assert time.monotonic() - start < OVER
+
+
+def test_what_is_refused_names_what_was_asked() -> None:
+    with serving(MALFORMED["a header only"]) as endpoint, connect([endpoint]) as client:
+        with pytest.raises(EtcdError, match="its answer to /v3/lease/grant has another form") as caught:
+            client.lease(5)
+        assert caught.value.cause == "not-etcd"
+    with serving(MALFORMED["a packed bomb"]) as endpoint, connect([endpoint]) as client:
+        with pytest.raises(EtcdError, match="its answer is compressed"):
+            client.get("/a")
+
+
+@pytest.mark.parametrize("kind", ["an endless body", "endless chunks", "a body in drops", "chunks in drops"])
+def test_a_watch_that_never_says_anything_whole_ends(kind: str) -> None:
+    with serving(ENDLESS[kind]) as endpoint, connect([endpoint], timeout=TIMEOUT) as client:
+        start = time.monotonic()
+        with contextlib.suppress(EtcdError):
+            assert list(client.watch(Watched("/a", 1), seconds=1)) == []
+        assert time.monotonic() - start < OVER
+
+
+def test_one_message_of_a_watch_has_a_limit_and_all_of_them_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_http, "LARGEST_ANSWER", 1 << 20)
+    event = {"kv": {"key": "L2E=", "mod_revision": "1", "value": "A" * 4 * (100 << 10)}}
+    message = json.dumps({"result": {"header": HEADER, "watch_id": "1", "events": [event]}}).encode() + b"\n"
+    whole = STATUS + b"\r\n" + message * 10
+    with serving(lambda: [whole, b"x" * (2 << 20)]) as endpoint, connect([endpoint]) as client:
+        seen = []
+        with pytest.raises(EtcdError, match="its answer is larger than 1 MiB"):
+            for one in client.watch(Watched("/a", 1), seconds=30):
+                seen.append(one)
+        assert len(seen) == 10
+
+
+@pytest.mark.parametrize("token", [None, 5, "", "a\r\nX: y", "a" * 100_000, ["a"]])
+def test_a_token_that_is_none_is_not_sent(token: object) -> None:
+    with serving(plain({"header": HEADER, "token": token})) as endpoint:
+        with connect([endpoint], user="root", password="s3cret") as client:
+            with pytest.raises(EtcdError, match="its answer to /v3/auth/authenticate has another form") as caught:
+                client.get("/a")
+            assert "s3cret" not in str(caught.value)
+
+
+def test_the_clock_of_a_server_that_never_ends_is_not_told() -> None:
+    healthy = plain({"header": HEADER, "version": "3.5.1"})
+    with serving(healthy, to_get=ENDLESS["headers in drops"]) as endpoint:
+        start = time.monotonic()
+        found = read_etcd(FactsRoot(), str(endpoint), "the test")
+        assert found.version.value == "3.5.1"
+        assert found.clock.value is None
+        assert time.monotonic() - start < OVER

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An etcd of three members of which one is stopped by SIGSTOP: it takes connections, and answers nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import command, environment, eventually
+from helpers.etcd import wait_until
+
+from pytest_nixl.cluster.group import TTL
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
+from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
+from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
+from pytest_nixl.processes.supervisor import supervisor
+
+pytestmark = pytest.mark.apart
+
+#: A test that moves bytes between the ranks until it is told that it is enough.
+MOVING = Path(__file__).with_name("cluster") / "moving.py"
+
+
+@pytest.fixture
+def trio() -> Iterator[ThreeNodeEtcd]:
+    with ThreeNodeEtcd(supervisor()) as started:
+        yield started
+
+
+@pytest.fixture
+def client(trio: ThreeNodeEtcd) -> Iterator[EtcdClient]:
+    with trio.client() as connected:
+        yield connected
+
+
+def in_use(trio: ThreeNodeEtcd, client: EtcdClient) -> int:
+    """Return the place of the member that a client uses."""
+    return [str(member) for member in trio.members].index(client.endpoint)
+
+
+def test_every_request_goes_to_a_member_that_answers(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+    client.put("/a", b"1")
+    lease = client.lease(60)
+    stopped = in_use(trio, client)
+    trio.stop(stopped)
+    start = time.monotonic()
+    # A request of each kind by a client of its own, which knows of no member that it is stopped.
+    assert lease.refresh() == 60
+    assert client.endpoint != str(trio.members[stopped])
+    client.put("/a", b"2", lease)
+    assert client.get("/a") == b"2"
+    done = TransactionResult.of(client.transaction(txn([absent("/b")], [put("/b", b"3"), get("/b")])))
+    assert done.succeeded
+    assert client.delete("/b")
+    # Each went its own way to find out would be three times what is waited once.
+    assert client.transaction(txn([], [delete("/a")]))
+    # With the time that it takes a busy machine to elect another leader, where that was stopped.
+    assert time.monotonic() - start < 60
+
+
+def test_other_clients_of_the_process_know_it_too(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+    client.put("/a", b"1")
+    trio.stop(in_use(trio, client))
+    assert client.get("/a") == b"1"
+    with trio.client() as another:
+        # A transaction is sent once: that it is answered tells that the first one asked was not the stopped one.
+        assert another.create("/c", b"1")
+        assert another.endpoint == client.endpoint
+
+
+def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(trio: ThreeNodeEtcd) -> None:
+    place = (trio.leader() + 1) % 3
+    members = [trio.members[place], *(member for member in trio.members if member != trio.members[place])]
+    trio.stop(place)
+    with connect(members, timeout=2.0) as client:
+        with pytest.raises(EtcdError) as caught:
+            client.create("/once", b"")
+        assert caught.value.cause == "timeout"
+        assert caught.value.endpoint == str(trio.members[place])
+        # The next request does not ask that member first.
+        assert client.create("/twice", b"")
+    with connect(members, timeout=2.0) as client:
+        assert client.transaction(txn([], [put("/again", b"")]), repeatable=True)
+    trio.resume(place)
+
+
+def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+    client.put("/w/0", b"")
+    since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
+    others = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
+
+    def write() -> None:
+        time.sleep(1)  # the watch is open by then, at the member in use; if it is not, it opens at another one
+        trio.stop(in_use(trio, client))
+        with connect(others) as writer:
+            for number in range(1, 11):
+                writer.put(f"/w/{number}", b"")
+
+    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        for event in client.watch(Watched("/w/", since, prefix=True), seconds=60):
+            seen.append(event.item.key)
+            if len(seen) == 10:
+                break
+        writing.result()
+    assert seen == [f"/w/{number}" for number in range(1, 11)]
+
+
+@pytest.mark.soak
+def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd) -> None:
+    """It holds its leases and passes its barriers, and a rank that leaves is seen."""
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        clients = [stack.enter_context(trio.client()) for _ in range(2)]
+        joining = [pool.submit(join, one, "stopped", 2, ttl=6, timeout=30) for one in clients]
+        members = [one.result() for one in joining]
+        assert all(one.exception() is None for one in [pool.submit(member.barrier, 30) for member in members])
+        trio.stop(in_use(trio, clients[0]))
+        until = time.monotonic() + 13  # more than two lives of a lease
+        while time.monotonic() < until:
+            passing = [pool.submit(member.barrier, 60) for member in members]
+            for one in passing:
+                one.result()
+            time.sleep(0.5)
+        for member in members:
+            member.leave()
+        wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 10, "the group has left nothing")
+
+
+def test_members_that_are_all_slow_are_given_all_the_time(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+    """A busy machine is no reason to fail: where no member answers soon, each is asked again with more patience."""
+    client.put("/slow", b"1")
+    for place in range(3):
+        trio.stop(place)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.get, "/slow")
+        time.sleep(6)  # all have had their first, short try
+        for place in range(3):
+            trio.resume(place)
+        assert answer.result() == b"1"
+
+
+def test_a_run_of_two_ranks_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
+    """Bytes move before it, while it is stopped for longer than two leases live, and when it is back."""
+    with trio.client() as ended, ExitStack() as stack:
+        runs = []
+        for rank in range(2):
+            log = stack.enter_context(open(tmp_path / f"rank-{rank}.log", "wb"))
+            argv = command(
+                str(MOVING), f"--nixl-etcd={trio.endpoint}", "--nixl-ranks=2", f"--nixl-rank={rank}",
+                "--nixl-blocks=4KiB", "--nixl-timeout=60s",
+            )  # fmt: skip
+            env = environment(MOVING=str(tmp_path), UCX_TLS="tcp")
+            runs.append(subprocess.Popen(argv, cwd=MOVING.parents[2], env=env, stdout=log, stderr=subprocess.STDOUT))
+            stack.callback(runs[-1].wait)
+            stack.callback(runs[-1].kill)
+
+        def said() -> str:
+            return "\n".join((tmp_path / f"rank-{rank}.log").read_text()[-3000:] for rank in range(2))
+
+        def bytes_move() -> None:
+            (tmp_path / "begun").unlink(missing_ok=True)
+            there = eventually((tmp_path / "begun").exists, 120)
+            assert there, said()
+
+        bytes_move()
+        trio.stop(0)
+        until = time.monotonic() + 2 * TTL + 1
+        while time.monotonic() < until:
+            bytes_move()
+            time.sleep(0.5)
+        (tmp_path / "enough").touch()
+        for run in runs:
+            run.wait(240)
+        assert [run.returncode for run in runs] == [0, 0], said()
+        assert ended.get_prefix("/pytest-nixl/") == {}

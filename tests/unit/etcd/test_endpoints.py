@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of an etcd: what is read, the sentence for what is refused, and that no credential is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoint, parse_endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint", "printed"),
+    [
+        ("http://127.0.0.1:2379", Endpoint("http", "127.0.0.1", 2379), "http://127.0.0.1:2379"),
+        ("https://etcd.example.org:443", Endpoint("https", "etcd.example.org", 443), "https://etcd.example.org:443"),
+        ("etcd:1", Endpoint("http", "etcd", 1), "http://etcd:1"),
+        ("HTTP://h:65535", Endpoint("http", "h", 65535), "http://h:65535"),
+        ("http://etcd-0.my_ns.svc.:2379", Endpoint("http", "etcd-0.my_ns.svc.", 2379), "http://etcd-0.my_ns.svc.:2379"),
+        ("http://[::1]:2379", Endpoint("http", "::1", 2379), "http://[::1]:2379"),
+        ("[fe80::1%eth0]:2379", Endpoint("http", "fe80::1%eth0", 2379), "http://[fe80::1%eth0]:2379"),
+        ("https://me:secret@h:2379", Endpoint("https", "h", 2379, "me", "secret"), "https://h:2379"),
+        ("me@h:2379", Endpoint("http", "h", 2379, "me", ""), "http://h:2379"),
+        ("http://m%40e:s%2Fe%3Ac%2Cr@h:1", Endpoint("http", "h", 1, "m@e", "s/e:c,r"), "http://h:1"),
+        ("http://me:se:cret@h:1", Endpoint("http", "h", 1, "me", "se:cret"), "http://h:1"),
+    ],
+)  # fmt: skip
+def test_an_endpoint_is_read_and_printed(text: str, endpoint: Endpoint, printed: str) -> None:
+    assert parse_endpoint(text) == endpoint
+    assert parse_endpoints(text) == (endpoint,)
+    assert str(endpoint) == printed
+    assert parse_endpoint(printed) == Endpoint(endpoint.scheme, endpoint.host, endpoint.port)
+
+
+def test_a_list_is_read_in_its_order() -> None:
+    assert parse_endpoints("http://b:2,a:1,https://u:p@c:3") == (
+        Endpoint("http", "b", 2),
+        Endpoint("http", "a", 1),
+        Endpoint("https", "c", 3, "u", "p"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "'' is empty"),
+        (" http://h:1", "' http://h:1' has a space in it"),
+        ("http://a:1 http://b:2", "'http://a:1 http://b:2' has a space in it"),
+        ("http://h:1\n", "'http://h:1\\n' has a space in it"),
+        ("tcp://h:1", "'tcp://h:1' has the unknown scheme 'tcp'"),
+        ("http://h:1/", "'http://h:1/' ends with a slash"),
+        ("http://h:1/v3/kv", "'http://h:1/v3/kv' has the path '/v3/kv'"),
+        ("http://h", "'http://h' names no port"),
+        ("h", "'h' names no port"),
+        ("http://[::1]", "'http://[::1]' names no port"),
+        ("http://", "'http://' is not HOST:PORT"),
+        ("http://:2379", "'http://:2379' is not HOST:PORT"),
+        ("http://h:", "'http://h:' is not HOST:PORT"),
+        ("http://h:port", "'http://h:port' is not HOST:PORT"),
+        ("http://h:-1", "'http://h:-1' is not HOST:PORT"),
+        ("http://h:٢", "'http://h:٢' is not HOST:PORT"),
+        ("http://h:1?x=2", "'http://h:1?x=2' is not HOST:PORT"),
+        ('"http://h:1"', "'\"http://h:1\"' has the path '//h:1\"'"),
+        ("http://a:1;http://b:2", "'http://a:1;http://b:2' has the path '//b:2'"),
+        ("http://::1:2379", "'http://::1:2379' has an IPv6 address without brackets (http://[::1]:2379)"),
+        ("http://[::g]:1", "'http://[::g]:1' has the host '[::g]', which is neither a name nor an address"),
+        ("http://[]:1", "'http://[]:1' has the host '[]', which is neither a name nor an address"),
+        ("http://a..b:1", "'http://a..b:1' has the host 'a..b', which is neither a name nor an address"),
+        ("http://.:1", "'http://.:1' has the host '.', which is neither a name nor an address"),
+        ("http://h:0", "'http://h:0' has the port 0, which is not between 1 and 65535"),
+        ("h:65536", "'h:65536' has the port 65536, which is not between 1 and 65535"),
+        ("127.0.0.1:99999", "'127.0.0.1:99999' has the port 99999, which is not between 1 and 65535"),
+        ("http://@h:1", "'http://***@h:1' names no user before its @"),
+        ("http://:secret@h:1", "'http://***@h:1' names no user before its @"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_endpoint(text)
+    assert str(caught.value) == f"etcd endpoint {fault}: expected {ENDPOINTS_FORM}"
+
+
+@pytest.mark.parametrize("text", ["http://a:1,", ",http://a:1", "http://a:1,,http://b:2"])
+def test_an_empty_place_in_a_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="etcd endpoint '' is empty: expected URL"):
+        parse_endpoints(text)
+
+
+def test_the_member_at_fault_is_named() -> None:
+    with pytest.raises(ValueError, match="etcd endpoint 'b' names no port"):
+        parse_endpoints("a:1,b,c:3")
+
+
+def test_of_a_list_with_a_password_the_place_is_named() -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_endpoints("http://user:hunter@a:1,b")
+    assert str(caught.value) == (
+        "etcd endpoint 2 of 2 cannot be read (it is not shown, as the list has a user or password in it, where a "
+        f"comma is written %2C): expected {ENDPOINTS_FORM}"
+    )
+
+
+# Each holds USER and SECRET, and none can be read.
+LEAKY = [
+    "http://USER:SECRET@h",
+    "http://USER:SECRET@h:1/",
+    "USER:SECRET@h:99999",
+    "ftp://USER:SECRET@h:1",
+    "http://USER:SEC/SECRET@h:1",
+    "http://USER:/SECRET@h:1",
+    "http://USER:SECRET@SECRET@h:1",
+    "http://USER:SECRET,SECRET@h:1",
+    "http://USER:SECRET,http@h:1/path",
+    "http://USER:a b SECRET@h:1",
+    "http://USER:SECRET@",
+    "http://USER:SECRET?@h:1",
+    "http://USER:SECRET#@h:1",
+    "http://USER:SECRET://@h:1",
+    "USER:SECRET/SECRET@h:1",
+    "USER:SECRET://x@h:1",
+    "http://a:1,http://USER:SECRET@b",
+    "http://USER:SECRET@a:1,http://USER:SECRET@b",
+    "http://USER/SECRET,@b",
+]
+
+
+@pytest.mark.parametrize("text", LEAKY)
+def test_no_message_shows_a_user_or_a_password(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_endpoints(text)
+    assert "USER" not in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+    assert ENDPOINTS_FORM in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("text", LEAKY)
+def test_what_is_redacted_shows_no_user_and_no_password(text: str) -> None:
+    assert "USER" not in redact(text)
+    assert "SECRET" not in redact(text)
+
+
+def test_neither_the_text_nor_the_repr_of_an_endpoint_shows_its_credentials() -> None:
+    endpoint = parse_endpoint("http://USER:SECRET@h:1")
+    assert (endpoint.user, endpoint.password) == ("USER", "SECRET")
+    for text in (str(endpoint), repr(endpoint), f"{endpoint}", repr([endpoint])):
+        assert "USER" not in text
+        assert "SECRET" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://u:p@h:1", "http://***@h:1"),
+        ("u:p@h:1", "***@h:1"),
+        ("u@h:1", "***@h:1"),
+        ("http://a:1,http://u:p@b:2", "http://a:1,http://***@b:2"),
+        ("http://u:p@a:1,http://v:q@b:2", "http://***@a:1,http://***@b:2"),
+        ("http://u:p@a:1;http://v:q@b:2 http://w:r@c:3", "http://***@a:1;http://***@b:2 http://***@c:3"),
+        ("a:1,http://u:p@b:2", "a:1,http://***@b:2"),
+        ("cannot reach http://u:p@h:1 now\nsee mail", "cannot reach http://***@h:1 now\nsee mail"),
+    ],
+)
+def test_redacting_hides_credentials_and_no_more(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "http://h:1",
+        "http://a:1,https://b:2",
+        "UCX,LIBFABRIC",
+        "quay.io/coreos/etcd:v3.5.18",
+        "quay.io/coreos/etcd@sha256:0123abc",
+        "localhost:5000/etcd@sha256:0123abc",
+        "etcd@sha256:0123abc",
+        "./profile.toml",
+    ],
+)
+def test_what_has_no_credentials_is_left_alone(text: str) -> None:
+    assert redact(text) == text

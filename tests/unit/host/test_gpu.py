@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of NVML, with NVML's real Python package on a stand-in for its library: this machine may have no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
+)
+
+ASK = "import json; from pytest_nixl.host.gpu import _ask_nvml; print(json.dumps(_ask_nvml()))"
+
+
+def ask(**changes: str) -> dict[str, Any]:
+    environment = {**os.environ, **changes, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if shutil.which("gcc") is None:
+        assert not os.environ.get("CI"), "CI is set, and this test needs gcc"
+        pytest.skip("this test needs gcc")
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).parent / "nvml" / "stub.c"
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)], check=True
+    )
+    return ask(LD_LIBRARY_PATH=str(folder))
+
+
+def test_nvml_is_asked_of_every_gpu(answer: dict[str, Any]) -> None:
+    assert (answer["driver"], answer["cuda"]) == ("570.133.20", "12.8")
+    good = {
+        "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:53:00.0", "memory": 80 << 30, "ecc": True,
+        "uncorrected": 0, "bar1": 128 << 30, "persistence": True, "nvlinks": 18,
+    }  # fmt: skip
+    bad = {"index": 1, "pci": "0000:54:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17}
+    assert answer["gpus"] == [good, {**good, **bad}]
+
+
+def test_nvml_is_asked_of_every_pair(answer: dict[str, Any]) -> None:
+    assert answer["pairs"] == [
+        {"one": 0, "other": 1, "status": "the chipset does not support it"},
+        {"one": 1, "other": 0, "status": "ok"},
+    ]
+
+
+def test_nvml_without_its_library_says_so() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has a driver, and so the library")
+    assert ask() == {"why": "NVML cannot be initialised: NVML Shared Library Not Found"}

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory is left: of the host, and of control groups of both versions, as their files say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.core.units import GIB, MIB
+from pytest_nixl.host.memory import AvailableMemory, available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+pytestmark = pytest.mark.apart
+
+MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n"
+POD = "kubepods.slice/pod1/container"
+
+
+def tree(folder: Path, files: dict[str, str]) -> FactsRoot:
+    """A host of which these files are all that there is."""
+    for name, text in {"proc/meminfo": MEMINFO, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return FactsRoot(folder)
+
+
+def group(folder: str, limit: str, use: int, files: int = 0) -> dict[str, str]:
+    """A control group of version 2."""
+    place = f"sys/fs/cgroup/{folder}".rstrip("/")
+    return {f"{place}/memory.max": limit, f"{place}/memory.current": str(use),
+            f"{place}/memory.stat": f"anon 1\ninactive_file {files}\nactive_file 7"}  # fmt: skip
+
+
+def old_group(folder: str, limit: int, use: int, files: int = 0) -> dict[str, str]:
+    """A control group of version 1."""
+    place = f"sys/fs/cgroup/memory/{folder}".rstrip("/")
+    return {f"{place}/memory.limit_in_bytes": str(limit), f"{place}/memory.usage_in_bytes": str(use),
+            f"{place}/memory.stat": f"inactive_file 9\ntotal_inactive_file {files}"}  # fmt: skip
+
+
+HOST = AvailableMemory(32 * GIB, "MemAvailable")
+
+
+def limited(place: str, left: int, limit: int) -> AvailableMemory:
+    return AvailableMemory(left, f"the limit of {in_bytes(limit)} in /sys/fs/cgroup{place}")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, HOST, id="no-groups"),
+        pytest.param({"proc/self/cgroup": f"0::/{POD}", **group(POD, "max", 1)}, HOST, id="no-limit"),
+        pytest.param(
+            {"proc/self/cgroup": f"0::/{POD}", **group(POD, str(4 * GIB), GIB, 512 * MIB)},
+            limited(f"/{POD}/memory.max", 3 * GIB + 512 * MIB, 4 * GIB),
+            id="its-own",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": f"0::/{POD}", **group(POD, str(8 * GIB), 0),
+             **group("kubepods.slice/pod1", str(2 * GIB), GIB)},
+            limited("/kubepods.slice/pod1/memory.max", GIB, 2 * GIB),
+            id="one-above",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", **group("", str(GIB), 2 * GIB)},
+            limited("/memory.max", 0, GIB),
+            id="in-a-namespace-and-over-its-limit",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": f"0::/{POD}", **group("", str(GIB), 0)},
+            limited("/memory.max", GIB, GIB),
+            id="the-path-is-the-hosts",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": f"4:cpu,cpuacct:/x\n3:memory:/{POD}\n0::/", **old_group(POD, 2 * GIB, GIB, 10),
+             **old_group("", (1 << 63) - 4096, 0)},
+            limited(f"/memory/{POD}/memory.limit_in_bytes", GIB + 10, 2 * GIB),
+            id="version-1",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": f"3:memory:/{POD}", **old_group(POD, (1 << 63) - 4096, GIB)}, HOST,
+            id="version-1-no-limit",
+        ),
+    ],
+)  # fmt: skip
+def test_the_least_of_host_and_groups_is_what_is_left(
+    tmp_path: Path, files: dict[str, str], expected: AvailableMemory
+) -> None:
+    assert available_memory(tree(tmp_path, files)) == expected
+
+
+def test_where_nothing_tells_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    assert available_memory(FactsRoot(tmp_path)) is None
+
+
+def test_this_machine_has_some_and_no_more_than_it_has_at_all() -> None:
+    found = available_memory(FactsRoot())
+    assert found is not None
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0 < found.size < total

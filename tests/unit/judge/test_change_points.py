@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a row's history changed: changes that were put there are found, and none where there is none."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from helpers.records import KEY, record
+from numpy.typing import NDArray
+
+from pytest_nixl.cli import main
+from pytest_nixl.judge.change_points import steps
+from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
+
+Values = NDArray[numpy.float64]
+
+
+def noise(seed: int, count: int, spread: float) -> Values:
+    """A heavy-tailed course around 1, as real rows have it."""
+    return numpy.asarray(numpy.exp(numpy.random.default_rng(seed).standard_t(3, count) * spread * 0.6))
+
+
+@pytest.mark.parametrize("spread", [0.002, 0.01, 0.08], ids=["quiet", "usual", "noisy"])
+def test_a_course_without_a_change_has_none(spread: float) -> None:
+    """Of 60 courses of 40 runs at most 2 are said to have one."""
+    assert sum(bool(steps((1e9 * noise(seed, 40, spread)).tolist())) for seed in range(60)) <= 2
+
+
+@pytest.mark.parametrize(("spread", "ratio"), [(0.002, 0.93), (0.01, 0.9), (0.08, 0.7), (0.002, 1.1)])
+def test_a_change_is_found_where_it_is(spread: float, ratio: float) -> None:
+    found = 0
+    for seed in range(20):
+        values = noise(seed, 40, spread)
+        values[25:] *= ratio
+        [*all_] = steps((1e9 * values).tolist())
+        found += len(all_) == 1 and abs(all_[0].place - 25) <= 1 and all_[0].ratio == pytest.approx(ratio, rel=0.1)
+    assert found >= 18
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.08], ids=["quiet", "noisy"])
+def test_a_course_of_4000_runs_takes_seconds(spread: float) -> None:
+    """Not the hours that a search over all pairs of runs takes; other programs' CPU time does not count."""
+    values = noise(5, 4000, spread)
+    values[1000:] *= 0.85
+    values[3900:] *= 1.3
+    start = time.process_time()
+    found = steps((1e9 * values).tolist())
+    assert time.process_time() - start < 60
+    assert [round(step.place, -1) for step in found] == [1000, 3900]
+    assert steps((1e9 * noise(6, 4000, spread)).tolist()) == []
+
+
+def test_a_change_is_found_wherever_it_is_in_a_long_course() -> None:
+    """At each place about where one window of the search ends and the next begins."""
+    for place in (3, 127, 128, 129, 255, 256, 383, 384, 385, 512, 640, 1020, 1197):
+        values = noise(7, 1200, 0.002)
+        values[place:] *= 0.9
+        assert [step.place for step in steps((1e9 * values).tolist())] == [place]
+
+
+def test_two_changes_are_two() -> None:
+    values = noise(3, 45, 0.003)
+    values[15:] *= 0.8
+    values[30:] *= 1.25
+    assert [(step.place, round(step.ratio, 1)) for step in steps(values.tolist())] == [(15, 0.8), (30, 1.2)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0] * 12,
+        [1.0] * 6 + [0.96] * 6,  # four percent
+        [1.0] * 10 + [0.5] * 2,  # two runs are not three
+        [1.0] * 5 + [0.3] + [1.0] * 6,  # one bad night
+        [1.0, 0.5, 1.0, 0.5, 1.0],  # too few
+        [],
+    ],
+)
+def test_what_is_no_lasting_change_of_five_percent_is_none(values: list[float]) -> None:
+    assert steps(values) == []
+
+
+def test_a_course_has_one_answer() -> None:
+    values = (noise(5, 40, 0.2)).tolist()
+    assert steps(values) == steps(values)
+
+
+def history(**lost: Any) -> list[RecordedRun]:
+    """Twelve weeks, of which the last five are on a newer UCX and 12 % slower."""
+    return [
+        parse_recorded(
+            record(
+                f"nixl:{week // 2}", {KEY: [(0.88 if week >= 7 else 1.0) * (1 + 0.001 * (week % 3))] * 3}, week=week,
+                versions={"ucx": "1.20.0" if week >= 7 else "1.19.0"}, **(lost if week >= 7 else {}),
+            ),
+            f"{week}.json",
+        )
+        for week in range(12)
+    ]  # fmt: skip
+
+
+def test_a_change_is_told_with_its_image_and_what_differed() -> None:
+    runs = history()
+    shown = [line.text for line in lines(runs, courses(runs))]
+    assert shown == [
+        "12 runs from 2026-03-02 03:00 to 2026-05-18 03:00 UTC",
+        f"{KEY}: 12 runs, 1 to 0.882 GB/s, 1 change",
+        "    -12.0 % (1 to 0.881 GB/s) from nixl:3 of 2026-04-20 03:00 UTC on",
+        "        versions ucx: 1.19.0 -> 1.20.0",
+    ]
+
+
+def test_runs_of_another_kind_of_machine_are_left_out_and_named() -> None:
+    kept, said = of_one_machine(history(cores=4096))
+    assert len(kept) == 5
+    assert len(said) == 7
+    assert said[0].startswith("left out: 0.json is of another kind of machine (cores: ")
+
+
+def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path
+    for week in range(8):
+        data = record(f"nixl:{week}", {KEY: [1.0 if week < 4 else 0.8]}, week=week)
+        (store / f"{week}.json").write_text(json.dumps(data))
+    (store / "torn.json").write_text("{")
+    assert main(["history", str(store)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(f"skipped: {store}/torn.json is torn or no JSON")
+    assert "    -20.0 % (1 to 0.8 GB/s) from nixl:4 of 2026-03-30 03:00 UTC on" in shown
+    assert "        image: nixl:3 -> nixl:4" in shown
+    assert main(["history", str(store), "--row", "64MiB"]) == 2
+    assert "no row has '64MiB' in its key" in capsys.readouterr().err
+    assert main(["history", "/nowhere"]) == 2
+    assert capsys.readouterr().err == "pytest-nixl: /nowhere cannot be read (No such file or directory)\n"
+    assert main(["history", str(store), "--last", "2"]) == 0
+    assert "2 runs, 0.8 to 0.8 GB/s, too few to find a change in: 6 are needed" in capsys.readouterr().out
+
+
+def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path
+    paths = []
+    for name, factor in (("one", 1.0), ("two", 0.8), ("three", 1.0)):
+        values = [factor * (1 + 0.001 * number) for number in range(5)]
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(json.dumps(record(f"nixl:{name}", {KEY: values}, week=len(paths))))
+    one, two, three = map(str, paths)
+    assert main(["compare", one, two]) == 1
+    said = capsys.readouterr().out
+    assert f"REGRESSED {KEY} against nixl:one: -20.0 %" in said
+    assert "regression: REGRESSED" in said
+    assert main(["compare", one, three, "--gate"]) == 0
+    assert "regression: UNCHANGED" in capsys.readouterr().out
+    assert main(["compare", "nixl:one", "nixl:two", "--store", str(folder), "--max-regression", "30%"]) == 0
+    assert "regression: UNCHANGED" in capsys.readouterr().out
+    for given, words in (
+        ((one, "/nowhere"), "has no run of the image /nowhere"),
+        (
+            (one, two, "--max-regression", "5"),
+            "--max-regression: '5' is no percentage: expected a percentage, such as 5%",
+        ),
+        ((one, two, "--report", "x.txt"), "'x.txt' ends with none of .html, .csv, .prom"),
+    ):
+        assert main(["compare", *given]) == 2
+        assert words in capsys.readouterr().err

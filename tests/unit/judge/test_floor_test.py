@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several launches: each rule of the floor at its edge, error rates by simulation, and floors learned from runs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from pytest_nixl.judge.floor_test import _T995, FloorDecision, LearnedFloor, decide_floor, learn
+from pytest_nixl.model.verdicts import Verdict
+
+G = 1e9
+
+
+def decide(*gigabytes: float, budget: int = 7) -> FloorDecision:
+    """Decide by launches in GB/s against a floor of 1 GB/s."""
+    return decide_floor([value * G for value in gigabytes], G, budget=budget)
+
+
+@pytest.mark.parametrize("degrees", range(1, 7))
+def test_the_table_of_students_t_is_right(degrees: int) -> None:
+    """Integrate the density from 0 by Simpson's rule: half of 99 % is on that side."""
+
+    def density(x: float) -> float:
+        scale = math.gamma((degrees + 1) / 2) / (math.sqrt(degrees * math.pi) * math.gamma(degrees / 2))
+        return scale * math.pow(1 + x * x / degrees, -(degrees + 1) / 2)
+
+    steps = 20_000
+    width = _T995[degrees - 1] / steps
+    weights = (1 if i in (0, steps) else 4 if i % 2 else 2 for i in range(steps + 1))
+    area = sum(weight * density(i * width) for i, weight in enumerate(weights)) * width / 3
+    assert area == pytest.approx(0.495, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(4.0, Verdict.PASS), (3.99, None), (1.0, None), (0.251, None), (0.25, Verdict.FAIL)]
+)
+def test_one_launch_decides_only_by_far(value: float, verdict: Verdict | None) -> None:
+    assert decide(value).verdict is verdict
+
+
+def test_one_launch_says_how_far() -> None:
+    assert decide(20).reason == "one launch is enough: it is 20 times above the floor"
+    assert decide(0.1).reason == "one launch is enough: it is 10 times below the floor"
+
+
+def test_two_launches_decide_nothing() -> None:
+    assert decide(3, 3) == FloorDecision(None, "2 of at least 3 launches", 2)
+    assert decide(0.3, 0.3).verdict is None
+
+
+def test_three_launches_decide_by_their_interval() -> None:
+    decision = decide(1.10, 1.11, 1.12)
+    assert decision.verdict is Verdict.PASS
+    logs = [math.log(v) for v in (1.10, 1.11, 1.12)]
+    centre = sum(logs) / 3
+    half = 9.924843 * math.sqrt(sum((y - centre) ** 2 for y in logs) / 2) / math.sqrt(3)
+    assert decision.interval == pytest.approx((math.exp(centre - half) * G, math.exp(centre + half) * G))
+    assert decision.reason == "3 launches, spread 0.9 %, between 1.05 GB/s and 1.17 GB/s: above the floor"
+    assert decide(0.90, 0.89, 0.88).verdict is Verdict.FAIL
+    assert decide(0.90, 0.89, 0.88).reason.endswith(": below the floor")
+
+
+def test_no_spread_is_taken_for_less_than_a_fifth_of_a_percent() -> None:
+    edge = math.exp(9.924843 * 0.002 / math.sqrt(3))
+    assert decide(*[edge * 1.00001] * 3).verdict is Verdict.PASS
+    assert decide(*[edge * 0.99999] * 3).verdict is None
+    assert decide(*[0.99999 / edge] * 3).verdict is Verdict.FAIL
+    assert decide(*[1.00001 / edge] * 3).verdict is None
+
+
+def test_a_wide_spread_wants_five_launches() -> None:
+    wide = [2.0, 2.1, 1.95, 2.05, 1.9]
+    for k in (3, 4):
+        assert decide(*wide[:k]).verdict is None
+        assert decide(*wide[:k]).reason.endswith("over 3 % it takes 5")
+    assert decide(*wide).verdict is Verdict.PASS
+    assert decide(*[1 / value for value in wide]).verdict is Verdict.FAIL
+
+
+def test_the_same_quiet_launches_decide_at_three() -> None:
+    assert decide(2.0, 2.02, 2.04).verdict is Verdict.PASS
+
+
+def test_the_budget_ends_in_inconclusive() -> None:
+    near = [1.01, 0.99, 1.01, 0.99, 1.01, 0.99, 1.01]
+    for k in range(1, 7):
+        assert decide(*near[:k]).verdict is None
+    last = decide(*near)
+    assert last.verdict is Verdict.INCONCLUSIVE
+    assert last.reason.endswith("and the floor is among them, 4 launches above it; no launch is left")
+    assert decide(*near[:3], budget=3).verdict is Verdict.INCONCLUSIVE
+    assert decide(1.0, budget=1).verdict is Verdict.INCONCLUSIVE
+    assert decide(2.0, 2.2, 1.9, budget=3).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("values", [(), (1.0,) * 8, (0.0,), (-1.0,), (math.nan,), (math.inf,)])
+def test_what_is_no_launch_is_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError):
+        decide_floor(values, 1.0)
+    with pytest.raises(ValueError):
+        decide_floor((1.0,), math.nan)
+
+
+def simulate(mean: float, spread: float, runs: int = 1000) -> tuple[Counter[Verdict], float]:
+    """Return the verdicts of rows with log-normal launches about ``mean`` times the floor, and launches per row."""
+    noise = random.Random(20261120)
+    verdicts: Counter[Verdict] = Counter()
+    launches = 0
+    for _ in range(runs):
+        values: list[float] = []
+        verdict = None
+        while verdict is None:
+            values.append(mean * math.exp(noise.gauss(0, spread)))
+            verdict = decide_floor(values, 1.0).verdict
+        verdicts[verdict] += 1
+        launches += len(values)
+    return verdicts, launches / runs
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.002, 0.005])
+def test_quiet_rows_five_percent_off_are_always_decided_rightly_and_soon(spread: float) -> None:
+    verdicts, launches = simulate(1.05, spread)
+    assert verdicts == {Verdict.PASS: 1000}
+    assert launches < 3.2
+    verdicts, launches = simulate(0.95, spread)
+    assert verdicts == {Verdict.FAIL: 1000}
+    assert launches < 3.2
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.005, 0.02, 0.05])
+def test_a_row_at_its_floor_is_not_decided_more_often_than_one_in_twenty(spread: float) -> None:
+    verdicts, _ = simulate(1.0, spread)
+    assert verdicts[Verdict.PASS] + verdicts[Verdict.FAIL] < 50
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.05])
+def test_a_noisy_row_is_inconclusive_rather_than_wrong(spread: float) -> None:
+    assert simulate(1.05, spread)[0][Verdict.FAIL] < 5
+    assert simulate(0.95, spread)[0][Verdict.PASS] < 5
+
+
+def figures(learned: LearnedFloor) -> tuple[float, ...]:
+    """Floor, median and MAD in GB/s; a floor that is not there is NaN."""
+    return tuple((math.nan if value is None else value) / G for value in (learned.floor, learned.median, learned.mad))
+
+
+def test_learning_takes_the_lower_of_a_twentieth_and_five_mad() -> None:
+    quiet, noisy = [10.0 * G, 10.01 * G, 9.99 * G], [10.0 * G, 10.3 * G, 9.7 * G]
+    learned = learn({"quiet": quiet, "noisy": noisy})
+    assert figures(learned["quiet"]) == pytest.approx((9.5, 10.0, 0.01))
+    assert figures(learned["noisy"]) == pytest.approx((8.5, 10.0, 0.3))
+    assert {(row.runs, row.outliers) for row in learned.values()} == {(3, ())}
+
+
+def test_constant_runs_keep_a_margin() -> None:
+    assert learn({1: [G] * 5})[1].floor == pytest.approx(0.95 * G)
+
+
+@pytest.mark.parametrize("outlier", [5.0, 9.4, 10.6, 30.0])
+def test_an_outlier_is_named_and_not_averaged_in(outlier: float) -> None:
+    values = [10.0 * G, 10.02 * G, outlier * G, 9.98 * G, 10.01 * G]
+    learned = learn({"row": values})["row"]
+    assert learned.outliers == (2,)
+    without = learn({"row": [value for i, value in enumerate(values) if i != 2]})["row"]
+    assert (learned.floor, learned.median, learned.mad) == (without.floor, without.median, without.mad)
+
+
+def test_fewer_than_three_runs_that_agree_give_no_floor() -> None:
+    assert learn({"row": [10.0 * G]})["row"].floor is None
+    assert learn({"row": [10.0 * G, 10.1 * G]})["row"].floor is None
+    learned = learn({"row": [10.0 * G, 10.1 * G, 5 * G]})["row"]
+    assert (learned.floor, learned.runs, learned.outliers) == (None, 3, (2,))
+    assert figures(learned)[1:] == pytest.approx((10.05, 0.05))
+
+
+def test_runs_that_scatter_without_bound_give_no_floor() -> None:
+    learned = learn({"row": [10.0 * G, 7.0 * G, 14.0 * G]})["row"]
+    assert (learned.floor, learned.outliers) == (None, ())
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [math.nan]])
+def test_what_is_no_run_is_refused_by_the_name_of_its_row(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="UCX/WRITE: "):
+        learn({"UCX/WRITE": values})
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.002, 0.005])
+@pytest.mark.parametrize("runs", [3, 5])
+def test_a_learned_floor_has_no_false_alarm_and_catches_a_tenth(runs: int, spread: float) -> None:
+    noise = random.Random(3)
+
+    def value(share: float) -> float:
+        return share * G * math.exp(noise.gauss(0, spread))
+
+    for _ in range(500):
+        floor = learn({"row": [value(1) for _ in range(runs)]})["row"].floor
+        assert floor is not None
+        assert decide_floor([value(1) for _ in range(3)], floor).verdict is not Verdict.FAIL
+        assert value(1) > floor
+        assert value(0.9) < floor

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several GPUs at one time, as far as a machine without one can tell.
+
+Who is paired, by which cards and with which verdict is pure, on a real topology. What is measured is real NIXL between
+host memories, over a network card for each pair: of those one can be shaped. What a GPU makes of it is not proven here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from helpers import gpu_standin
+from helpers.cli_run import ROOT
+from helpers.fake_sysfs import TOPOLOGY
+from helpers.namespaces import Host, require_tools
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.host.gpu_nic_affinity import SWITCH, GpuNics
+from pytest_nixl.host.hwloc import hwloc_facts
+from pytest_nixl.host.rdma import RdmaDevice
+from pytest_nixl.judge.concurrent import ConcurrentRates, measure_at_once, spread, starving
+from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.gpus import LinkGpu
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.settings import read_settings
+
+HERE = str(Path(__file__).parent)
+SUITE = "suites/bandwidth/test_gpus.py"
+P5 = hwloc_facts(TOPOLOGY / "p5.48xl.xml")
+#: As a kernel with a driver has them: hwloc's file does not tell whether a card can be opened.
+CARDS = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in P5.rdma]
+GPUS = [LinkGpu(gpu.index, "H100", f"GPU-{gpu.index}", gpu.pci) for gpu in P5.gpu.gpus]
+#: So slow that four keep their rates on two cores that others use too.
+FAST, SLOW, BLOCK = "40mbit", "4mbit", 65536
+
+
+# Which GPU moves bytes to which, and by which cards
+
+
+@pytest.mark.parametrize(
+    ("initiators", "targets", "one_host", "expected"),
+    [
+        (4, 4, True, [(0, 1), (1, 2), (2, 3), (3, 0)]),
+        (2, 2, True, [(0, 1), (1, 0)]),
+        (1, 1, True, []),
+        (0, 0, True, []),
+        (8, 8, False, [(number, number) for number in range(8)]),
+        (8, 2, False, [(0, 0), (1, 1)]),
+        (1, 1, False, [(0, 0)]),
+    ],
+)
+def test_gpus_are_paired(initiators: int, targets: int, one_host: bool, expected: list[tuple[int, int]]) -> None:
+    assert pairs_of(initiators, targets, one_host=one_host) == [DevicePair(*pair) for pair in expected]
+
+
+def test_each_gpu_gets_the_cards_nearest_to_it() -> None:
+    found = seats(GPUS, P5.gpu.gpus, CARDS)
+    assert [seat.gpu for seat in found] == GPUS
+    assert found[0].variables() == {"UCX_NET_DEVICES": "rdmap79s0:1,rdmap80s0:1,rdmap81s0:1,rdmap82s0:1"}
+    assert len({name for seat in found for name in seat.own}) == 32
+    assert str(found[4]) == "GPU 4 (0000:97:00.0, NUMA node 1)"
+
+
+def test_a_gpu_that_cuda_counts_first_keeps_its_own_cards() -> None:
+    """As with CUDA_VISIBLE_DEVICES=5,0."""
+    shown = [replace(GPUS[5], number=0), replace(GPUS[0], number=1)]
+    found = seats(shown, P5.gpu.gpus, CARDS)
+    assert [seat.own[0] for seat in found] == ["rdmap164s0", "rdmap79s0"]
+
+
+def test_gpus_that_are_hidden_leave_their_share_to_those_that_are_seen() -> None:
+    told = hwloc_facts(TOPOLOGY / "p6-b200.48xl.xml")
+    cards = [replace(card, uverbs="/dev/infiniband/uverbs0") for card in told.efa]
+    all_of_them = [LinkGpu(gpu.index, "B200", f"GPU-{gpu.index}", gpu.pci) for gpu in told.gpu.gpus]
+    assert seats(all_of_them, told.gpu.gpus, cards)[0].own == ("rdmap79s0",)
+    assert seats(all_of_them[:1], told.gpu.gpus, cards)[0].own == ("rdmap79s0", "rdmap80s0")
+
+
+@pytest.mark.parametrize("bad", [replace(CARDS[0], closed="Permission denied"), replace(CARDS[0], uverbs="")])
+def test_a_card_that_cannot_be_used_is_nobodys(bad: RdmaDevice) -> None:
+    cards = [bad, *CARDS[1:]]
+    assert seats(GPUS, P5.gpu.gpus, cards)[0].own == ("rdmap80s0", "rdmap81s0", "rdmap82s0")
+
+
+def test_a_gpu_of_which_the_bus_says_nothing_has_no_card() -> None:
+    [seat] = seats([replace(GPUS[0], pci="0000:00:1e.0")], P5.gpu.gpus, CARDS)
+    assert (seat.near, seat.own, seat.variables(), str(seat)) == (None, (), {}, "GPU 0 (0000:00:1e.0)")
+
+
+# What they move, and what is said of it
+
+
+def lane(number: int, alone: float = 40e9, transports: tuple[str, ...] = ()) -> GpuPair:
+    near = GpuNics(number, (f"near{number}", f"also{number}"), SWITCH, (f"near{number}",))
+    one, other = (GpuEnd(LinkGpu(each, "H100", f"{each}", f"0000:{each}0:00.0"), near, "NUMA node 0")
+                  for each in (number, number + 1))  # fmt: skip
+    return GpuPair(one, other, alone, transports)
+
+
+LANES = [lane(number) for number in range(4)]
+
+
+def judged(
+    rates: Sequence[float], scaling: float | None = None, lanes: Sequence[GpuPair] = LANES
+) -> tuple[Verdict, str]:
+    found = spread(lambda: rates)
+    said = judge_gpus("UCX WRITE VRAM:VRAM", 64 << 20, lanes, found, scaling)
+    return said.verdict, said.words
+
+
+def test_what_gpus_move_together_is_told_with_the_slowest() -> None:
+    verdict, words = judged([39e9, 38e9, 36e9, 39e9], 0.9)
+    assert verdict is Verdict.PASS
+    assert words == (
+        "UCX WRITE VRAM:VRAM of 64MiB, 4 GPUs at once: 152 GB/s together, 95% of what they move one by one; by GPU "
+        "0: 39, 1: 38, 2: 36, 3: 39 GB/s; the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 36 of the "
+        "40 GB/s that it moves alone"
+    )
+
+
+def test_a_gpu_that_starves_fails_and_is_named() -> None:
+    verdict, words = judged([39e9, 38e9, 12e9, 39e9])
+    assert verdict is Verdict.FAIL
+    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3, with 12 of the 40 GB/s" in words
+    assert words.endswith(": it starves beside the others")
+
+
+def test_gpus_that_hold_each_other_up_fail_where_the_profile_says_what_is_good() -> None:
+    even = [20e9] * 4
+    assert judged(even, 0.5)[0] is Verdict.PASS
+    verdict, words = judged(even, 0.9)
+    assert verdict is Verdict.FAIL
+    assert "80 GB/s together, 50% of what they move one by one" in words
+    assert words.endswith(": the profile wants 90%")
+    verdict, words = judged(even)
+    assert verdict is Verdict.NO_EXPECTATION
+    assert words.endswith("; the profile does not say what is good")
+
+
+@pytest.mark.parametrize(
+    ("transports", "said"),
+    [
+        (("rc_mlx5/near1:1",), ""),
+        (("rc_mlx5/near1:1", "rc_mlx5/also1:1"), ""),
+        (("cuda_ipc/cuda",), ""),
+        (("rc_mlx5/far3:1",), "not by the network cards nearest to it: GPU 1 by far3"),
+    ],
+)
+def test_a_gpu_that_goes_by_another_card_is_told(transports: tuple[str, ...], said: str) -> None:
+    lanes = [LANES[0], lane(1, transports=transports), *LANES[2:]]
+    verdict, words = judged([39e9] * 4, 0.9, lanes)
+    assert verdict is (Verdict.WARN if said else Verdict.PASS)
+    assert words.endswith(said)
+    assert f"over {', '.join(transports)}" in judged([39e9, 30e9, 39e9, 39e9], 0.9, lanes)[1]
+
+
+@pytest.mark.parametrize(
+    ("tries", "starved", "measured"),
+    [
+        ([[9, 9, 9, 9]], None, 1),
+        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 4, 9]], 2, 3),
+        ([[9, 9, 4, 9], [9, 9, 9, 9]], None, 2),  # something else had taken its share
+        ([[9, 9, 4, 9], [9, 4, 9, 9]], None, 2),  # another one: no fault of either
+        ([[9, 9, 4, 9], [9, 9, 4, 9], [9, 9, 5, 9]], None, 3),
+    ],
+)
+def test_who_starves_does_every_time(tries: list[list[float]], starved: int | None, measured: int) -> None:
+    waiting = iter(tries)
+    made: list[list[float]] = []
+
+    def measure() -> list[float]:
+        made.append(next(waiting))
+        return made[-1]
+
+    assert spread(measure) == ConcurrentRates(tuple(tries[measured - 1]), starved)
+    assert len(made) == measured
+
+
+def test_a_half_of_what_is_usual_is_where_starving_begins() -> None:
+    assert starving([10.0, 10.0, 5.0]) is None
+    assert starving([10.0, 10.0, 4.9]) == 2
+
+
+def test_a_profile_says_how_gpus_scale(tmp_path: Path) -> None:
+    def machine(text: str) -> float | None:
+        path = tmp_path / "p.toml"
+        path.write_text(f'[profile]\nname = "p"\n[machine]\nnics = 4\nnic_rate = "100 Gb/s"\nsource = "s"\n{text}\n')
+        found = load_profile(str(path)).machine
+        assert found is not None
+        return found.scaling
+
+    assert machine('scaling = "90%"') == 0.9
+    assert machine("") is None
+    for text in ('"110%"', '"0.9"', "0.9", '"0%"'):
+        with pytest.raises(ValueError, match=r'scaling: .*expected a share such as "90%"'):
+            machine(f"scaling = {text}")
+
+
+# Real transfers, each pair over a network card of its own
+
+
+@contextmanager
+def four_cables() -> Iterator[tuple[Host, Host]]:
+    """Two hosts with four cables: ``card0`` to ``card3`` of each, shaped to 40 Mbit/s."""
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(closing(Host())) for _ in range(2))
+        for number in range(4):
+            name = f"card{number}"
+            cable = ["ip", "link", "add", name, "netns", str(one.pid), "type", "veth"]
+            subprocess.run([*cable, "peer", "name", name, "netns", str(other.pid)], check=True)
+            for last, host in enumerate((one, other), 1):
+                host.run("ip", "address", "add", f"10.97.{number}.{last}/24", "dev", name)
+                host.run("ip", "link", "set", name, "addrgenmode", "none", "up")
+                host.shape(name, FAST)
+        for host in (one, other):
+            host.wait_for("card3")
+        yield one, other
+
+
+@pytest.fixture(scope="module")
+def cables() -> Iterator[tuple[Host, Host]]:
+    require_tools()
+    with four_cables() as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def links(cables: tuple[Host, Host], pytestconfig: pytest.Config) -> Iterator[list[Link]]:
+    """Four links at once, each with the card of its number, given as to workers of four GPUs."""
+    settings = replace(read_settings(pytestconfig, environ={}), blocks=(BLOCK,))
+    places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(cables)]
+    pairs = WorkerPairs(places, settings)
+    devices = [DevicePair(number, number) for number in range(4)]
+    own = [{"UCX_TLS": "tcp", "UCX_NET_DEVICES": f"card{number}"} for number in range(4)]
+    try:
+        yield pairs.between_devices("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), devices,
+                                    variables=[(each, each) for each in own])  # fmt: skip
+    finally:
+        pairs.close()
+
+
+def seated() -> list[tuple[GpuEnd, GpuEnd]]:
+    """GPUs as they would be told, each beside the card of its number."""
+    own = [GpuNics(number, (f"card{number}",), SWITCH, (f"card{number}",)) for number in range(4)]
+    return [(replace(each.initiator, near=near), each.target) for each, near in zip(LANES, own, strict=True)]
+
+
+def test_each_pair_moves_its_bytes_by_its_own_card(links: list[Link], cables: tuple[Host, Host]) -> None:
+    def sent() -> list[int]:
+        return [cables[0].counter(f"card{number}", "tx_bytes") for number in range(4)]
+
+    before = sent()
+    samples = measure_at_once(links, BLOCK, 1)
+    assert starving([each.bandwidth for each in samples]) is None
+    assert [each.corruption for each in samples] == [None] * 4
+    assert [each.transports for each in samples] == [(f"tcp/card{number}",) for number in range(4)]
+    for each, first, last in zip(samples, before, sent(), strict=True):
+        assert last - first >= BLOCK * sum(each.transfers)
+    # All were timed for the same time: none goes on alone when the others have ended.
+    assert {round(sum(each.windows)) for each in samples} <= {1, 2}
+
+
+def test_the_slowest_of_four_is_named_and_starves_where_its_card_is_slow(
+    links: list[Link], cables: tuple[Host, Host]
+) -> None:
+    cables[0].shape("card2", SLOW)
+    try:
+        said = measure_gpus("UCX WRITE DRAM:DRAM", links, seated(), BLOCK, 1, 0.01)
+    finally:
+        cables[0].shape("card2", FAST)
+    assert said.verdict is Verdict.FAIL, said.words
+    assert "the slowest is GPU 2 (0000:20:00.0, NUMA node 0) to GPU 3 over tcp/card2, with 0.00" in said.words
+    assert "it starves beside the others" in said.words
+
+
+def test_one_whose_worker_dies_fails_alone_and_at_once(links: list[Link]) -> None:
+    links[1].target.worker.kill()
+    with pytest.raises(WorkerError, match="target"):
+        measure_at_once(links, BLOCK, 1)
+
+
+# The check itself, where there are no two GPUs
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables with which a process finds the stand-in for the driver."""
+    folder = tmp_path_factory.mktemp("driver")
+    gpu_standin.build(folder)
+    return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log"), "PYTHONPATH": HERE}
+
+
+def test_what_has_no_two_gpus_is_said_in_one_sentence(pytester: pytest.Pytester, driver: dict[str, str]) -> None:
+    suite = str(ROOT / SUITE)
+    result = run_pytest(pytester, suite, "--nixl-memory=VRAM:VRAM")
+    result.stdout.fnmatch_lines(
+        ["NOT-APPLICABLE gpus-together: VRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"]
+    )
+    if find_spec("cuda") is None:
+        pytest.skip("needs cuda-bindings")
+    result = run_pytest(pytester, suite, "--nixl-memory=VRAM:VRAM", env={**driver, "STANDIN_GPUS": "1"})
+    result.stdout.fnmatch_lines(
+        ["NOT-APPLICABLE gpus-together: one GPU is visible, Stand-in 0 0000:1a:00.0: this takes two"]
+    )

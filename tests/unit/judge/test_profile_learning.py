@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A profile learned from runs: from the real suite, and from records whose figures are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import bandwidth
+
+from pytest_nixl import cli
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import RowKey
+
+KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
+
+
+def record(path: Path, gigabytes: float, *, key: str = str(KEY)) -> str:
+    extra = {"key": key, "GB/s": gigabytes, "transports": ["cma/memory"]}
+    path.write_text(json.dumps({"benchmarks": [{"extra_info": extra}, {"extra_info": {}}]}))
+    return str(path)
+
+
+def learn(tmp_path: Path, *runs: str) -> int:
+    return cli.main(["profile", "learn", "--name", "mine", "--output", str(tmp_path / "mine.toml"), *runs])
+
+
+def test_the_floor_is_below_every_good_run_and_an_outlier_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((10.0, 10.1, 9.9, 10.0, 3.0))]
+    assert learn(tmp_path, *runs) == 0
+    assert f"{KEY}: {runs[4]} was left out, it is far from the others" in capsys.readouterr().out
+    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(KEY)
+    assert expectation is not None
+    assert expectation.floor == pytest.approx(9.5e9)
+    assert expectation.transports == ("cma",)
+    assert "4 of 5 runs: median 10 GB/s" in expectation.source
+
+
+def test_a_row_without_agreement_has_no_floor_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((1.0, 5.0, 10.0))]
+    assert learn(tmp_path, *runs) == 0
+    assert f"{KEY}: no floor" in capsys.readouterr().out
+    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(KEY)
+    assert expectation is not None
+    assert expectation.floor is None
+
+
+def test_what_cannot_be_learned_from_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [record(tmp_path / f"{number}.json", 10.0) for number in range(3)]
+    (tmp_path / "foreign.json").write_text("[]")
+    (tmp_path / "empty.json").write_text('{"benchmarks": []}')
+    other = record(tmp_path / "other.json", 10.0, key=str(KEY).replace("64KiB", "1MiB"))
+    (tmp_path / "mine.toml").write_text("")
+    for runs, words in (
+        (good[:2], "2 runs are too few to learn from: expected at least 3"),
+        ([*good, str(tmp_path / "foreign.json")], "foreign.json is no record of a run"),
+        ([*good, str(tmp_path / "empty.json")], "empty.json has no row of the bandwidth suite"),
+        ([*good, other], "do not have the same rows"),
+        ([*good, str(tmp_path / "missing.json")], "missing.json cannot be read (No such file or directory)"),
+        (good, "mine.toml is there already"),
+    ):
+        assert learn(tmp_path, *runs) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+
+
+def test_runs_of_the_suite_give_a_profile_that_it_then_uses(tmp_path: Path) -> None:
+    runs = [str(tmp_path / f"run{number}.json") for number in range(3)]
+    for run in runs:
+        assert bandwidth("--nixl-op=WRITE", f"--benchmark-json={run}").code == 0
+    assert learn(tmp_path, *runs) == 0
+    done = bandwidth("--nixl-op=WRITE", f"--nixl-profile={tmp_path / 'mine.toml'}")
+    # Whatever the noise of this machine makes of its floor, the row is known, and over the transport that was learned.
+    assert done.verdicts["WRITE 64KiB"] not in ("NO-EXPECTATION", "WRONG-TRANSPORT", "UNKNOWN", "ERROR")
+    assert done.code in (0, 1)
+
+
+def test_rows_of_gpus_that_were_named_are_learned_of_their_memory(tmp_path: Path) -> None:
+    key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(0, 3))
+    runs = [record(tmp_path / f"{number}.json", 10.0, key=str(key)) for number in range(3)]
+    assert learn(tmp_path, *runs) == 0
+    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(key)
+    assert expectation is not None
+    assert expectation.floor is not None

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles: a good one field by field, every fault by its sentence, and which row an expectation applies to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile, parse_profile
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.row_key import RowKey
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DRAM = MemoryPair("DRAM", "DRAM")
+VRAM = MemoryPair("VRAM", "VRAM")
+EITHER = f"expected {', '.join(bundled_profiles())}, or the path of a TOML file"
+KEY = RowKey("UCX", "WRITE", DRAM, 4 * KIB)
+
+GOOD = """
+[profile]
+name = "rack"
+summary = "two nodes"
+
+[required]
+checks = ["nixl-loads", "bandwidth"]
+
+[[expect]]
+backend = ["ucx", "LIBFABRIC"]
+op = ["WRITE", "read"]
+memory = ["DRAM:DRAM", "vram:VRAM"]
+blocks = "4KiB..512KiB"
+batch = [1, 8]
+depth = [2]
+floor = "1.5 GB/s"
+ceiling = "100 Gb/s"
+p50 = "20 us"
+p99 = "1.5 ms"
+transports = ["rc_mlx5", "cma"]
+source = "measured"
+
+[[expect]]
+blocks = "1MiB"
+transports = ["cma"]
+source = "read"
+"""
+
+
+def profile(*expectations: str) -> Profile:
+    tables = "".join(f"[[expect]]\n{text}\n" for text in expectations)
+    return parse_profile(f'[profile]\nname = "t"\n{tables}'.encode(), "t.toml")
+
+
+def fault_of(content: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        parse_profile(content.encode(), "t.toml")
+    return str(caught.value)
+
+
+def expect_fault(*expectations: str) -> str:
+    tables = "".join(f"[[expect]]\n{text}\n" for text in expectations)
+    return fault_of(f'[profile]\nname = "t"\n{tables}')
+
+
+def test_every_field_of_a_good_profile() -> None:
+    assert parse_profile(GOOD.encode(), "rack.toml") == Profile(
+        name="rack",
+        summary="two nodes",
+        path_or_origin="rack.toml",
+        required=("nixl-loads", "bandwidth"),
+        expectations=(
+            Expectation(
+                source="measured",
+                backend=("UCX", "LIBFABRIC"),
+                op=("WRITE", "READ"),
+                memory=(DRAM, VRAM),
+                batch=(1, 8),
+                depth=(2,),
+                blocks=(4 * KIB, 512 * KIB),
+                floor=1.5e9,
+                ceiling=12.5e9,
+                p50=20 * 1e-6,
+                p99=1.5 * 1e-3,
+                transports=("rc_mlx5", "cma"),
+            ),
+            Expectation(source="read", blocks=(MIB, MIB), transports=("cma",)),
+        ),
+    )
+
+
+def test_a_profile_needs_a_name_only() -> None:
+    assert parse_profile(b'[profile]\nname = "n"', "n.toml") == Profile("n", "", "n.toml", (), ())
+
+
+NAMED = '[profile]\nname = "n"\n'
+CHECKS = "expected a list of names of checks"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "profile: missing: expected a [profile] table with a name"),
+        ("[profile]", 'profile, name: missing: expected a name such as "loopback"'),
+        ('[profile]\nname = " "', "profile, name: ' ' is not one line of text: expected a name"),
+        ('[profile]\nname = "a\\nb"', "profile, name: 'a\\nb' is not one line of text: expected a name"),
+        ("[profile]\nname = 3", "profile, name: the bare number 3, not a text: expected a name"),
+        ('profile = "x"', "profile: a text, not a table: expected [profile]"),
+        (f'{NAMED}summry = "x"', "profile, summry: unknown key (did you mean summary?): expected name, summary"),
+        (
+            f"{NAMED}[[expects]]",
+            "expects: unknown key (did you mean expect?): expected profile, required, machine, expect, recorded",
+        ),
+        (f"{NAMED}[zebra]", "zebra: unknown key: expected profile, required, machine, expect, recorded"),
+        (f"{NAMED}[expect]", "expect: a table, not a list of tables: expected [[expect]], with two brackets"),
+        (f"expect = [1]\n{NAMED}", "expect: a list, not a list of tables: expected [[expect]], with two brackets"),
+        (f"{NAMED}[required]\ncheck = []", "required, check: unknown key (did you mean checks?): expected checks"),
+        (f'{NAMED}[required]\nchecks = "a"', f"required, checks: a text, not a list: {CHECKS}"),
+        (f'{NAMED}[required]\nchecks = ["a", "B c"]', "required, checks: 'B c' is no name of a check"),
+        (f'{NAMED}[required]\nchecks = ["a", "a"]', f"required, checks: a is named twice: {CHECKS}"),
+    ],
+)
+def test_a_fault_of_the_file_is_one_sentence(content: str, sentence: str) -> None:
+    message = fault_of(content)
+    assert message.startswith(f"profile t.toml, {sentence}")
+    assert "expected" in message
+    assert "\n" not in message
+
+
+RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
+TIMES = "expected a number with a unit ns, us, ms, s, min or h"
+SHARE = 'expected a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('flor = "1 GB/s"', "flor: unknown key (did you mean floor?): expected backend, op, memory, blocks"),
+        ("Floor = 1", "Floor: unknown key (did you mean floor?): expected backend"),
+        ('floor = "12 Gb"', f"floor: '12 Gb' has the wrong unit 'Gb': {RATES}"),
+        ('floor = "5 us"', f"floor: '5 us' has the wrong unit 'us': {RATES}"),
+        ('floor = "5"', f"floor: '5' has no unit: {RATES}"),
+        ("floor = 5", f"floor: the bare number 5, not a text: {RATES}"),
+        ("ceiling = 5.5", f"ceiling: the bare number 5.5, not a text: {RATES}"),
+        ("floor = true", f"floor: a boolean, not a text: {RATES}"),
+        ("floor = 2020-01-01", f"floor: a date or time, not a text: {RATES}"),
+        ('floor = "fast"', f"floor: 'fast' is no bandwidth: {RATES}"),
+        ('floor = "-1 GB/s"', f"floor: '-1 GB/s' is no bandwidth: {RATES}"),
+        ('floor = "0 GB/s"', f"floor: '0 GB/s' is not above zero: {RATES}"),
+        ('p50 = "1 GB/s"', f"p50: '1 GB/s' has the wrong unit 'GB/s': {TIMES}"),
+        ('raw = "0"', f"raw: '0' is no share: {SHARE}"),
+        ('raw = "1.2"', f"raw: '1.2' is no share: {SHARE}"),
+        ('raw = "50 %"', f"raw: '50 %' is no share: {SHARE}"),
+        ("raw = 0.5", f"raw: the bare number 0.5, not a text: {SHARE}"),
+        ('p99 = "7"', f"p99: '7' has no unit: {TIMES}"),
+        ("p99 = 7", f"p99: the bare number 7, not a text: {TIMES}"),
+        ('p99 = "0 ms"', f"p99: '0 ms' is not above zero: {TIMES}"),
+        ('op = ["WRITE", "COPY"]', "op: 'COPY' is no operation: expected a list of WRITE or READ"),
+        ('op = "WRITE"', "op: a text, not a list: expected a list of WRITE or READ"),
+        ("op = []", "op: an empty list: expected a list of WRITE or READ"),
+        ("op = [1]", "op: the bare number 1, not a text: expected a list of WRITE or READ"),
+        ('op = ["READ", "read"]', "op: READ is named twice: expected a list of WRITE or READ"),
+        ('memory = ["DRAM"]', "memory: 'DRAM' is no pair of memory types: expected a list of INITIATOR:TARGET with"),
+        ('memory = ["DRAM:HBM"]', "memory: 'DRAM:HBM' is no pair of memory types: expected a list of INITIATOR:TARGET"),
+        ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is no pair of memory types: expected"),
+        ('backend = ["U CX"]', "backend: 'U CX' is no name of a backend: expected a list of names of backends"),
+        ("batch = [0]", "batch: 0 is not above zero: expected a list of whole numbers above zero"),
+        ("batch = [1.5]", "batch: the bare number 1.5, not a whole number: expected a list of whole numbers"),
+        ("depth = [true]", "depth: a boolean, not a whole number: expected a list of whole numbers above zero"),
+        ("depth = 4", "depth: the bare number 4, not a list: expected a list of whole numbers above zero"),
+        ("depth = [4, 4]", "depth: 4 is named twice: expected a list of whole numbers above zero"),
+        ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, as 1MiB is more than 4KiB: expected one"),
+        ('blocks = "4KiB.."', "blocks: '4KiB..' is no size and no range, as '' is no size: expected one size"),
+        ('blocks = "1..2..3"', "blocks: '1..2..3' is no size and no range, as '2..3' is no size: expected one size"),
+        ('blocks = "4XiB"', "blocks: '4XiB' has the unknown unit 'XiB': expected one size"),
+        ("blocks = 4096", "blocks: the bare number 4096, not a text: expected one size"),
+        ('transports = ["cma/memory"]', "transports: 'cma/memory' is no name of a transport: expected a list of names"),
+        ("transports = []", "transports: an empty list: expected a list of names as they stand before"),
+        ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
+        ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_an_expectation_names_its_table_and_key(line: str, sentence: str) -> None:
+    other = 'blocks = "1GiB"\ntransports = ["cma"]\nsource = "s"'
+    message = expect_fault(other, f'source = "s"\n{line}')
+    assert message.startswith(f"profile t.toml, expect #2, {sentence}")
+    assert "expected" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [("", "missing"), ('source = "  "', "empty"), ("source = 1", "the bare number 1, not a text")],
+)
+def test_a_source_is_mandatory(line: str, fault: str) -> None:
+    message = expect_fault(f'transports = ["cma"]\n{line}')
+    assert message == f"profile t.toml, expect #1, source: {fault}: expected a text that says where each figure is from"
+
+
+def test_an_expectation_that_says_nothing_is_refused() -> None:
+    assert expect_fault('op = ["WRITE"]\nsource = "s"') == (
+        "profile t.toml, expect #1: says nothing to judge by: expected floor, ceiling, p50, p99 or transports"
+    )
+    # Nor does a share of a raw figure judge the row itself.
+    assert "says nothing to judge by" in expect_fault('raw = "0.5"\nsource = "s"')
+
+
+def test_a_share_of_the_raw_figure_is_read_beside_a_floor() -> None:
+    (item,) = profile('floor = "1 GB/s"\nraw = "0.5"\nsource = "s"').expectations
+    assert item.raw == 0.5
+
+
+@pytest.mark.parametrize(
+    "line", ['floor = "1 GB/s"', 'ceiling = "1 GB/s"', 'p50 = "1 us"', 'p99 = "1 us"', 'transports = ["cma"]']
+)
+def test_one_thing_to_judge_by_is_enough(line: str) -> None:
+    assert len(profile(f'{line}\nsource = "s"').expectations) == 1
+
+
+def test_equal_bounds_are_no_contradiction() -> None:
+    (item,) = profile('floor = "1 GB/s"\nceiling = "8 Gb/s"\np50 = "1 ms"\np99 = "1000 us"\nsource = "s"').expectations
+    assert item.floor == item.ceiling == 1e9
+
+
+BASE = 'transports = ["cma"]\nsource = "s"\n'
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "row"),
+    [
+        ("", "", "every row"),
+        ("", 'op = ["READ"]', "op READ"),
+        ('backend = ["UCX", "GDS"]', 'backend = ["LIBFABRIC", "GDS"]', "backend GDS"),
+        ('memory = ["DRAM:VRAM"]', 'memory = ["DRAM:VRAM"]', "memory DRAM:VRAM"),
+        ("batch = [1, 2]\ndepth = [3]", "batch = [2, 4]", "batch 2, depth 3"),
+        ('blocks = "1KiB..4KiB"', 'blocks = "4KiB..8KiB"', "blocks of 4KiB"),
+        ('blocks = "1KiB..64KiB"', 'blocks = "2KiB"', "blocks of 2KiB"),
+        ('blocks = "1KiB..64KiB"', "", "blocks of 1KiB"),
+    ],
+)
+def test_two_expectations_for_one_row_are_refused(one: str, other: str, row: str) -> None:
+    message = expect_fault(f"{BASE}{one}", f"{BASE}{other}")
+    assert message == (
+        f"profile t.toml, expect #2: applies to {row}, and so does expect #1: "
+        "expected at most one [[expect]] for each row"
+    )
+
+
+def test_an_overlap_is_told_by_the_numbers_of_both_tables() -> None:
+    message = expect_fault(f"{BASE}batch = [1]", f"{BASE}batch = [2]", f"{BASE}batch = [3]", f"{BASE}batch = [9, 2]")
+    assert message.startswith("profile t.toml, expect #4: applies to batch 2, and so does expect #2: expected")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('backend = ["UCX"]', 'backend = ["GDS"]'),
+        ('op = ["READ"]', 'op = ["WRITE"]'),
+        ('memory = ["DRAM:VRAM"]', 'memory = ["VRAM:DRAM"]'),
+        ("batch = [1, 2]", "batch = [3]"),
+        ("depth = [1, 2]", "depth = [3]"),
+        ('blocks = "1KiB..4095B"', 'blocks = "4KiB..8KiB"'),
+    ],
+)
+def test_expectations_that_share_no_row_are_accepted(one: str, other: str) -> None:
+    assert len(profile(f"{BASE}{one}", f"{BASE}{other}").expectations) == 2
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [(1, None), (4 * KIB - 1, None), (4 * KIB, 0), (5000, 0), (512 * KIB, 0), (512 * KIB + 1, None),
+     (MIB - 1, None), (MIB, 1), (MIB + 1, None)],
+)  # fmt: skip
+def test_a_range_holds_both_its_edges(block: int, found: int | None) -> None:
+    ranged = profile(f'{BASE}blocks = "4KiB..512KiB"', f'{BASE}blocks = "1MiB"')
+    expected = None if found is None else ranged.expectations[found]
+    assert ranged.expectation(replace(KEY, block=block)) is expected
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        replace(KEY, backend="LIBFABRIC"),
+        replace(KEY, op="READ"),
+        replace(KEY, memory=MemoryPair("DRAM", "VRAM")),
+        replace(KEY, batch=2),
+        replace(KEY, depth=2),
+        replace(KEY, block=8 * KIB),
+    ],
+)
+def test_every_part_of_the_key_counts(key: RowKey) -> None:
+    lines = 'backend = ["UCX"]\nop = ["WRITE"]\nmemory = ["DRAM:DRAM"]\nbatch = [1]\ndepth = [1]\nblocks = "4KiB"'
+    exact = profile(f"{BASE}{lines}")
+    assert exact.expectation(KEY) is exact.expectations[0]
+    assert exact.expectation(replace(KEY, pair=(3, 7))) is exact.expectations[0]
+    assert exact.expectation(key) is None
+    assert profile(BASE).expectation(key) is not None
+
+
+def test_a_path_is_read_and_read_again_when_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "rack.toml"
+    path.write_text(GOOD)
+    first = load_profile(str(path))
+    assert (first.name, first.path_or_origin) == ("rack", str(path))
+    assert load_profile(str(path)) is first
+    path.write_text('[profile]\nname = "changed"')
+    assert load_profile(str(path)).name == "changed"
+
+
+def test_a_relative_path_is_of_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "p.toml").write_text(f'[profile]\nname = "{name}"')
+        os.utime(tmp_path / name / "p.toml", (1, 1))
+        monkeypatch.chdir(tmp_path / name)
+        assert load_profile("p.toml").name == name
+
+
+def test_a_bundled_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loopback").write_text('[profile]\nname = "mine"')
+    assert load_profile("loopback").name == "loopback"
+    assert load_profile("./loopback").name == "mine"
+
+
+@pytest.mark.parametrize("name", ["loobpack", "no/such/file.toml"])
+def test_a_missing_profile_is_named_with_what_there_is(name: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        load_profile(name)
+    assert str(caught.value) == f"there is no profile {name!r}: {EITHER}"
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_directory_is_no_profile(name: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        load_profile(name)
+    assert str(caught.value) == f"profile {name!r} is no file: {EITHER}"
+
+
+def test_a_path_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    name = "x" * 5000
+    with pytest.raises(ValueError) as caught:
+        load_profile(name)
+    assert str(caught.value).endswith(f"cannot be read (File name too long): {EITHER}")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError) as caught:
+        load_profile(str(tmp_path / "file" / "below"))
+    assert str(caught.value).endswith(f"cannot be read (Not a directory): {EITHER}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[profile", 'name = "a"\nname = "b"', "a = " + "[" * 20000, "a = 1" + "0" * 10000 + "x", 'a = "\x01"'],
+    ids=["open", "twice", "nested", "huge", "control"],
+)
+def test_what_is_not_toml_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        load_profile(str(path))
+    assert str(caught.value).startswith(f"profile {path} is not TOML (")
+    assert str(caught.value).endswith("): expected a [profile] table with a name, a [required] table with checks, "
+                                      "[[expect]] and [[accept]] tables")  # fmt: skip
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_text_is_said_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError) as caught:
+        load_profile(str(path))
+    assert str(caught.value).startswith(f"profile {path} is not UTF-8 text: expected a [profile] table")
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_every_bundled_profile_loads_under_its_own_name(name: str) -> None:
+    loaded = load_profile(name)
+    assert loaded.name == name
+    assert loaded.path_or_origin == f"{name}.toml of pytest-nixl"
+    assert loaded.required
+    assert loaded.expectations or loaded.machine
+    assert load_profile(name) is loaded
+
+
+def test_bundled_profiles_are_the_files_of_the_package() -> None:
+    folder = resources.files("pytest_nixl").joinpath("profiles")
+    assert set(bundled_profiles()) == {item.name[: -len(".toml")] for item in folder.iterdir()}
+    assert "loopback" in bundled_profiles()
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize(
+    ("block", "floor"),
+    [(1, None), (4 * KIB - 1, None), (4 * KIB, 0.06e9), (MIB - 1, 0.06e9), (MIB, 0.6e9), (GIB, 0.6e9)],
+)
+def test_loopback_has_a_twentieth_of_what_was_measured(op: str, block: int, floor: float | None) -> None:
+    found = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
+    assert found is not None
+    assert found.floor == floor
+    assert found.ceiling == 640e9
+    assert found.transports == ("cma", "posix", "sysv")
+    assert floor is None or "sanity floor" in found.source
+    assert floor is None or "one two-core Linux machine" in found.source
+
+
+@pytest.mark.parametrize(("block", "floor"), [(4 * KIB, 0.0095e9), (MIB, 0.15e9)])
+def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: int, floor: float) -> None:
+    key = replace(KEY, backend="LIBFABRIC", block=block)
+    found, over_tcp = load_profile("loopback").expectation(key), load_profile("tcp-loopback").expectation(key)
+    assert found is not None
+    assert over_tcp is not None
+    assert (found.floor, found.transports) == (floor, None)
+    assert (over_tcp.floor, over_tcp.transports) == (floor, ("tcp",))
+
+
+@pytest.mark.parametrize(
+    "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC", block=1024)]
+)
+def test_loopback_says_nothing_of_other_rows(key: RowKey) -> None:
+    assert load_profile("loopback").expectation(key) is None
+
+
+def test_loopback_requires_the_checks_of_a_laptop() -> None:
+    assert load_profile("loopback").required == (
+        "nixl-loads",
+        "backend-loads",
+        "etcd-answers",
+        "metadata-by-etcd",
+        "metadata-by-side-channel",
+        "endpoints-well-formed",
+        "bandwidth",
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["gate.profiles", "gate.judge", "gate.machine", "gate.launches", "gate.verdicts", "record.results",
+     "record.samples", "settings", "units", "etcd.endpoints"],
+)  # fmt: skip
+def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", f"import pytest_nixl.{module}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

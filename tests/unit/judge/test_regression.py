@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How launches of two runs are judged: the rules at their edges, and how often they are wrong on drawn launches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
+
+from pytest_nixl.judge.regression import RegressionTest, compare_launches, compare_rows, launches_for, least_p
+from pytest_nixl.model.verdicts import Verdict
+
+QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
+
+
+def scaled(factor: float) -> list[float]:
+    return [factor * value for value in QUIET]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [
+        (0.5, Verdict.REGRESSED), (0.9, Verdict.REGRESSED), (0.949, Verdict.REGRESSED), (0.951, Verdict.INCONCLUSIVE),
+        (0.96, Verdict.UNCHANGED), (1.0, Verdict.UNCHANGED), (1.04, Verdict.UNCHANGED), (1.06, Verdict.IMPROVED),
+        (2.0, Verdict.IMPROVED),
+    ],
+)  # fmt: skip
+def test_a_verdict_for_each_size_of_change(factor: float, verdict: Verdict) -> None:
+    effect = compare_launches(QUIET, scaled(factor), 0.05)
+    assert effect.verdict is verdict
+    assert effect.ratio == pytest.approx(factor)
+    assert effect.interval is not None
+    assert effect.interval[0] < factor < effect.interval[1]
+
+
+def test_a_loss_that_the_launches_do_not_agree_on_is_inconclusive() -> None:
+    assert compare_launches([1.0, 1.2, 0.7, 1.1, 0.9], [0.8, 1.1, 0.6, 1.0, 0.9], 0.05).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_few_launches_prove_nothing_however_far_apart(count: int) -> None:
+    effect = compare_launches(QUIET[:count], scaled(0.1)[:count], 0.05)
+    assert effect.verdict is Verdict.INCONCLUSIVE
+    assert effect.unprovable
+
+
+@pytest.mark.parametrize(("before", "now"), [([], [1.0]), ([1.0], []), ([1.0], [0.0]), ([math.nan], [1.0])])
+def test_what_is_no_bandwidth_is_refused(before: list[float], now: list[float]) -> None:
+    with pytest.raises(ValueError, match="not launches with finite values above zero"):
+        compare_launches(before, now, 0.05)
+
+
+def test_how_many_launches_it_takes() -> None:
+    assert [round(least_p(count, count), 4) for count in (3, 5, 7)] == [0.05, 0.004, 0.0003]
+    assert [launches_for(before, 7) for before in (1, 2, 3, 4, 5, 7)] == [None, None, None, 6, 5, 4]
+
+
+def test_the_interval_is_of_the_orders_that_tables_give() -> None:
+    """For 5 against 5 the 5th and 21st of the 25 sorted ratios, for 7 against 7 the 12th and 38th of 49."""
+    random = numpy.random.default_rng(1)
+    for count, low, high in ((5, 5, 21), (7, 12, 38)):
+        before, now = random.uniform(1, 2, (2, count)).tolist()
+        ratios = sorted(b / a for a in before for b in now)
+        assert compare_launches(before, now, 0.05).interval == (ratios[low - 1], ratios[high - 1])
+
+
+ROWS = 12
+
+
+def drawn(random: numpy.random.Generator, launches: int, spread: float) -> NDArray[numpy.float64]:
+    """Launches of many rows: some heavy-tailed, and each launch with a part that all rows share."""
+    noise = random.standard_t(3, (ROWS, launches)) * spread * 0.6
+    shared = random.normal(0, spread, launches) * 0.5
+    return numpy.asarray(numpy.exp(noise + shared))
+
+
+def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> RegressionTest:
+    sides = [{f"row {number}": list(row) for number, row in enumerate(side)} for side in (before, now)]
+    return compare_rows(sides[0], sides[1], 0.05)
+
+
+@pytest.mark.parametrize("spread", [0.003, 0.05, 0.3])
+def test_twelve_rows_that_lost_nothing_are_rarely_called_regressed(spread: float) -> None:
+    """At most one run in a hundred, of 400 drawn: 9 or more would be that or worse once in fifty such tests."""
+    random = numpy.random.default_rng(7)
+    wrong = sum(
+        compared(drawn(random, 5, spread), drawn(random, 5, spread)).verdict is Verdict.REGRESSED for _ in range(400)
+    )
+    assert wrong <= 8
+
+
+def test_a_loss_in_one_row_of_twelve_is_found_and_is_that_rows() -> None:
+    random = numpy.random.default_rng(8)
+    found = 0
+    for _ in range(60):
+        before, now = drawn(random, 5, 0.003), drawn(random, 5, 0.003)
+        now[4] *= 0.9
+        comparison = compared(before, now)
+        found += [key for key, effect in comparison.rows.items() if effect.verdict is Verdict.REGRESSED] == ["row 4"]
+        assert comparison.verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
+    assert found >= 57
+
+
+def test_a_loss_of_all_rows_that_none_of_them_proves_is_proven_by_the_pool() -> None:
+    """Each row loses 12 % in noise of 6 %, which a row alone shows in few cases."""
+    random = numpy.random.default_rng(9)
+    verdicts = []
+    for _ in range(40):
+        before, now = (random.normal(1, 0.06, (ROWS, 5)) for _ in range(2))
+        verdicts.append(compared(before, 0.88 * now))
+    pooled = [one.pooled.verdict for one in verdicts if one.pooled is not None]
+    assert pooled.count(Verdict.REGRESSED) >= 38
+    alone = [effect.verdict is Verdict.REGRESSED for one in verdicts for effect in one.rows.values()]
+    assert sum(alone) < len(alone) / 2
+
+
+def test_a_row_that_alone_would_be_regressed_keeps_the_run_from_being_unchanged() -> None:
+    rows = {f"row {number}": [1.0 + 0.01 * number * (-1) ** launch for launch in range(5)] for number in range(4)}
+    noisy = {"noisy": [1.0, 1.4, 0.9, 1.2, 1.1]}
+    lost = {"noisy": [0.85, 0.5, 0.8, 0.3, 0.7]}
+    comparison = compare_rows({**rows, **noisy}, {**rows, **lost}, 0.05)
+    assert mannwhitneyu(lost["noisy"], noisy["noisy"], alternative="less", method="exact").pvalue < 0.01
+    assert comparison.verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESSED)
+    assert comparison.suspects == {"noisy"} or comparison.rows["noisy"].verdict is Verdict.REGRESSED
+
+
+def test_rows_of_other_keys_are_not_compared() -> None:
+    assert compare_rows({"a": QUIET}, {"b": QUIET}, 0.05).verdict is Verdict.MISSING
+    assert list(compare_rows({"a": QUIET, "c": QUIET}, {"a": QUIET, "b": QUIET}, 0.05).rows) == ["a"]
+
+
+def test_constant_launches_are_unchanged() -> None:
+    same = {"a": [1.0] * 5, "b": [2.0] * 5}
+    assert compare_rows(same, same, 0.05).verdict is Verdict.UNCHANGED

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judging: every verdict from samples, each boundary, and which of two faults is told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.judge.row import another_launch, judge, percentage
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Corruption, Samples
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
+FULL = Expectation(
+    source="these tests", floor=1e9, ceiling=100e9, p50=1e-3, p99=2e-3, transports=("cma", "posix", "sysv")
+)
+FLOOR = Expectation(source="these tests", floor=1e9)
+
+
+VRAM = RowKey("UCX", "WRITE", MemoryPair("VRAM", "VRAM"), 1_000_000, devices=DevicePair(0, 3))
+
+
+def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transports: tuple[str, ...] = ("cma/memory",),
+            corruption: Corruption | None = None, key: RowKey = KEY) -> Samples:  # fmt: skip
+    """Windows of one second, each with the GB/s that are given: exact in binary for whole megabytes."""
+    transfers = tuple(round(value * 1e9) // 1_000_000 for value in gigabytes)
+    assert all(n * 1e6 == value * 1e9 for n, value in zip(transfers, gigabytes, strict=True))
+    return Samples(key, (1.0,) * len(gigabytes), transfers, latencies, transports, corruption)
+
+
+CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0xAB, 0x00)
+
+
+def one_sentence(judgement: Judgement) -> None:
+    assert "\n" not in judgement.reason
+    assert not judgement.reason.endswith(".")
+
+
+def test_pass_says_how_far_above_the_floor() -> None:
+    assert judge(samples(2, 2, 2, 2), FULL) == Judgement(
+        Verdict.PASS,
+        "UCX WRITE DRAM:DRAM of 1000000B: 2 GB/s (16 Gb/s) over cma/memory is 200 % of the floor of 1 GB/s (8 Gb/s)",
+    )
+
+
+def test_corrupt_tells_the_first_wrong_byte() -> None:
+    judgement = judge(samples(2, corruption=CORRUPTION), FULL)
+    assert judgement.verdict is Verdict.CORRUPT
+    assert judgement.reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: 3 of 4096 bytes are wrong after the last window, the first at offset 17: "
+        "expected 0xab, found 0x00"
+    )
+    assert "UCX_TLS=tcp" in judgement.remedy
+
+
+def test_a_row_the_profile_does_not_know_has_no_expectation() -> None:
+    judgement = judge(samples(2), None)
+    assert judgement.verdict is Verdict.NO_EXPECTATION
+    assert judgement.reason == "UCX WRITE DRAM:DRAM of 1000000B: the profile expects nothing of this row"
+    assert "[[expect]]" in judgement.remedy
+    assert "--nixl-profile" in judgement.remedy
+
+
+def test_unknown_where_nothing_tells_the_transport() -> None:
+    judgement = judge(samples(2, transports=()), FULL)
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert "accepts cma or posix or sysv only" in judgement.reason
+    assert "UCX_PROTO_INFO" in judgement.remedy
+
+
+def test_an_unknown_transport_is_fine_where_the_profile_names_none() -> None:
+    assert judge(samples(2, transports=()), FLOOR).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("transports", "named"),
+    [
+        (("tcp/lo",), "tcp/lo"),
+        (("cma/memory", "tcp/eth0"), "tcp/eth0"),
+        (("tcp/lo", "cma/memory", "tcp/eth0"), "tcp/lo and tcp/eth0"),
+        (("cmalike/memory",), "cmalike/memory"),
+        (("tcp/cma",), "tcp/cma"),
+    ],
+)
+def test_wrong_transport_names_what_carried_the_bytes(transports: tuple[str, ...], named: str) -> None:
+    judgement = judge(samples(2, transports=transports), FULL)
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert judgement.reason == (
+        f"UCX WRITE DRAM:DRAM of 1000000B: went over {named}, and the profile accepts cma or posix or sysv only"
+    )
+
+
+@pytest.mark.parametrize("transport", ["cma/memory", "posix/memory", "sysv", "cma"])
+def test_an_accepted_transport_is_told_by_its_name_before_the_slash(transport: str) -> None:
+    assert judge(samples(2, transports=(transport,)), FULL).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("backend", "accepted", "words", "absent"),
+    [
+        ("UCX", ("cma",), ("UCX_TLS", "UCX_NET_DEVICES", "SYS_PTRACE", "ptrace_scope", "/dev/shm"), ("ulimit",)),
+        ("UCX", ("rc_mlx5",), ("UCX_TLS", "/dev/infiniband", "ulimit -l", "ibv_devinfo"), ("PTRACE", "fi_info")),
+        ("LIBFABRIC", ("efa",), ("FI_PROVIDER", "fi_info -p efa", "security group"), ("UCX_TLS", "PTRACE")),
+        ("MOONCAKE", ("rdma",), ("settings",), ("UCX_TLS", "FI_PROVIDER", "PTRACE")),
+    ],
+)  # fmt: skip
+def test_the_remedy_for_a_wrong_transport_is_of_the_one_that_is_wanted(
+    backend: str, accepted: tuple[str, ...], words: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
+    wanted = replace(FULL, transports=accepted)
+    remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), wanted).remedy
+    assert [word for word in words if word not in remedy] == []
+    assert [word for word in absent if word in remedy] == []
+
+
+def test_implausible_over_the_ceiling() -> None:
+    judgement = judge(samples(101, 101, 101), FULL)
+    assert judgement.verdict is Verdict.IMPLAUSIBLE
+    assert judgement.reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: 101 GB/s (808 Gb/s) is over the ceiling of 100 GB/s (800 Gb/s), "
+        "which no such machine can exceed"
+    )
+
+
+def test_the_ceiling_itself_is_plausible_and_one_window_over_it_too() -> None:
+    assert judge(samples(100, 100, 100), FULL).verdict is Verdict.PASS
+    assert judge(samples(99, 99, 101), FULL).verdict is Verdict.PASS
+
+
+def test_the_floor_itself_passes() -> None:
+    judgement = judge(samples(1, 1, 1, 1), FLOOR)
+    assert judgement.verdict is Verdict.PASS
+    assert "is 100 % of the floor" in judgement.reason
+
+
+def test_one_transfer_less_than_the_floor_fails() -> None:
+    judgement = judge(samples(0.999, 0.999, 0.999, 0.999), FLOOR)
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: 0.999 GB/s (7.99 Gb/s) is just under 100 % of the floor of "
+        "1 GB/s (8 Gb/s), and 4 of 4 windows are below it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("windows", "verdict", "words"),
+    [
+        ((2, 2, 2, 0.5), Verdict.PASS, "200 % of the floor"),
+        ((2, 2, 2, 2, 0.5, 0.5), Verdict.INCONCLUSIVE, "only 4 of 6 windows are at or above it"),
+        ((2, 2, 0.5), Verdict.INCONCLUSIVE, "only 2 of 3 windows are at or above it"),
+        ((0.5, 0.5, 0.5, 2), Verdict.FAIL, "50 % of the floor of 1 GB/s (8 Gb/s), and 3 of 4 windows are below it"),
+        ((0.5, 0.5, 2), Verdict.INCONCLUSIVE, "only 2 of 3 windows are below it"),
+        ((0.5, 0.5, 2, 2), Verdict.INCONCLUSIVE, "only 2 of 4 windows are at or above it"),
+        ((0.5, 0.5, 1.25, 1.25), Verdict.INCONCLUSIVE, "only 2 of 4 windows are below it"),
+        ((2,) * 35 + (0.5,) * 12, Verdict.INCONCLUSIVE, "only 35 of 47 windows are at or above it"),
+        ((2,), Verdict.PASS, "200 %"),
+        ((0.5,), Verdict.FAIL, "1 of 1 windows are below it"),
+    ],
+)
+def test_three_quarters_of_the_windows_agree_or_there_is_no_answer(
+    windows: tuple[float, ...], verdict: Verdict, words: str
+) -> None:
+    judgement = judge(samples(*windows), FLOOR)
+    assert judgement.verdict is verdict
+    assert words in judgement.reason
+
+
+def test_inconclusive_asks_for_a_longer_duration() -> None:
+    assert "--nixl-duration" in judge(samples(2, 2, 0.5), FLOOR).remedy
+
+
+@pytest.mark.parametrize(
+    ("expectation", "latencies", "verdict"),
+    [
+        (replace(FULL, p99=None), (1e-3,), Verdict.PASS),
+        (replace(FULL, p99=None), (1.001e-3,), Verdict.FAIL),
+        (replace(FULL, p50=None), (2e-3,), Verdict.PASS),
+        (replace(FULL, p50=None), (2.001e-3,), Verdict.FAIL),
+        # The slowest of a hundred is beyond the 99th percentile, the slowest two are not.
+        (FULL, (100e-6,) * 99 + (1.0,), Verdict.PASS),
+        (FULL, (100e-6,) * 98 + (1.0,) * 2, Verdict.FAIL),
+    ],
+)
+def test_a_latency_over_its_bound_fails(
+    expectation: Expectation, latencies: tuple[float, ...], verdict: Verdict
+) -> None:
+    assert judge(samples(2, latencies=latencies), expectation).verdict is verdict
+
+
+def test_both_latencies_are_told_in_microseconds() -> None:
+    assert judge(samples(2, latencies=(5e-3,)), FULL).reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: the p50 latency of 5000 us is 500 % of its bound of 1000 us and "
+        "the p99 latency of 5000 us is 250 % of its bound of 2000 us"
+    )
+
+
+@pytest.mark.parametrize("windows", [(), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,)])
+def test_what_was_not_timed_is_an_error(windows: tuple[float, ...]) -> None:
+    untimed = replace(samples(2), windows=windows, transfers=(1,) * len(windows))
+    judgement = judge(untimed, FULL)
+    assert judgement.verdict is Verdict.ERROR
+    assert judgement.reason == "UCX WRITE DRAM:DRAM of 1000000B: no window of transfers was timed"
+
+
+def test_a_bound_latency_that_was_not_timed_is_an_error() -> None:
+    untimed = samples(2, latencies=())
+    assert "no single transfer was timed" in judge(untimed, FULL).reason
+    assert judge(untimed, FULL).verdict is Verdict.ERROR
+    assert judge(untimed, FLOOR).verdict is Verdict.PASS
+
+
+def test_without_a_floor_a_row_passes_by_its_transport_and_says_so() -> None:
+    judgement = judge(samples(0.001), replace(FULL, floor=None, p50=None, p99=None))
+    assert judgement.verdict is Verdict.PASS
+    assert judgement.reason == (
+        "UCX WRITE DRAM:DRAM of 1000000B: 0.001 GB/s (0.008 Gb/s) over cma/memory; no floor, judged by transports"
+    )
+
+
+def test_without_a_floor_a_row_passes_by_its_latency() -> None:
+    bound = Expectation(source="these tests", p99=1e-3)
+    judgement = judge(samples(0.001), bound)
+    assert judgement.verdict is Verdict.PASS
+    assert judgement.reason.endswith("no floor, judged by p99")
+
+
+def test_a_ceiling_alone_is_no_expectation() -> None:
+    ceiling = Expectation(source="these tests", ceiling=1e9)
+    assert judge(samples(0.5), ceiling).verdict is Verdict.NO_EXPECTATION
+    assert judge(samples(1.5), ceiling).verdict is Verdict.IMPLAUSIBLE
+
+
+def test_the_order_of_the_verdicts() -> None:
+    """Take samples with every fault and mend one at a time: the verdict is always that of the first that is left."""
+    bad = samples(500, corruption=CORRUPTION, transports=("tcp/lo",), latencies=(1.0,))
+    assert judge(bad, None).verdict is Verdict.CORRUPT
+    assert judge(bad, FULL).verdict is Verdict.CORRUPT
+    bad = replace(bad, corruption=None)
+    assert judge(bad, None).verdict is Verdict.NO_EXPECTATION
+    assert judge(bad, FULL).verdict is Verdict.WRONG_TRANSPORT
+    assert judge(replace(bad, windows=(), transfers=()), FULL).verdict is Verdict.WRONG_TRANSPORT
+    assert judge(replace(bad, transports=()), FULL).verdict is Verdict.UNKNOWN
+    bad = replace(bad, transports=("cma/memory",))
+    assert judge(bad, FULL).verdict is Verdict.IMPLAUSIBLE
+    slow = replace(bad, transfers=(500,))
+    assert (judge(slow, FULL).verdict, "floor" in judge(slow, FULL).reason) == (Verdict.FAIL, True)
+    good = replace(bad, transfers=(2000,))
+    assert (judge(good, FULL).verdict, "p99" in judge(good, FULL).reason) == (Verdict.FAIL, True)
+    assert judge(replace(good, latencies=(1e-4,)), FULL).verdict is Verdict.PASS
+
+
+def test_a_late_transfer_is_not_hidden_by_a_doubtful_floor() -> None:
+    doubtful = samples(2, 2, 0.5, latencies=(1.0,))
+    assert judge(doubtful, FULL).verdict is Verdict.FAIL
+    assert judge(replace(doubtful, latencies=(1e-4,)), FULL).verdict is Verdict.INCONCLUSIVE
+
+
+def test_batch_and_depth_are_named_where_they_are_not_one() -> None:
+    reason = judge(samples(2, key=replace(KEY, block=4096)), None).reason
+    assert reason.startswith("UCX WRITE DRAM:DRAM of 4KiB: ")
+    reason = judge(samples(2, key=replace(KEY, block=4096, batch=8, depth=4)), None).reason
+    assert reason.startswith("UCX WRITE DRAM:DRAM of 4KiB (batch 8, depth 4): ")
+
+
+EVERY = {
+    Verdict.CORRUPT: judge(samples(2, corruption=CORRUPTION), FULL),
+    Verdict.NO_EXPECTATION: judge(samples(2), None),
+    Verdict.UNKNOWN: judge(samples(2, transports=()), FULL),
+    Verdict.WRONG_TRANSPORT: judge(samples(2, transports=("tcp/lo",)), FULL),
+    Verdict.ERROR: judge(replace(samples(2), windows=(), transfers=()), FULL),
+    Verdict.IMPLAUSIBLE: judge(samples(101), FULL),
+    Verdict.FAIL: judge(samples(0.5), FULL),
+    Verdict.INCONCLUSIVE: judge(samples(2, 0.5), FULL),
+}
+
+
+@pytest.mark.parametrize(("verdict", "judgement"), EVERY.items())
+def test_what_is_not_good_has_one_sentence_and_a_remedy(verdict: Verdict, judgement: Judgement) -> None:
+    assert judgement.verdict is verdict
+    assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 1000000B: ")
+    one_sentence(judgement)
+    assert judgement.remedy.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "text"),
+    [
+        (1.0, 1.0, "100 %"),
+        (0.9999, 1.0, "just under 100 %"),
+        (1.0001, 1.0, "just over 100 %"),
+        (0.5, 1.0, "50 %"),
+        (0.0012, 1.0, "0.12 %"),
+        (0.0, 1.0, "0 %"),
+        (30.0, 1.0, "3000 %"),
+    ],
+)
+def test_a_percentage_is_never_rounded_to_the_bound(value: float, reference: float, text: str) -> None:
+    assert percentage(value, reference) == text
+
+
+@pytest.mark.parametrize(
+    ("block", "gigabytes", "transports", "verdict"),
+    [
+        (1000, 0.001, ("cma/memory",), Verdict.PASS),
+        (1000, 0.001, ("tcp/lo",), Verdict.WRONG_TRANSPORT),
+        (4096, 1.2, ("cma/memory",), Verdict.PASS),
+        (4096, 0.05, ("cma/memory",), Verdict.FAIL),
+        (4 << 20, 40, ("posix/memory",), Verdict.PASS),
+        (64 << 20, 0.5, ("cma/memory",), Verdict.FAIL),
+        (64 << 20, 12, ("cma/memory",), Verdict.PASS),
+        (64 << 20, 700, ("cma/memory",), Verdict.IMPLAUSIBLE),
+        (2 << 30, 12, ("cma/memory",), Verdict.NO_EXPECTATION),
+    ],
+)
+def test_rows_by_the_loopback_profile(
+    block: int, gigabytes: float, transports: tuple[str, ...], verdict: Verdict
+) -> None:
+    key = replace(KEY, block=block)
+    row = Samples(key, (block * 100 / (gigabytes * 1e9),) * 4, (100,) * 4, (1e-3,), transports)
+    assert judge(row, load_profile("loopback").expectation(key)).verdict is verdict
+
+
+def launches(*gigabytes: float) -> Samples:
+    """Launches of four equal windows each."""
+    found = samples(*[gigabytes[0]] * 4)
+    for value in gigabytes[1:]:
+        found = found.with_launch(samples(*[value] * 4))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "words"),
+    [
+        ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
+        ((0.75, 0.75, 0.75), Verdict.FAIL, "75 % of the floor of 1 GB/s (8 Gb/s); 3 launches"),
+        ((0.5, 1.25, 2), Verdict.INCONCLUSIVE, "over 3 % it takes 5"),
+        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no launch is left"),
+    ],
+)
+def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, words: str) -> None:
+    judgement = judge(launches(*values), FLOOR)
+    assert judgement.verdict is verdict
+    assert words in judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [
+        ((4,), False),
+        ((0.25,), False),
+        ((2,), True),
+        ((0.5,), True),
+        ((1.25, 1.25), True),
+        ((1.25, 1.25, 1.25), False),
+        ((0.5, 1.25, 2), True),
+        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), False),
+    ],
+)
+def test_another_launch_is_wanted_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
+    assert another_launch(launches(*values), FLOOR) is more
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        samples(2, transports=("tcp/lo",)),
+        samples(2, transports=()),
+        samples(2, corruption=CORRUPTION),
+        samples(2, latencies=(1.0,)),
+        replace(samples(2), windows=(), transfers=()),
+    ],
+    ids=["wrong transport", "unknown", "corrupt", "late", "untimed"],
+)
+def test_no_launch_mends_what_is_no_question_of_the_floor(bad: Samples) -> None:
+    assert another_launch(bad, FULL) is False
+    assert another_launch(bad, None) is False
+
+
+@pytest.mark.parametrize(
+    ("accepted", "named", "unnamed"),
+    [
+        (("cuda_ipc",), ("UCX_TLS names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "IPC name"), ("peermem",)),
+        (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
+        (("gdr_copy", "cuda_copy"), ("/dev/gdrdrv", "ucx_info -d"), ("nvidia_peermem", "topo")),
+        (("efa",), ("nvidia_peermem is loaded", "fi_info -p efa"), ("cuda_ipc",)),
+    ],
+)
+def test_what_a_gpus_memory_should_have_gone_over_has_its_remedy(
+    accepted: tuple[str, ...], named: tuple[str, ...], unnamed: tuple[str, ...]
+) -> None:
+    judgement = judge(samples(2, transports=("tcp/eth0",), key=VRAM), Expectation(source="", transports=accepted))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert judgement.reason.startswith(
+        "UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, and the profile"
+    )
+    assert all(words in judgement.remedy for words in named)
+    assert not any(words in judgement.remedy for words in unnamed)
+
+
+def test_a_gpus_memory_that_went_by_an_accepted_way_passes() -> None:
+    cuda = Expectation(source="", floor=1e9, transports=("cuda_ipc",))
+    assert judge(samples(2, transports=("cuda_ipc/cuda",), key=VRAM), cuda).verdict is Verdict.PASS

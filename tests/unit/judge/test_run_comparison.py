@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One recorded run judged by another: what is missing, new or failed is told, and so is what changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.records import KEY, key, record, write
+
+from pytest_nixl.cli import main
+from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.comparison import lines
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, steering
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
+
+QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
+LOST = [0.85 * value for value in QUIET]
+
+
+def run(image: str, rows: dict[str, list[float]], **facts: Any) -> RecordedRun:
+    return parse_recorded(record(image, rows, **facts), f"{image}.json")
+
+
+def told(compared: RunComparison) -> dict[Verdict, str]:
+    return {result.verdict: f"{result.reason}\n{result.remedy}" for result in compared.results}
+
+
+def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
+    before = run("a:1", {KEY: QUIET}, versions={"ucx": "1.19.0", "nixl": "1.5.1"}, environment={"UCX_TLS": "rc"})
+    now = run("a:2", {KEY: LOST}, versions={"ucx": "1.20.0", "nixl": "1.5.1"}, environment={"UCX_RNDV_THRESH": "1"})
+    compared = compare_runs(before, now, 0.05)
+    assert [result.verdict for result in compared.results] == [Verdict.REGRESSED]
+    said = told(compared)[Verdict.REGRESSED]
+    assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
+    assert (
+        "What differs from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; environment UCX_TLS: rc -> nothing; "
+        "environment UCX_RNDV_THRESH: nothing -> 1. Measure the two images in turn"
+    ) in said
+    shown = [line.text for line in lines(compared, gate=False)]
+    assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
+    assert shown[-1].startswith("regression: REGRESSED (all rows together: -15.0 %")
+
+
+def test_images_that_were_measured_in_turn_are_not_told_to_be_measured_so() -> None:
+    before, now = run("a:1", {KEY: QUIET}), run("a:2", {KEY: LOST})
+    apart, in_turn = (told(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
+    assert "--nixl-compare-image" in apart
+    assert "--nixl-compare-image" not in in_turn
+    assert "Both images were measured now, in turn" in in_turn
+    noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
+    said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
+    assert "Stop what else runs on the machine" in said
+    assert "--nixl-compare-image" not in said
+
+
+def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
+    before = run("a:1", {KEY: QUIET})
+    assert [one.verdict for one in compare_runs(before, run("a:2", {KEY: QUIET}), 0.05).results] == [Verdict.UNCHANGED]
+    better = compare_runs(run("a:1", {KEY: LOST}), run("a:2", {KEY: QUIET}), 0.05)
+    assert [one.verdict for one in better.results] == [Verdict.IMPROVED]
+
+
+def test_a_row_of_the_baseline_that_is_gone_is_missing() -> None:
+    before = run("a:1", {KEY: QUIET, key("1MiB"): QUIET})
+    said = told(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
+    assert (
+        f"the row {key('1MiB')} of a:1 is missing now: it was not measured, or its key changed" in said[Verdict.MISSING]
+    )
+
+
+def test_a_key_that_changed_is_missing_and_new() -> None:
+    """As where a backend is renamed, or a batch is counted otherwise: no figure is held against another's."""
+    renamed = KEY.replace("batch1", "batch2")
+    said = told(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
+    assert set(said) == {Verdict.MISSING, Verdict.NO_EXPECTATION}
+    assert f"the row {renamed} is not in a:1: nothing tells whether it lost anything" in said[Verdict.NO_EXPECTATION]
+
+
+def test_nothing_measured_is_missing() -> None:
+    passed = Result("nixl-loads", "x", Verdict.PASS)
+    results = compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {}, results=[passed]), 0.05).results
+    assert [result.verdict for result in results] == [Verdict.MISSING, Verdict.MISSING]
+    assert results[1].reason == "no row of a:1 was measured again: there is nothing to compare"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR])
+def test_a_row_that_failed_has_no_figure_on_either_side(verdict: Verdict) -> None:
+    failed = Result("bandwidth", "x", verdict, "it failed", row=KEY)
+    other = key("1MiB")
+    rows = {KEY: QUIET, other: QUIET}
+    before = compare_runs(run("a:1", rows, results=[failed]), run("a:2", rows), 0.05)
+    assert list(before.comparison.rows) == [other]
+    assert f"a:1 has the row {KEY}, which failed there" in told(before)[Verdict.INCONCLUSIVE]
+    now = compare_runs(run("a:1", rows), run("a:2", rows, results=[failed]), 0.05)
+    assert list(now.comparison.rows) == [other]
+    assert f"the row {KEY} of a:1 has no bandwidth now: it failed" in told(now)[Verdict.MISSING]
+
+
+def test_a_row_that_lost_among_others_is_told_with_its_transports() -> None:
+    rows = {key(block): QUIET for block in ("4KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB")}
+    now = record("a:2", {**rows, KEY: LOST})
+    for benchmark in now["benchmarks"]:
+        if benchmark["fullname"] == KEY:
+            benchmark["extra_info"]["transports"] = ["cma/memory"]
+    compared = compare_runs(run("a:1", rows), parse_recorded(now, "now"), 0.05)
+    assert compared.comparison.verdict is Verdict.REGRESSED
+    [result] = compared.results
+    assert result.reason.startswith(
+        f"{KEY} against a:1: 0.85 GB/s after 1 GB/s, over cma/memory after tcp/eth0: -15.0 %"
+    )
+
+
+def test_too_few_launches_are_told_with_how_many_it_takes() -> None:
+    before = run("a:1", {KEY: QUIET[:4]})
+    [result] = compare_runs(before, run("a:2", {KEY: LOST[:4]}), 0.05).results
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.remedy == "4 launches against 4 give p = 0.014 at best: run with --nixl-min-launches=6."
+    [result] = compare_runs(run("a:1", {KEY: QUIET[:1]}), run("a:2", {KEY: LOST}), 0.05).results
+    assert result.remedy.endswith("at best: record the baseline with --nixl-min-launches=7.")
+
+
+@pytest.mark.parametrize(
+    ("fact", "there", "words"),
+    [
+        ("cpu", "x86_64 Imaginary 9000", "cpu x86_64 Imaginary 9000 there, "),
+        ("cores", 4096, "cores 4096 there, "),
+        ("nics", {"mlx5_0:1": "400 Gb/sec (4X NDR)"}, "nics {'mlx5_0:1': '400 Gb/sec (4X NDR)'} there, "),
+        ("gpus", 8, "gpus 8 there, "),
+    ],
+)
+def test_another_kind_of_machine_is_refused(fact: str, there: object, words: str) -> None:
+    before = run("a:1", {KEY: QUIET}, **{fact: there})
+    with pytest.raises(ValueError) as caught:
+        refuse_other_machine(before, run("a:2", {KEY: QUIET}))
+    assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({words}")
+
+
+def test_another_host_of_the_same_kind_is_compared_and_told() -> None:
+    before, now = run("a:1", {KEY: QUIET}, name="node-1"), run("a:2", {KEY: QUIET}, name="node-2")
+    refuse_other_machine(before, now)
+    shown = [line.text for line in lines(compare_runs(before, now, 0.05), gate=False)]
+    assert "changed: host name: node-1 -> node-2" in shown
+    assert shown[1].endswith("on the host node-1")
+
+
+def test_variables_that_steer_are_kept_and_secrets_are_not() -> None:
+    environ = {
+        "UCX_TLS": "rc", "FI_PROVIDER": "efa", "HOME": "/root", "NIXL_IMAGE": "a:1", "NIXL_API_KEY": "hunter2",
+        "UCX_AUTH_TOKEN": "hunter2", "NIXL_ETCD_ENDPOINTS": "http://root:hunter2@h:1",
+        "AWS_SECRET_ACCESS_KEY": "hunter2", "LD_LIBRARY_PATH": "/opt/ucx/lib",
+    }  # fmt: skip
+    assert steering(environ) == {
+        "FI_PROVIDER": "efa", "LD_LIBRARY_PATH": "/opt/ucx/lib", "NIXL_API_KEY": "***", "UCX_AUTH_TOKEN": "***",
+        "NIXL_ETCD_ENDPOINTS": "http://***@h:1", "UCX_TLS": "rc",
+    }  # fmt: skip
+
+
+def test_an_image_is_told_by_its_setting_the_environment_or_the_downward_api(tmp_path: Any) -> None:
+    """The files are as the kubelet writes them: ``key="escaped value"``, sorted."""
+    environ = {"NIXL_PODINFO": str(tmp_path)}
+    assert image_of("", environ) == ImageIdentity()
+    (tmp_path / "annotations").write_text(
+        'kubernetes.io/config.seen="2026-01-01T00:00:00Z"\npytest-nixl/image="registry/a:1"\n'
+        'pytest-nixl/image-digest="sha256:1234"\nquoted="say \\"hi\\""\n'
+    )
+    assert image_of("", environ) == ImageIdentity("registry/a:1", "sha256:1234", "downward API")
+    assert image_of("a:2", environ) == ImageIdentity("a:2", "sha256:1234", "--nixl-image or NIXL_IMAGE")
+    assert image_of("a:2@sha256:77", environ).digest == "sha256:77"
+    assert image_of("a:2", {**environ, "NIXL_IMAGE_DIGEST": "sha256:88"}).digest == "sha256:88"
+    assert str(image_of("a:2@sha256:0123456789abcdef", {})) == "a:2 (0123456789ab)"
+
+
+def test_provenance_travels_and_what_differs_is_told() -> None:
+    found = gather("a:1", {"nixl": "1.5.1"}, {"UCX_TLS": "rc"})
+    assert Provenance.from_plain(found.plain()) == found
+    assert {"name", "cpu", "cores", "nics", "gpus"} <= set(found.host)
+    assert found.versions["kernel"]
+    other = gather("a:1", {"nixl": "1.6.0"}, {})
+    assert [str(item) for item in changes(found, other)] == [
+        "versions nixl: 1.5.1 -> 1.6.0",
+        "environment UCX_TLS: rc -> nothing",
+    ]
+
+
+def test_a_renamed_test_is_found_by_its_key() -> None:
+    """A record is read by the key of the row, whatever the test was called that measured it."""
+    data = record("a:1", {KEY: QUIET})
+    data["benchmarks"][0] |= {"fullname": "tests/test_old_name.py::test_it", "name": "test_it"}
+    compared = compare_runs(parse_recorded(data, "old"), run("a:2", {KEY: QUIET}), 0.05)
+    assert compared.comparison.verdict is Verdict.UNCHANGED
+
+
+def test_a_command_without_scipy_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(write(tmp_path / f"{name}.json", record(name, {KEY: QUIET}))) for name in ("a", "b")]
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert main(["compare", *paths]) == 2
+    said = capsys.readouterr().err
+    assert "this command needs scipy, which is not installed" in said
+    assert "pip install 'pytest-nixl[compare]'" in said

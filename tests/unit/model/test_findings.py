@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings: what each state of a known defect comes to, and what a profile may say of it."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.cli import main
+from pytest_nixl.judge.profiles import load_profile, parse_profile
+from pytest_nixl.model.conclusion import known_limits, known_limits_line
+from pytest_nixl.model.findings import FINDINGS, Acceptance, judge_finding
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+
+pytestmark = pytest.mark.apart
+
+ID = "NIXL-ETCD-HTTPS-PLAINTEXT"
+TODAY = date(2026, 11, 20)
+
+
+def _accepted(expires: date) -> Acceptance:
+    return Acceptance(ID, "our etcd is on loopback", expires)
+
+
+@pytest.mark.parametrize(
+    ("occurs", "affects", "acceptance", "verdict", "words"),
+    [
+        (False, False, None, Verdict.PASS, "seen"),
+        (True, False, None, Verdict.PASS, "is read and then spoken in plaintext: seen"),
+        (True, False, _accepted(TODAY), Verdict.PASS, "is read and then spoken in plaintext: seen"),
+        (True, True, None, Verdict.FAIL, "is read and then spoken in plaintext: seen"),
+        (True, True, _accepted(TODAY), Verdict.WARN, "accepted finding, until 2026-11-20 (our etcd is on loopback): "),
+        (True, False, _accepted(date(2026, 11, 19)), Verdict.FAIL, "its acceptance expired on 2026-11-19 (our etcd is"),
+        (False, True, _accepted(date(2026, 11, 19)), Verdict.FAIL, "accepted by the profile and no longer occurs: "),
+        (False, False, _accepted(TODAY), Verdict.FAIL, "accepted by the profile and no longer occurs: seen"),
+    ],
+)  # fmt: skip
+def test_a_finding_is_judged(
+    occurs: bool, affects: bool, acceptance: Acceptance | None, verdict: Verdict, words: str
+) -> None:
+    judgement = judge_finding(
+        FINDINGS[ID], occurs=occurs, reason="seen", affects=affects, acceptance=acceptance, today=TODAY
+    )
+    assert judgement.verdict is verdict
+    assert words in judgement.reason
+    assert judgement.finding == ID
+    assert judgement.known_limit is (occurs and not affects and verdict is Verdict.PASS)
+    if verdict is Verdict.FAIL and acceptance is not None:
+        assert f"the [[accept]] of {ID}" in judgement.remedy
+
+
+PROFILE = '[profile]\nname = "x"\n'
+
+
+def test_a_profile_accepts_findings() -> None:
+    text = PROFILE + f'[[accept]]\nid = "{ID}"\nreason = "on loopback"\nexpires = 2030-01-31\n'
+    profile = parse_profile(text.encode(), "x.toml")
+    assert profile.acceptance(ID) == Acceptance(ID, "on loopback", date(2030, 1, 31))
+    assert profile.acceptance("NIXL-ETCD-SILENT-FAILURE") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (
+            'id = "NIXL-ETCD-HTTPS"\nreason = "r"\nexpires = 2030-01-31',
+            f"accept #1, id: there is no finding 'NIXL-ETCD-HTTPS' (did you mean {ID}?): expected {ID}, NIXL-",
+        ),
+        ('reason = "r"\nexpires = 2030-01-31', "accept #1, id: missing: expected the id of a finding"),
+        (f'id = "{ID}"\nexpires = 2030-01-31', "accept #1, reason: missing: expected a text that says why"),
+        (f'id = "{ID}"\nreason = " "\nexpires = 2030-01-31', "accept #1, reason: empty: expected a text that says why"),
+        (f'id = "{ID}"\nreason = "r"', "accept #1, expires: missing: expected a day without quotes, such as"),
+        (f'id = "{ID}"\nreason = "r"\nexpires = "soon"', "accept #1, expires: a text, not a day: expected a day"),
+        (f'id = "{ID}"\nreason = "r"\nexpires = 2030-01-31T00:00:00', "accept #1, expires: a date or time, not a day:"),
+        (f'id = "{ID}"\nreason = "r"\nexpires = 2030-02-31', "is not TOML ("),
+        (f'id = "{ID}"\nreason = "r"\nuntil = 2030-01-31', "accept #1, until: unknown key: expected id, reason"),
+        (
+            f'id = "{ID}"\nreason = "r"\nexpires = 2030-01-31\n'
+            f'[[accept]]\nid = "{ID}"\nreason = "r"\nexpires = 2031-01-31',
+            f"accept #2, id: {ID} is accepted twice: expected one [[accept]] for each finding",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_profile_may_not_say_of_findings_is_refused(lines: str, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_profile(f"{PROFILE}[[accept]]\n{lines}\n".encode(), "x.toml")
+    assert str(caught.value).startswith("profile x.toml")
+    assert sentence in str(caught.value)
+
+
+def test_no_bundled_profile_accepts_what_would_expire_in_a_users_hands() -> None:
+    assert load_profile("loopback").accepted == ()
+
+
+TEST = """
+import pytest
+from suites.conftest import *
+
+@pytest.mark.nixl_check("https-is-plaintext")
+def test_it(finding):
+    finding("NIXL-ETCD-HTTPS-PLAINTEXT", {occurs}, "seen on the wire", affects={affects})
+"""
+
+
+@pytest.mark.parametrize(
+    ("occurs", "affects", "expires", "code", "line"),
+    [
+        (True, True, None, 1, f"FAIL {ID}: https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in plaintext: "),
+        (True, True, "2999-12-31", 0, f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): https://"),
+        (True, True, "2020-01-31", 1, f"FAIL {ID}: its acceptance expired on 2020-01-31 (on loopback): https://"),
+        (False, False, "2999-12-31", 1, f"FAIL {ID}: it is accepted by the profile and no longer occurs: seen on"),
+    ],
+)  # fmt: skip
+def test_a_finding_has_a_line_of_its_own_in_the_summary(
+    pytester: pytest.Pytester, tmp_path: Path, occurs: bool, affects: bool, expires: str | None, code: int, line: str
+) -> None:
+    profile = tmp_path / "mine.toml"
+    accept = f'[[accept]]\nid = "{ID}"\nreason = "on loopback"\nexpires = {expires}\n' if expires else ""
+    profile.write_text(PROFILE + accept)
+    pytester.makepyfile(TEST.format(occurs=occurs, affects=affects))
+    done = run_pytest(pytester, f"--nixl-profile={profile}", "--junit-xml=junit.xml")
+    done.stdout.fnmatch_lines([f"{line.replace('[', '[[]')}*"])
+    assert done.ret == code
+    assert f'name="nixl_finding" value="{ID}"' in (pytester.path / "junit.xml").read_text()
+
+
+MANY = """
+import pytest
+from suites.conftest import *
+
+@pytest.mark.parametrize("id", ["NIXL-ETCD-HTTPS-PLAINTEXT", "NIXL-ETCD-STALE-KEY", "NIXL-ETCD-STALE-KEY"])
+@pytest.mark.nixl_check("limits")
+def test_it(finding, id):
+    finding(id, True, "seen <here>", affects={affects} and id == "NIXL-ETCD-HTTPS-PLAINTEXT")
+"""
+
+
+@pytest.mark.parametrize(
+    ("affects", "line", "code"),
+    [
+        (False, "2 known limits of NIXL *, none of which this deployment meets: `pytest-nixl findings`", 0),
+        (True, "1 more known limit of NIXL *, which this deployment does not meet: `pytest-nixl findings`", 1),
+    ],
+)
+def test_known_limits_that_a_deployment_does_not_meet_are_one_line_and_no_warning(
+    pytester: pytest.Pytester, affects: bool, line: str, code: int
+) -> None:
+    pytester.makepyfile(MANY.format(affects=affects))
+    reports = ("--nixl-report=r.html", "--junit-xml=junit.xml")
+    done = run_pytest(pytester, "--nixl-op=WRITE", "-W", "error", *reports)
+    done.stdout.fnmatch_lines([line])
+    done.stdout.no_fnmatch_line("WARN*")
+    done.stdout.no_fnmatch_line("*warnings*")
+    done.stdout.fnmatch_lines([f"NIXL verdict: {'FAIL' if affects else 'PASS'} (*"])
+    assert done.ret == code
+    page = (pytester.path / "r.html").read_text()
+    assert "<h2>Known limits of NIXL</h2>" in page
+    assert "seen &lt;here&gt;" in page
+    assert 'name="nixl_known_limit" value="not met"' in (pytester.path / "junit.xml").read_text()
+
+
+def _limit(id: str, verdict: Verdict = Verdict.PASS) -> Result:
+    return Result("x", id, verdict, finding=id, known_limit=verdict is Verdict.PASS)
+
+
+def test_a_limit_that_is_met_elsewhere_in_the_run_is_not_counted_as_not_met() -> None:
+    results = [_limit("A"), _limit("A"), _limit("B"), _limit("A", Verdict.FAIL)]
+    assert known_limits(results) == ["B"]
+    assert known_limits([Result.from_plain(json.loads(json.dumps(one.plain()))) for one in results]) == ["B"]
+    assert known_limits_line([_limit("A")], "") == (
+        "1 known limit of NIXL, which this deployment does not meet: `pytest-nixl findings`"
+    )
+    assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
+
+
+def test_the_command_lists_each_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["findings"]) == 0
+    said = capsys.readouterr().out
+    for finding in FINDINGS.values():
+        assert f"\n{finding.id}\n" in f"\n{said}"
+        assert finding.remedy in said
+        assert finding.met_by in said
+    assert main(["findings", "--json", ID]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["id"] == ID
+    assert set(found) == {"id", "title", "remedy", "met_by", "seen"}
+    assert main(["findings", "NIXL-ETCD-HTTPS"]) == 2
+    assert f"(did you mean {ID}?)" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict table, every line of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
+
+PASS, WARN, FAIL, SKIP = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.SKIP
+
+# Verdict: what it does without the gate, with it, and with it where the profile requires the check.
+TABLE = {
+    "PASS": (PASS, PASS, PASS),
+    "FAIL": (FAIL, FAIL, FAIL),
+    "CORRUPT": (FAIL, FAIL, FAIL),
+    "WRONG-TRANSPORT": (FAIL, FAIL, FAIL),
+    "IMPLAUSIBLE": (FAIL, FAIL, FAIL),
+    "ERROR": (FAIL, FAIL, FAIL),
+    "MISSING": (FAIL, FAIL, FAIL),
+    "REGRESSED": (FAIL, FAIL, FAIL),
+    "UNCHANGED": (PASS, PASS, PASS),
+    "IMPROVED": (PASS, PASS, PASS),
+    "INCONCLUSIVE": (WARN, FAIL, FAIL),
+    "NO-EXPECTATION": (WARN, FAIL, FAIL),
+    "UNKNOWN": (WARN, FAIL, FAIL),
+    "WARN": (WARN, WARN, WARN),
+    "NOT-APPLICABLE": (SKIP, SKIP, FAIL),
+}
+
+
+def test_the_table_has_every_verdict() -> None:
+    assert {str(verdict) for verdict in Verdict} == set(TABLE)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("required", [False, True])
+def test_what_a_verdict_does_to_its_test(verdict: Verdict, gate: bool, required: bool) -> None:
+    open_, gated, gated_required = TABLE[str(verdict)]
+    expected = open_ if not gate else gated_required if required else gated
+    assert outcome(verdict, gate=gate, required=required) is expected
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_nothing_is_required_unless_it_is_said(verdict: Verdict) -> None:
+    assert outcome(verdict, gate=True) is TABLE[str(verdict)][1]
+
+
+@pytest.mark.parametrize(
+    ("judgement", "text"),
+    [
+        (Judgement(Verdict.WRONG_TRANSPORT, "went over tcp/lo", "check UCX_TLS"),
+         "WRONG-TRANSPORT: went over tcp/lo\nremedy: check UCX_TLS"),
+        (Judgement(Verdict.PASS, "fast"), "PASS: fast"),
+    ],
+)  # fmt: skip
+def test_a_judgement_prints_its_reason_and_its_remedy(judgement: Judgement, text: str) -> None:
+    assert str(judgement) == text

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How endpoints are explained: against what the real programs were recorded to do, and for any text at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.etcd import environment, running_etcd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_endpoints import LEAKY
+
+from pytest_nixl.cli import main
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd_servers.binary import etcd_binary
+from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.nixl.endpoint_readers import (
+    Address,
+    EndpointReading,
+    Explanation,
+    ReadOutcome,
+    Resolver,
+    explain,
+    resolve_numeric,
+    suppose,
+)
+from suites.uri_validation.corpus import Entry, load_corpus
+
+pytestmark = pytest.mark.apart
+
+CORPUS = load_corpus()
+PORT, DEAD = 23790, 1
+#: As which names and addresses that etcd is known.
+HOSTS = ("127.0.0.1", "0.0.0.0", "localhost", "LOCALHOST", "::ffff:127.0.0.1")
+
+
+def _recorded_resolver(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
+    """Numeric addresses, and localhost: what resolved where the corpus was recorded."""
+    if host.lower() == "localhost" and family is socket.AF_INET:
+        return resolve_numeric("127.0.0.1", service, family)
+    return resolve_numeric(host, service, family)
+
+
+def _answered(address: Address) -> bool:
+    """Whether the recorded etcd answered: it listened on IPv4 only."""
+    return address.port == PORT and address.host in HOSTS
+
+
+def _reached(reading: EndpointReading) -> bool:
+    tls = any("TLS" in note.text for note in reading.notes)
+    return reading.works and not tls and any(map(_answered, reading.contacts))
+
+
+def test_the_corpus_is_large_and_has_every_outcome() -> None:
+    assert len(CORPUS) >= 40
+    assert len({entry.text for entry in CORPUS}) == len(CORPUS)
+    assert {entry.nixl for entry in CORPUS} == set(ReadOutcome)
+    wheel = Path(__file__).parents[1] / "suites/uri_validation/endpoints.toml"
+    assert wheel.resolve() == Path(__file__).parents[1] / "fixtures/endpoints.toml"
+
+
+@pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
+def test_the_model_tells_what_was_recorded(entry: Entry) -> None:
+    filled = entry.at(PORT, DEAD)
+    explanation = explain(filled.text, _recorded_resolver)
+    assert explanation.predict(_answered) is entry.nixl
+    assert entry.says in explanation.nixl.why
+    assert _reached(explanation.kvbench) is entry.kvbench
+    assert _reached(explanation.etcdctl) is entry.etcdctl
+    assert explanation.rewrite == filled.rewrite
+
+
+@pytest.mark.parametrize("rewrite", sorted({entry.rewrite for entry in CORPUS if entry.rewrite}))
+def test_a_rewrite_is_read_by_all_and_is_its_own_rewrite(rewrite: str) -> None:
+    text = CORPUS[0].__class__(rewrite, ReadOutcome.PUBLISHES, True, True, "", rewrite).at(PORT, DEAD).text
+    explanation = explain(text, _recorded_resolver)
+    assert explanation.nixl.works
+    assert explanation.etcdctl.works
+    assert explanation.kvbench.works or "reads no" in explanation.remedy
+    assert explanation.rewrite == text
+    assert explanation.findings == (("NIXL-ETCD-MEMBER-DROPPED",) if "," in text and "[" in text else ())
+
+
+def test_the_real_etcdctl_reads_the_corpus_as_the_model_says() -> None:
+    program = shutil.which("etcdctl") or str(Path(etcd_binary()).with_name("etcdctl"))
+    with running_etcd() as etcd:
+        (dead,) = free_ports(1)
+        entries = [entry.at(etcd.endpoint.port, dead) for entry in CORPUS]
+
+        def reaches(entry: Entry) -> bool:
+            limits = ("--dial-timeout=1500ms", "--command-timeout=1500ms")
+            argv = [program, *limits, f"--endpoints={entry.text}", "put", "/corpus", "1"]
+            return subprocess.run(argv, capture_output=True, env=environment()).returncode == 0
+
+        with ThreadPoolExecutor(8) as pool:
+            real = dict(zip((entry.text for entry in entries), pool.map(reaches, entries), strict=True))
+    wrong = {entry.text: real[entry.text] for entry in entries if real[entry.text] is not entry.etcdctl}
+    assert not wrong, "etcdctl has another opinion than was recorded"
+
+
+# Pieces that meet each other in ways that nobody writes by hand.
+PIECES = st.sampled_from(
+    ["http://", "https://", "://", ":", ",", ";", "@", "/", "[", "]", "::1", "127.0.0.1", "2379", "%", "#", " ", "\n",
+     '"', "'", '["', '"]', "<", ">", "+", "++", "0" * 40, "h", "localhost",
+     "fe80::1%lo", "unix:", "dns:///", "ipv4:", "etcd", "user", "\x00", "\udc80", "é", "١", "0x7f", "-1", "9" * 40]
+)  # fmt: skip
+TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
+
+
+@settings(max_examples=1500, deadline=20_000)
+@given(TEXTS)
+def test_no_text_makes_it_raise_or_hang(text: str) -> None:
+    for resolver in (resolve_numeric, suppose):
+        explanation = explain(text, resolver)
+        for reading in explanation.readings:
+            assert reading.why
+            assert reading.works == bool(reading.contacts)
+        assert set(explanation.findings) <= set(FINDINGS)
+        assert explanation.text.isprintable()
+        if explanation.rewrite:
+            keeps(text, explanation, resolver)
+
+
+def plain(host: str) -> str:
+    """An IPv4 address that is written as one of IPv6, as what it is."""
+    return host.removeprefix("::ffff:") if host.count(".") == 3 else host
+
+
+def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
+    """See that a rewrite names what the text names, and no other host or port."""
+    again = explain(explanation.rewrite, resolver)
+    assert again.nixl.works
+    assert again.etcdctl.works
+    assert again.rewrite == explanation.rewrite
+    found = {(plain(address.host), address.port) for address in again.nixl.contacts}
+    assert {(plain(address.host), address.port) for address in explanation.nixl.contacts} <= found
+    ports = {run.lstrip("0") for run in re.findall("[0-9]+", text)}
+    for endpoint in parse_endpoints(explanation.rewrite):
+        by_default = endpoint.port == 2379 and "no port is named" in explanation.remedy
+        assert str(endpoint.port) in ports or by_default
+        numeric = {found for run in re.findall(r"[0-9A-Fa-fx.:]+", text)
+                   for found in resolve_numeric(run, "1", socket.AF_INET)}  # fmt: skip
+        assert endpoint.host in text or endpoint.host in numeric or f"::ffff:{endpoint.host}" in text.lower()
+
+
+@settings(max_examples=300, deadline=20_000)
+@given(st.text("SECRT/@:,;?# ", min_size=1, max_size=12), st.sampled_from(["http://", "", "https://"]))
+def test_no_password_is_shown_whatever_is_in_it(password: str, scheme: str) -> None:
+    text = f"{scheme}USER:{password}SECRET@127.0.0.1:2379"
+    explanation = explain(text, suppose)
+    said = repr([(reading.why, reading.notes) for reading in explanation.readings])
+    assert "USER" not in said + explanation.text + explanation.remedy
+    assert "SECRET" not in said + explanation.text + explanation.remedy
+
+
+@pytest.mark.parametrize("text", LEAKY)
+def test_the_command_shows_neither_user_nor_password(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", text]) == 1
+    output = "".join(capsys.readouterr())
+    assert "USER" not in output
+    assert "SECRET" not in output
+
+
+def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "http://127.0.0.1:2379", "127.0.0.1:2379/"]) == 1
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.splitlines() == [
+        "http://127.0.0.1:2379",
+        "  NIXL          reads it: it contacts 127.0.0.1:2379",
+        "  KV benchmark  reads it: it contacts 127.0.0.1:2379",
+        "  etcdctl       reads it: it contacts 127.0.0.1:2379",
+    ]
+    assert second.splitlines()[0] == "127.0.0.1:2379/"
+    assert second.splitlines()[1] == (
+        "  NIXL          does not read it: '127.0.0.1:2379/' ends with a slash, which NIXL takes for a part of the "
+        "port; it says only 'the target uri is not valid'"
+    )
+    assert second.splitlines()[-1] == "  write http://127.0.0.1:2379"
+
+
+@pytest.mark.parametrize(
+    ("text", "rewrite"),
+    [
+        ('["http://h:23790"]', "http://h:23790"),
+        ("{http://h:1,http://i:2}", "http://h:1,http://i:2"),
+        ("http://h:++2379", ""),
+        ("+ 2379", ""),
+        ("http://h: 2379", ""),
+        ("2379", ""),
+        ("http://h:99999", ""),
+        ("http://h:23790x", ""),
+        ("fe80::1%lo:2379", ""),
+        ("[fe80::1%25lo]:2379", ""),
+        ("[localhost]:23790", "http://localhost:23790"),
+        ("h:000000000000000000000000000000000023790", "http://h:23790"),
+    ],
+)
+def test_a_rewrite_names_the_same_host_and_port_or_is_none(text: str, rewrite: str) -> None:
+    explanation = explain(text, suppose)
+    assert explanation.rewrite == rewrite
+    assert rewrite or "http://HOST:PORT" in explanation.remedy
+
+
+def test_a_port_that_is_none_is_named_and_not_replaced() -> None:
+    remedy = explain("http://h:99999", suppose).remedy
+    assert "the port '99999' is none: it is a number from 1 to 65535" in remedy
+    assert "2379" not in remedy
+
+
+def test_a_hundred_members_are_told_in_a_line() -> None:
+    same, others = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
+    assert [reading.why for reading in explain(same).readings[::2]] == ["it contacts 127.0.0.1:2379"] * 2
+    for reading in explain(others).readings[::2]:
+        assert len(reading.contacts) == 100
+        assert reading.why.endswith("127.0.0.1:2386 and 92 more")
+    dropped = ",".join(["http://127.0.0.1:1", *(f"http://127.0.0.1:{number}/" for number in range(100))])
+    notes = explain(dropped).nixl.notes
+    assert len(notes) < 12
+    assert notes[-1].text == "and 92 more members are left out"
+
+
+def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "http://127.0.0.1:2379\x1b[31m\x07", "\x1b]0;title\x07http://127.0.0.1:1"]) == 1
+    output = capsys.readouterr().out
+    assert output.replace("\n", "").isprintable()
+    assert "\\x1b[31m\\x07" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("http://127.0.0.1:2379", 0),
+        ("127.0.0.1:1,127.0.0.1:2", 0),
+        ("https://127.0.0.1:2379", 1),
+        ("http://u:p@127.0.0.1:1,http://127.0.0.1:2", 1),
+        ("http://127.0.0.1:1/,http://127.0.0.1:2", 1),
+        ("", 1),
+    ],
+)
+def test_the_command_ends_with_the_houses_codes(text: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", text]) == code
+
+
+def test_the_command_without_an_endpoint_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["endpoint"])
+    assert caught.value.code == 2
+    assert "the following arguments are required: URL" in capsys.readouterr().err

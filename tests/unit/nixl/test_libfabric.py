@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LIBFABRIC's libraries: where they are looked for, which are taken, and what is said of each that is missing.
+
+Trees and libraries are made up here: a machine has one set of them. The real ones are in ``tests/libfabric``.
+"""
+
+from __future__ import annotations
+
+import configparser
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import BANDWIDTH, ROOT, run
+
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.backends.libfabric import (
+    BACKEND,
+    LIBRARIES,
+    Finder,
+    FoundLibrary,
+    LibraryError,
+    check_released,
+    check_version,
+    choose,
+    find_plugin,
+    needed,
+)
+from pytest_nixl.report.table import lines
+from pytest_nixl.session.parsers import parse_backends
+
+FABRIC = LIBRARIES[-1]
+
+
+def finder(*folders: Path, cache: str = "", packages: tuple[str, ...] = (), **environ: str) -> Finder:
+    return Finder(environ, lambda: cache, lambda package: packages, [str(folder) for folder in folders])
+
+
+def library(path: Path, *versions: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF\0" + b"\0".join(version.encode() for version in versions) + b"\0")
+    return str(path)
+
+
+def test_a_file_that_is_named_comes_before_all_others(tmp_path: Path) -> None:
+    named = library(tmp_path / "mine.so")
+    library(tmp_path / "libfabric.so.1")
+    found = finder(tmp_path, PYTEST_NIXL_LIBFABRIC=named).candidates(FABRIC, "libfabric.so.1")
+    assert found == [named]
+
+
+def test_a_named_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(LibraryError, match=r"^PYTEST_NIXL_LIBFABRIC=/no/file names no file"):
+        finder(PYTEST_NIXL_LIBFABRIC="/no/file").candidates(FABRIC, "libfabric.so.1")
+
+
+def test_the_loader_then_known_folders_then_packages(tmp_path: Path) -> None:
+    by_path, cached, efa, package = (
+        library(tmp_path / name / "libfabric.so.1") for name in ("path", "cached", "efa", "package")
+    )
+    cache = f"\tlibfabric.so.1 (libc6,x86-64) => {cached}\n\tlibfabric.so.1 (libc6) => /lib32/libfabric.so.1\n"
+    one = finder(tmp_path / "efa", cache=cache, packages=(package,), LD_LIBRARY_PATH=f"{tmp_path}/path")
+    assert one.candidates(FABRIC, "libfabric.so.1") == [by_path, cached, efa, package]
+
+
+@pytest.mark.parametrize("missing", LIBRARIES, ids=lambda one: one.usual)
+def test_what_is_missing_is_named_with_where_it_was_looked_for_and_three_remedies(missing: FoundLibrary) -> None:
+    with pytest.raises(LibraryError) as caught:
+        finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)
+    reason, remedy = caught.value.reason, caught.value.remedy
+    assert f"needs {missing.usual} ({missing.what})" in reason
+    for place in (missing.variable, "LD_LIBRARY_PATH (/some/lib)", "ldconfig -p", "/opt/fabric", *missing.packages):
+        assert place in reason
+    assert len(remedy.split("; or ")) == 3
+    assert f"{missing.variable}=/path/to/{missing.usual}" in remedy
+
+
+def test_the_plugin_itself_says_what_it_needs(tmp_path: Path) -> None:
+    plugin = library(tmp_path / "p.so", "libfabric.so.1", "libcudart.so.13", "libnuma.so.1")
+    assert [soname for _, soname in needed(plugin)] == ["libcudart.so.13", "libfabric.so.1"]
+    assert [soname for _, soname in needed(None)] == [one.usual for one in LIBRARIES]
+
+
+def test_a_libfabric_that_is_too_old_gives_way_to_one_that_is_not(tmp_path: Path) -> None:
+    plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.7")
+    old = library(tmp_path / "old.so", "FABRIC_1.0", "FABRIC_1.6")
+    new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.7", "FABRIC_1.9")
+    assert choose([old, new], plugin, "nixl-cu12 1.5.0") == new
+    with pytest.raises(LibraryError, match=r"too old for LIBFABRIC of nixl-cu12 1.5.0: it lacks .* FABRIC_1.7"):
+        choose([old], plugin, "nixl-cu12 1.5.0")
+
+
+def test_the_symbol_version_that_no_libfabric_has_is_named_with_the_nixl_that_asks_for_it(tmp_path: Path) -> None:
+    plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.10")
+    new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.9")
+    with pytest.raises(LibraryError) as caught:
+        check_released([new], plugin, "nixl-cu12 1.5.1")
+    assert "LIBFABRIC of nixl-cu12 1.5.1 asks for symbol version FABRIC_1.10" in caught.value.reason
+    assert f"{new} has not" in caught.value.reason
+    assert "which no release of libfabric has" in caught.value.reason
+    assert "nixl-cu12==1.5.0" in caught.value.remedy
+    assert "image's own build" in caught.value.remedy
+    assert "`tox -e validate-libfabric`" in caught.value.remedy
+    fits = library(tmp_path / "fits.so", "FABRIC_1.0", "FABRIC_1.10")
+    check_released([new, fits], plugin, "nixl-cu12 1.5.1")
+    assert choose([new, fits], plugin, "nixl-cu12 1.5.1") == fits
+    check_released([], library(tmp_path / "old.so", "FABRIC_1.7"), "nixl-cu12 1.5.0")
+
+
+def test_the_environment_that_the_message_names_has_a_nixl_that_fits() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    environment = tox["testenv:validate-libfabric"]
+    assert "nixl==1.5.0 nixl-cu12==1.5.0" in environment["commands_pre"]
+    assert environment["extras"] == "libfabric"
+    assert "{posargs:--nixl-backend=LIBFABRIC}" in environment["commands"]
+
+
+@pytest.mark.skipif(version("nixl-cu12") != "1.5.1", reason="of 1.5.1: in tox -e libfabric there is one that fits")
+def test_a_nixl_that_fits_no_libfabric_says_so_before_any_other_library_is_missed() -> None:
+    done = run(BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", "--nixl-op=WRITE")
+    assert done.code == 1
+    assert "asks for symbol version FABRIC_1.10 of libfabric.so.1, which no release of libfabric has" in done.output
+    assert "`tox -e validate-libfabric`" in done.output
+    assert "libcuda" not in done.output
+
+
+def test_versions_before_1_18_are_refused() -> None:
+    assert check_version(2 << 16 | 5, "/x") == "2.5"
+    assert check_version(1 << 16 | 18, "/x") == "1.18"
+    with pytest.raises(LibraryError, match=r"^/x is libfabric 1.17, and NIXL needs 1.18 or newer\n"):
+        check_version(1 << 16 | 17, "/x")
+
+
+def test_the_plugin_is_found_beside_nixl_and_where_it_is_told_to_be(tmp_path: Path) -> None:
+    beside = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
+    told = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
+    maps = f"7f00-7f01 r-xp 0 0:0 1    {tmp_path}/lib/libnixl.so\n"
+    assert find_plugin({}, maps, []) == beside
+    assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, []) == told
+    assert find_plugin({}, "", []) is None
+
+
+NETWORK = "I1120 1 libfabric_rail.cpp:493] fabric_attr->name 10.9.0.0/24\n"
+RAILS = "I1120 1 libfabric_rail_manager.cpp:232] Created 1 rails using provider=tcp\n"
+DISCOVERED = "I1121 1 libfabric_topology.cpp:124] Discovered {}\n"
+INTERFACES = "pytest-nixl: interface lo 127.0.0.1\npytest-nixl: interface eth7 10.9.0.4\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "transports"),
+    [
+        ("", ()),
+        (RAILS, ("tcp",)),
+        (NETWORK + RAILS, ("tcp",)),
+        (NETWORK + RAILS + INTERFACES, ("tcp/eth7",)),
+        (NETWORK + RAILS + INTERFACES + "pytest-nixl: interface eth8 10.9.0.5\n", ("tcp",)),
+        ("Created 4 rails using provider=efa\n" + INTERFACES, ("efa",)),
+        ("Created rail 0 (device=rdmap79s0, provider=efa)\n" + RAILS, ("efa/rdmap79s0",)),
+        # Before 1.1 at INFO, and before 1.0 at DEBUG.
+        (DISCOVERED.format("1 socket devices (TCP fallback)") + NETWORK + INTERFACES, ("sockets/eth7",)),
+        (DISCOVERED.format("1 tcp devices (TCP fallback)") + NETWORK + INTERFACES, ("tcp/eth7",)),
+        (DISCOVERED.format("4 EFA devices"), ("efa",)),
+        (DISCOVERED.format("0 EFA devices"), ()),
+        (DISCOVERED.format("1 tcp devices (TCP fallback)") + "Created 4 rails using provider=efa\n", ("efa",)),
+        ("Created data rail 0 (device=veth0, provider=sockets)\n", ("sockets/veth0",)),
+        ("Successfully created 1 data rails and 1 control rails using provider=sockets\n", ("sockets",)),
+    ],
+)
+def test_provider_and_device_are_read_from_the_log(log: str, transports: tuple[str, ...]) -> None:
+    assert BACKEND.transports(log, "WRITE", 4096) == transports
+
+
+def test_rows_of_two_backends_are_compared() -> None:
+    def row(backend: str, bandwidth: float, verdict: Verdict = Verdict.PASS) -> Result:
+        figures = Figures(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
+        key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
+        return Result("bandwidth", key, verdict, row=key, figures=figures)
+
+    ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  0.45"
+    good = [line.text for line in lines([row("UCX", 2e9), row("LIBFABRIC", 0.9e9)], gate=False)]
+    assert ratio in good
+    wrong = [row("UCX", 2e9, Verdict.WRONG_TRANSPORT), row("LIBFABRIC", 0.9e9)]
+    assert not [line.text for line in lines(wrong, gate=False) if " : UCX" in line.text]
+
+
+def test_a_plugin_that_needs_hardware_says_so() -> None:
+    with pytest.raises(ValueError, match=r"'gds' is no backend that this version can drive: it needs a GPU"):
+        parse_backends("gds")
+    assert parse_backends("ucx,Libfabric") == ("UCX", "LIBFABRIC")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows between memory and files, on the real NIXL and real file systems."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import BANDWIDTH, profile, run
+
+from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.worker.files import file_system
+from pytest_nixl.nixl.worker.transfer import Initiator, stamps_for
+from pytest_nixl.processes.worker_process import WorkerError
+
+FILE = MemoryPair("DRAM", "FILE")
+MakePairs = Callable[..., WorkerPairs]
+ACCEPTS_ANY = "backend = ['POSIX']\ntransports = ['direct', 'cached', 'memory']"
+
+
+def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+    return pairs.link("POSIX", op, FILE)
+
+
+def test_the_bandwidth_suite_passes_and_records_with_the_gate(tmp_path: Path) -> None:
+    written = tmp_path / "run.json"
+    (tmp_path / "files").mkdir()
+    done = run(
+        BANDWIDTH, "--nixl-backend=posix", "--nixl-blocks=64KiB,4KiB", "--nixl-batch=2", "--nixl-depth=3",
+        f"--nixl-file-dir={tmp_path / 'files'}", f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_ANY)}",
+        "--nixl-gate", f"--benchmark-json={written}",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.verdicts == dict.fromkeys(("WRITE 64KiB", "WRITE 4KiB", "READ 64KiB", "READ 4KiB"), "PASS")
+    recorded = json.loads(written.read_text())["benchmarks"]
+    assert recorded[0]["fullname"] == "POSIX/WRITE/DRAM:FILE/64KiB/batch2/depth3/0-0"
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_a_storage_backend_beside_another_has_rows_of_its_own() -> None:
+    done = run(BANDWIDTH, "--nixl-backend=UCX,POSIX", "--nixl-op=WRITE", "--nixl-blocks=64KiB")
+    assert done.code == 0, done.output
+    rows = [line.split()[:3] for line in done.output.splitlines() if " WRITE " in line and "64KiB" in line]
+    assert rows == [["UCX", "WRITE", "DRAM:DRAM"], ["POSIX", "WRITE", "DRAM:FILE"]]
+
+
+def test_of_storage_alone_the_other_suites_ask_what_they_can() -> None:
+    done = run("suites/metadata", "suites/infrastructure", "--nixl-backend=POSIX")
+    assert done.code == 0, done.output
+    skipped = re.findall(
+        r"^NOT-APPLICABLE (.+?): --nixl-backend=POSIX moves bytes to storage", done.output, re.MULTILINE
+    )
+    assert len(skipped) == 1
+    assert "metadata-by-etcd" in skipped[0].split(", ")
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_every_byte_is_compared_in_the_file(make_pairs: MakePairs, op: str) -> None:
+    samples = link(make_pairs(blocks=(12345,), batch=(3,), depth=(5,)), op).measure(12345, batch=3, depth=5)
+    assert samples.corruption is None
+    assert sum(samples.transfers) >= 1000
+
+
+def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None:
+    one = link(make_pairs(blocks=(65537,)))  # through the page cache, as what overwrites it goes
+    stop = threading.Event()
+
+    def overwrite() -> None:
+        with open(f"/proc/{one.target.worker.pid}/fd/{one.destination.device}", "r+b", buffering=0) as file:
+            while not stop.is_set():
+                file.seek(0)
+                file.write(b"stale" * 100)
+
+    thread = threading.Thread(target=overwrite)
+    thread.start()
+    try:
+        found = one.move(65537)
+    finally:
+        stop.set()
+        thread.join()
+    assert found is not None
+    assert found.offset < 5
+    assert 400 < found.wrong_bytes <= 500
+
+
+def test_the_page_cache_is_passed_by_where_blocks_are_whole_pages(make_pairs: MakePairs, tmp_path: Path) -> None:
+    system = file_system(str(tmp_path.resolve()), Path("/proc/self/mountinfo").read_text())
+    whole = link(make_pairs(blocks=(4096, 12288), directory=str(tmp_path))).measure(4096)
+    assert whole.transports in ((f"direct/{system}",), (f"cached/{system}",), (f"memory/{system}",))
+    odd = link(make_pairs(blocks=(4096, 1000), directory=str(tmp_path))).measure(4096)
+    assert odd.transports in ((f"cached/{system}",), (f"memory/{system}",))
+    assert (whole.transports == odd.transports) == (system == "tmpfs" or whole.transports[0].startswith("cached"))
+
+
+def test_what_is_kept_in_memory_is_called_so_and_is_no_storage(tmp_path: Path) -> None:
+    only_storage = profile(tmp_path / "p.toml", "backend = ['POSIX']\ntransports = ['direct']")
+    done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-file-dir=/dev/shm",
+               f"--nixl-profile={only_storage}")  # fmt: skip
+    assert done.code == 1
+    assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
+    assert "went over memory/tmpfs, and the profile accepts direct only" in done.output
+
+
+def test_a_directory_that_takes_no_file_is_named_with_a_remedy(make_pairs: MakePairs) -> None:
+    with pytest.raises(WorkerError, match=r"no file of 65536 bytes can be made in /proc: .*initiator") as caught:
+        link(make_pairs(directory="/proc"))
+    assert "--nixl-file-dir" in caught.value.remedy
+
+
+def test_a_backend_between_agents_takes_no_file() -> None:
+    done = run(BANDWIDTH, "--nixl-backend=UCX", "--nixl-memory=DRAM:FILE")
+    assert done.code == 4
+    assert (
+        "--nixl-backend=UCX moves bytes from agent to agent, and --nixl-memory=DRAM:FILE names only files"
+        in done.output
+    )
+
+
+class _Done:
+    """An agent whose transfers are done at once: the order of its calls is what is looked at."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def transfer(self, handle: Any, tag: bytes) -> str:
+        self._calls.append("transfer")
+        return "DONE"
+
+
+def test_a_window_ends_with_the_sync_of_its_file() -> None:
+    calls: list[str] = []
+    initiator = Initiator(
+        _Done(calls), "self", ["plain"], ["tagged"], acknowledged=False, tag_each=True, deadline=1e9,
+        sync=lambda: calls.append("sync"),
+    )  # fmt: skip
+    stamps: array[int] = stamps_for(2)
+    initiator.window(2, stamps)
+    initiator.window(2, stamps)
+    assert calls == ["transfer", "transfer", "sync"] * 2
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:26 / /dev/shm rw - tmpfs tmpfs rw
+41 22 0:40 / /data/lustre rw - lustre 10.0.0.1@tcp:/fs rw
+42 22 0:41 / /data/two\\040words rw - xfs /dev/vdb rw
+broken line
+"""
+
+
+@pytest.mark.parametrize(
+    ("directory", "system"),
+    [
+        ("/tmp/x", "ext4"),
+        ("/dev/shm", "tmpfs"),
+        ("/dev/shmem", "ext4"),
+        ("/data/lustre/kv", "lustre"),
+        ("/data/two words/kv", "xfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -> None:
+    assert file_system(directory, MOUNTS) == system
+    assert file_system(directory, "") == "unknown"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What UCX's protocol report tells of the transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.backends.ucx import BACKEND, taken_for_host
+
+RECORDED = Path(__file__).resolve().parents[1] / "fixtures" / "ucx"
+
+
+@pytest.mark.parametrize(
+    ("log", "op", "transports"),
+    [
+        ("loopback-default", "WRITE", ("cma/memory",)),
+        ("loopback-default", "READ", ("cma/memory",)),
+        ("loopback-tcp", "WRITE", ("tcp/lo", "tcp/eth0")),
+        ("loopback-tcp", "READ", ("tcp/lo",)),
+    ],
+)
+def test_recorded_reports_name_the_transport(log: str, op: str, transports: tuple[str, ...]) -> None:
+    assert BACKEND.transports((RECORDED / f"{log}.log").read_text(), op, 65536) == transports
+
+
+TABLE = """
+[1.0] [h:1 :0]   | {scope} cfg#1 |
+[1.0] [h:1 :0]   | remote memory write by ucp_put*(multi) from host memory to host |
+[1.0] [h:1 :0]   +--------------+-------------+------------------+
+[1.0] [h:1 :0]   |     0..2K    | short       | {short} |
+[1.0] [h:1 :0]   |  2049..64K   | copy-in     | {copy}  |
+[1.0] [h:1 :0]   | 65537..inf   | zero-copy   | {zero}  |
+"""
+
+
+@pytest.mark.parametrize(
+    ("block", "transports"),
+    [
+        (1, ("rc_mlx5/mlx5_0:1",)),
+        (2048, ("rc_mlx5/mlx5_0:1",)),
+        (2049, ("ud/mlx5_0:1",)),
+        (65536, ("ud/mlx5_0:1",)),
+        (65537, ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")),
+        (1 << 40, ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")),
+    ],
+)
+def test_the_range_of_the_block_decides(block: int, transports: tuple[str, ...]) -> None:
+    # Written by hand after the form of the recorded reports: this machine has no adapter.
+    log = TABLE.format(
+        scope="inter-node",
+        short="rc_mlx5/mlx5_0:1",
+        copy="ud/mlx5_0:1",
+        zero="50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1",
+    )
+    assert BACKEND.transports(log, "WRITE", block) == transports
+
+
+def test_another_agent_counts_before_the_agent_itself() -> None:
+    to_itself = TABLE.format(scope="self", short="cma/memory", copy="cma/memory", zero="cma/memory")
+    to_other = TABLE.format(scope="inter-node", short="tcp/eth0", copy="tcp/eth0", zero="tcp/eth0")
+    assert BACKEND.transports(to_other + to_itself, "WRITE", 4096) == ("tcp/eth0",)
+    assert BACKEND.transports(to_itself, "WRITE", 4096) == ("cma/memory",)
+
+
+def test_the_last_table_counts() -> None:
+    first = TABLE.format(scope="inter-node", short="tcp/a", copy="tcp/a", zero="tcp/a")
+    last = TABLE.format(scope="inter-node", short="tcp/b", copy="tcp/b", zero="tcp/b")
+    assert BACKEND.transports(first + last, "WRITE", 4096) == ("tcp/b",)
+
+
+@pytest.mark.parametrize("log", ["", "no table at all\n", TABLE[:90]])
+def test_no_report_is_no_transport(log: str) -> None:
+    assert BACKEND.transports(log, "WRITE", 4096) == ()
+    assert BACKEND.transports(log, "READ", 4096) == ()
+
+
+def test_a_report_that_is_cut_off_anywhere_never_raises() -> None:
+    log = (RECORDED / "loopback-tcp.log").read_text()
+    for length in range(0, len(log), 7):
+        assert set(BACKEND.transports(log[:length], "READ", 65536)) <= {"tcp/lo", "tcp/eth0", "tcp/l"}
+
+
+#: One table of a transfer to another process, in the form of UCX 1.21 and newer, and in that of older releases, where
+#: scope and operation are on one line. Written by hand after UCX's proto_debug.c, its gtest (test_ucp_proto_mock.cc,
+#: ``{1, INF, "zero-copy", "cuda_ipc/cuda"}``) and reports in NIXL's issues 1195 and 1240: no GPU was asked.
+NEWER = """
+[1.0] [h:1 :0]   | a intra-node cfg#1 |
+[1.0] [h:1 :0]   | {heading} |
+[1.0] [h:1 :0]   | Range  | Description | Config |
+[1.0] [h:1 :0]   | 0..inf | zero-copy   | {config} |
+"""
+OLDER = """
+[1.0] [h:1:0]   | ucp_context_0 intra-node cfg#1 | {heading}    |
+[1.0] [h:1:0]   +--------------------------------+--------------+-------------+
+[1.0] [h:1:0]   |                         0..inf | zero-copy    | {config} |
+"""
+HEADINGS = {
+    "DRAM:DRAM": "remote memory write by ucp_put* from host memory to host",
+    "DRAM:VRAM": "remote memory write by ucp_put*(fast-completion) from host memory to cuda/dev[0]",
+    "VRAM:DRAM": "remote memory write by ucp_put*(multi) from cuda/GPU0 to host",
+    "VRAM:VRAM": "remote memory write by ucp_put* from cuda/GPU0 to cuda/GPU1",
+}
+CONFIGS = {
+    "DRAM:DRAM": ("cma/memory", ("cma/memory",)),
+    "DRAM:VRAM": ("rc_mlx5/mlx5_0:1 50% on path0 and 50% on path1", ("rc_mlx5/mlx5_0:1",)),
+    "VRAM:DRAM": ("72% on rc_mlx5/mlx5_2:1 and 28% on rc_mlx5/mlx5_3:1", ("rc_mlx5/mlx5_2:1", "rc_mlx5/mlx5_3:1")),
+    "VRAM:VRAM": ("cuda_ipc/cuda", ("cuda_ipc/cuda",)),
+}
+
+
+@pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
+@pytest.mark.parametrize("memory", HEADINGS)
+def test_the_table_of_the_memory_decides(form: str, memory: str) -> None:
+    log = "".join(form.format(heading=HEADINGS[name], config=config) for name, (config, _) in CONFIGS.items())
+    pair = MemoryPair.parse(memory)
+    assert BACKEND.transports(log, "WRITE", 4096, pair) == CONFIGS[memory][1]
+    assert BACKEND.transports(log, "READ", 4096, pair) == ()
+    assert BACKEND.mistaken(log, "WRITE", pair) == ""
+
+
+@pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
+def test_a_read_has_the_initiators_memory_first_as_well(form: str) -> None:
+    log = form.format(heading="remote memory read by ucp_get* into cuda/GPU0 from host", config="rc_mlx5/mlx5_0:1")
+    assert BACKEND.transports(log, "READ", 1, MemoryPair("VRAM", "DRAM")) == ("rc_mlx5/mlx5_0:1",)
+    assert BACKEND.transports(log, "READ", 1, MemoryPair("DRAM", "VRAM")) == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked", "words"),
+    [
+        ("DRAM:DRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM and target's VRAM as host memory"),
+        ("DRAM:DRAM", "DRAM:VRAM", "UCX moved the target's VRAM as host memory"),
+        ("DRAM:VRAM", "VRAM:VRAM", "UCX moved the initiator's VRAM as host memory"),
+        ("VRAM:VRAM", "DRAM:DRAM", ""),
+    ],
+)
+def test_memory_that_was_moved_as_another_kind_is_found(seen: str, asked: str, words: str) -> None:
+    log = NEWER.format(heading=HEADINGS[seen], config="cma/memory")
+    assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(asked)) == words
+
+
+@pytest.mark.parametrize("log", ["", NEWER.format(heading="remote memory write by ucp_put*", config="cma/memory")])
+def test_a_report_that_does_not_tell_the_memory_accuses_nobody(log: str) -> None:
+    assert BACKEND.mistaken(log, "WRITE", MemoryPair("VRAM", "VRAM")) == ""
+
+
+def test_an_agent_that_wrote_to_itself_only_has_moved_nothing() -> None:
+    log = (RECORDED / "loopback-default.log").read_text()
+    tables_of_itself = log[: log.index("intra-node")]
+    assert "from host memory to host" in tables_of_itself
+    assert BACKEND.mistaken(tables_of_itself, "WRITE", MemoryPair("VRAM", "VRAM")) == ""
+    assert BACKEND.mistaken(log, "WRITE", MemoryPair("VRAM", "VRAM")) != ""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("E1121 ucx_utils.cpp:674] nixlUcxContext a: VRAM memory is detected as host by UCX. UCX is likely not "
+         "configured with CUDA/ROCm support. VRAM registration cannot proceed.",
+         "VRAM memory is detected as host by UCX"),
+        ("E1121 ucx_utils.cpp:200] failed to ucp_mem_map: Invalid parameter", ""),
+    ],
+)  # fmt: skip
+def test_nixls_refusal_of_such_memory_is_read(log: str, words: str) -> None:
+    assert taken_for_host(log) == words

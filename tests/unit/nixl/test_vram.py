@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU buffers, as far as a machine without a GPU can tell.
+
+``cuda-bindings`` and what we ask of it are real, and the kernels are those of ``kernels.cu``, compiled for this
+processor; the driver is a stand-in whose GPUs are host memory (``gpu/driver.c``). So what is proven is the arithmetic,
+the calls and their order, and that all is given back; not what a GPU makes of it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from helpers import gpu_standin
+from helpers.cli_run import profile, run
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
+from pytest_nixl.nixl.gpus import choose, require_gpu
+from pytest_nixl.nixl.worker.devices import make_ptx
+from pytest_nixl.nixl.worker.devices.nvidia import why_not
+from pytest_nixl.nixl.worker.pattern import TILE
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.session.settings import read_settings
+
+pytestmark = pytest.mark.apart
+
+HERE = str(Path(__file__).parent)
+NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables with which a process finds the stand-in for the driver, and what its GPUs gave and got back."""
+    folder = tmp_path_factory.mktemp("driver")
+    gpu_standin.build(folder)
+    return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log"), "PYTHONPATH": HERE}
+
+
+@pytest.fixture(scope="module")
+def started(driver: dict[str, str], pytestconfig: pytest.Config) -> Iterator[Agents]:
+    """Agents whose workers see two GPUs."""
+    with Agents(LocalHost(supervisor()), read_settings(pytestconfig, environ={})) as agents:
+        yield agents
+
+
+@pytest.fixture(scope="module")
+def agent(started: Agents, driver: dict[str, str]) -> NixlAgent:
+    """An agent whose worker sees two GPUs."""
+    return started.start("with-gpus", environment=driver)
+
+
+@pytest.fixture(scope="module")
+def without(started: Agents) -> NixlAgent:
+    """An agent whose worker sees what this machine has: no GPU."""
+    return started.start("without")
+
+
+def held(driver: dict[str, str]) -> Counter[str]:
+    """Return what the GPUs have given and not got back: sizes and how many of each."""
+    count: Counter[str] = Counter()
+    log = Path(driver["STANDIN_LOG"])
+    for line in log.read_text().splitlines() if log.exists() else ():
+        what, size = line.split()
+        count[size] += {"allocate": 1, "free": -1}.get(what, 0)
+    return +count
+
+
+# Without a GPU
+
+
+def test_a_worker_without_a_gpu_says_why_in_one_sentence(without: NixlAgent) -> None:
+    with pytest.raises(NotApplicableError) as caught:
+        without.allocate(4096, "VRAM")
+    assert caught.value.reason == f"VRAM {NO_DRIVER}"
+    assert caught.value.remedy == (
+        "run it on a host with a GPU, and give the container its GPUs (--gpus all, nvidia.com/gpu)"
+    )
+    with pytest.raises(NotApplicableError, match=re.escape(f"this test {NO_DRIVER}")):
+        without.gpus()
+    with pytest.raises(WorkerError, match="there are no buffers of HBM: expected DRAM, VRAM or FILE"):
+        without.worker.call("allocate", size=1, memory_type="HBM")
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "there", "visible", "reason"),
+    [
+        (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "", "CUDA_VISIBLE_DEVICES= leaves this process none"),
+        (100, "CUDA_ERROR_NO_DEVICE", True, "7", "CUDA_VISIBLE_DEVICES=7 leaves this process none"),
+        (100, "CUDA_ERROR_NO_DEVICE", True, None, "the CUDA driver does not start here: CUDA_ERROR_NO_DEVICE"),
+        (
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            True,
+            "0",
+            "the CUDA driver does not start here: CUDA_ERROR_SYSTEM_NO",
+        ),
+        (
+            None,
+            "libcuda is not found\nmore",
+            True,
+            None,
+            "there is a driver's device node here and no library of it",
+        ),
+    ],
+)
+def test_every_reason_for_no_gpu_has_its_words(
+    code: int | None, fault: str, there: bool, visible: str | None, reason: str
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    said, remedy = why_not(code, fault, there=there, environ=environ)
+    assert said.startswith(reason)
+    assert "\n" not in said
+    assert remedy
+
+
+def test_a_process_that_is_left_no_gpu_says_by_what(started: Agents, driver: dict[str, str]) -> None:
+    blind = started.start(environment={**driver, "CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(NotApplicableError, match="needs a GPU, and CUDA_VISIBLE_DEVICES= leaves this process none"):
+        blind.allocate(4096, "VRAM")
+
+
+PLAIN = """
+def test_link(nixl_link):
+    assert nixl_link.move(4096) is None
+
+def test_buffer(gpu_buffer):
+    assert False, "it never comes to this"
+
+def test_user(nixl_agent):
+    nixl_agent.allocate(4096, "VRAM")
+"""
+
+
+def test_tests_are_skipped_with_the_sentence(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(PLAIN)
+    result = run_pytest(pytester, "-rs", "--nixl-blocks=4KiB", "--nixl-op=READ", "--nixl-memory=VRAM:VRAM,DRAM:DRAM")
+    result.assert_outcomes(passed=1, skipped=3)
+    reasons = [re.sub(r"^SKIPPED \[1\] \S+ ", "", line) for line in result.outlines if line.startswith("SKIPPED")]
+    assert sorted(reasons) == [f"VRAM {NO_DRIVER}", f"VRAM {NO_DRIVER}", f"VRAM:VRAM {NO_DRIVER}"]
+
+
+def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makeconftest("from pytest_nixl.suites.conftest import *")
+    pytester.makepyfile("from pytest_nixl.suites.bandwidth.test_bandwidth import test_bandwidth")
+    any_speed = profile(tmp_path / "any.toml", "floor = '1 KB/s'")
+    asked = (
+        f"--nixl-profile={any_speed}",
+        "--nixl-blocks=4KiB,8KiB",
+        "--nixl-op=READ",
+        "--nixl-duration=10ms",
+        "--benchmark-quiet",
+    )
+    gated = run_pytest(pytester, *asked, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
+    sentence = f"VRAM:VRAM was asked for (--nixl-memory), and none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
+    gated.stdout.fnmatch_lines(
+        [
+            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+            "    remedy: run it on a host with a GPU, *",
+            "NIXL gate: FAIL (*1 MISSING*",
+        ]
+    )
+    assert gated.ret == 1
+    # By the seeds' variable it is asked for as well.
+    seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
+    asked_by = (
+        "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+    )
+    seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
+    assert seeds.ret == 1
+
+
+# With GPUs that are host memory
+
+
+def test_a_worker_tells_the_gpus_that_it_sees(agent: NixlAgent) -> None:
+    assert [(gpu.number, gpu.name, gpu.pci) for gpu in agent.gpus()] == [
+        (0, "Stand-in 0", "0000:1a:00.0"),
+        (1, "Stand-in 1", "0000:1b:00.0"),
+    ]
+    assert len({gpu.uuid for gpu in agent.gpus()}) == 2
+    agent.allocate(1, "VRAM", device=1).free()
+    assert agent.worker.versions["gpu"] == "GPU 1, Stand-in 1 (0000:1b:00.0)"
+    assert agent.worker.call("devices")["by"].startswith("cuda-bindings ")
+    assert "libcuda" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 4096, 65537, 8 * TILE, 8 * TILE + 8, 16 * TILE + 3])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_the_kernels_make_and_compare_what_the_processor_makes(agent: NixlAgent, size: int, offset: int) -> None:
+    vram, dram = agent.allocate(size + 16, "VRAM", device=1), agent.allocate(size + 16)
+    seed = (1 << 63) - size
+    for buffer in (vram, dram):
+        assert buffer.read() == bytes(size + 16)
+        buffer.fill(seed, offset=offset, size=size).result()
+    assert vram.read() == dram.read()
+    for buffer in (vram, dram):
+        assert buffer.compare(seed, offset=offset, size=size) is None
+        buffer.fill(seed, offset=offset, size=size, inverted=True).result()
+    assert vram.read() == dram.read()
+    found = vram.compare(seed, offset=offset, size=size)
+    assert found is not None
+    assert found["wrong_bytes"] == size
+    assert found == dram.compare(seed, offset=offset, size=size)
+    for buffer in (vram, dram):
+        buffer.free()
+
+
+def test_the_first_wrong_byte_is_told_wherever_it_is(agent: NixlAgent) -> None:
+    size = 8 * TILE + 100
+    vram, dram = agent.allocate(size, "VRAM"), agent.allocate(size)
+    for place in (size - 1, 8 * TILE + 3, 8 * TILE - 1, 4099, 5):
+        for buffer in (vram, dram):
+            buffer.fill(9).result()
+            buffer.write(bytes(2), offset=min(place, size - 2))
+        assert vram.compare(9) == dram.compare(9) is not None
+    vram.free()
+    with pytest.raises(WorkerError, match="this buffer is no longer there"):
+        vram.read()
+
+
+def test_bytes_outside_a_buffer_are_refused(agent: NixlAgent) -> None:
+    vram = agent.allocate(4096, "VRAM")
+    for attempt in (lambda: vram.read(4000, 97), lambda: vram.compare(1, offset=-1, size=8)):
+        with pytest.raises(WorkerError, match="are not inside a buffer of 4096 bytes"):
+            attempt()
+    with pytest.raises(WorkerError, match="are not inside a buffer of 4096 bytes"):
+        vram.fill(1, offset=4096, size=1).result()
+    vram.free()
+
+
+def test_a_gpu_that_is_not_there_and_memory_that_it_has_not(agent: NixlAgent) -> None:
+    with pytest.raises(NotApplicableError) as caught:
+        agent.allocate(4096, "VRAM", device=2)
+    assert caught.value.reason == "VRAM needs GPU 2, and the worker sees 2, numbers 0 to 1"
+    with pytest.raises(WorkerError, match="GPU 1 gives no 2147483648 bytes: CUDA_ERROR_OUT_OF_MEMORY") as full:
+        agent.allocate(2 << 30, "VRAM", device=1)
+    assert "ask for smaller blocks, batch or depth" in full.value.remedy
+    assert require_gpu(agent.worker, 1).number == 1
+
+
+def test_all_memory_is_given_back_and_each_context_is_taken_once(agent: NixlAgent, driver: dict[str, str]) -> None:
+    before = held(driver)
+    for device in (0, 1, 0):
+        buffer = agent.allocate(77777, "VRAM", device=device)
+        buffer.fill(1).result()
+        buffer.compare(2)
+        assert held(driver) == before + Counter({"77777": 1})
+        buffer.free()
+    assert held(driver) == before
+    assert set(re.findall(r"retain (\d+)", Path(driver["STANDIN_LOG"]).read_text())) == {"1"}
+
+
+def test_each_call_is_made_on_the_gpu_that_it_is_about(agent: NixlAgent) -> None:
+    one, other = (agent.allocate(4096, "VRAM", device=device) for device in (0, 1))
+    for buffer in (one, other):
+        buffer.fill(buffer.device).result()
+    for buffer in (one, other):
+        assert buffer.compare(buffer.device) is None
+    for buffer in (one, other):
+        buffer.write(b"over", offset=7)
+    for buffer in (one, other):
+        assert buffer.read(7, 4) == b"over"
+    for buffer in (one, other):
+        buffer.free()
+
+
+@pytest.mark.parametrize(
+    ("memory", "wanted", "chosen"),
+    [
+        ("DRAM:DRAM", DevicePair(5, 6), DevicePair(0, 0)),
+        ("VRAM:VRAM", None, DevicePair(0, 1)),
+        ("DRAM:VRAM", None, DevicePair(0, 0)),
+        ("VRAM:DRAM", DevicePair(1, 9), DevicePair(1, 0)),
+        ("VRAM:VRAM", DevicePair(1, 1), DevicePair(1, 1)),
+    ],
+)
+def test_the_ends_of_a_link_get_their_gpus(
+    agent: NixlAgent, memory: str, wanted: DevicePair | None, chosen: DevicePair
+) -> None:
+    assert choose(agent.worker, agent.worker, MemoryPair.parse(memory), wanted) == chosen
+
+
+def test_of_one_gpu_both_ends_have_it(started: Agents, driver: dict[str, str]) -> None:
+    one = started.start(environment={**driver, "STANDIN_GPUS": "1"})
+    assert choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), None) == DevicePair(0, 0)
+    with pytest.raises(NotApplicableError, match="VRAM:VRAM needs GPU 1, and the worker sees one, number 0"):
+        choose(one.worker, one.worker, MemoryPair("VRAM", "VRAM"), DevicePair(0, 1))
+
+
+def test_a_backend_that_moves_no_gpu_memory_says_so(
+    make_pairs: Callable[..., WorkerPairs], driver: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in driver.items():
+        monkeypatch.setenv(name, value)
+    pairs = make_pairs()
+    for _ in range(2):  # the second time no worker is started to be told the same
+        with pytest.raises(NotApplicableError) as caught:
+            pairs.link("POSIX", "WRITE", MemoryPair("VRAM", "FILE"), ranks=(0, 0))
+        assert caught.value.reason == ("VRAM:FILE needs a backend that moves GPU memory, and POSIX moves DRAM and FILE")
+
+
+def test_memory_that_ucx_takes_for_the_hosts_is_found(agent: NixlAgent) -> None:
+    """The fault is real: this UCX has no CUDA that would know the memory of our GPUs."""
+    buffer = agent.allocate(4096, "VRAM")
+    with pytest.raises(FindingError) as caught:
+        agent.register(buffer)
+    assert caught.value.finding == VRAM_AS_HOST
+    assert caught.value.reason == (
+        f"memory of a GPU is taken for host memory: {agent.worker.name} could not register GPU 0's: VRAM memory is "
+        "detected as host by UCX"
+    )
+    assert "UCX_MODULES" in caught.value.remedy
+    buffer.free()
+
+
+def test_the_suite_looks_for_it(driver: dict[str, str]) -> None:
+    done = run("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=driver)
+    assert f"FAIL {VRAM_AS_HOST}: memory of a GPU is taken for host memory: rank 0 (agent worker, pid " in done.output
+    assert done.code == 1
+
+
+LEFT = """
+def test_fails(nixl_agent, nixl_buffer):
+    nixl_buffer(nixl_agent, 11111, register=False, memory="VRAM", device=1)
+    nixl_buffer(nixl_agent, 4096)
+    assert False, "the test's own"
+
+def test_taken_for_host(gpu_buffer):
+    assert False, "it never comes to this"
+
+def test_dies(nixl_agent, nixl_buffer):
+    nixl_buffer(nixl_agent, 22222, register=False, memory="VRAM")
+    nixl_agent.worker.kill()
+"""
+
+
+def test_buffers_are_given_back_after_a_failed_test(pytester: pytest.Pytester, driver: dict[str, str]) -> None:
+    pytester.makepyfile(LEFT)
+    log = str(pytester.path / "log")
+    result = run_pytest(pytester, "--nixl-timeout=20s", env={**driver, "STANDIN_LOG": log})
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    result.stdout.fnmatch_lines(["memory of a GPU is taken for host memory: *", "E * the test's own"])
+    # What the killed worker had, the driver takes back: a stand-in does not tell.
+    assert held({"STANDIN_LOG": log}) == Counter({"22222": 1})
+    assert "free 11111" in Path(log).read_text()
+
+
+def test_users_functions_get_buffers_as_arrays_and_describe_arrays(agent: NixlAgent) -> None:
+    dram, vram = agent.allocate(1000), agent.allocate(1000, "VRAM", device=1)
+    dram.write(b"\x02" * 1000)
+    assert agent.run("helpers.vram_functions:sum_of", buffer=dram) == 2000
+    assert agent.run("helpers.vram_functions:describe", buffer=dram) == [dram.address, 1000, 0, "DRAM"]
+    assert agent.run("helpers.vram_functions:describe", buffer=vram) == [vram.address, 1000, 1, "VRAM"]
+    assert agent.run("helpers.vram_functions:describe_part", buffer=vram, offset=10) == [
+        vram.address + 10,
+        990,
+        1,
+        "VRAM",
+    ]
+    assert agent.run("helpers.vram_functions:register_array") == "DRAM 16384"
+    vram.free()
+
+
+# The kernels themselves
+
+
+def test_the_ptx_is_made_of_the_source() -> None:
+    text = make_ptx.MADE.read_text()
+    assert f"// {make_ptx.digest()}\n" in text, "kernels.cu was changed: run make_ptx.py where nvcc is"
+    assert ".version 6.3\n.target sm_70\n" in text
+
+
+def _ptxas() -> str | None:
+    """The assembler of CUDA's package, or that of this machine."""
+    spec = find_spec("nvidia.cuda_nvcc") if find_spec("nvidia") else None
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if (Path(folder) / "bin" / "ptxas").exists():
+            return str(Path(folder) / "bin" / "ptxas")
+    return shutil.which("ptxas")
+
+
+@pytest.mark.parametrize("target", ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_the_ptx_is_assembled_for_every_generation(target: str, tmp_path: Path) -> None:
+    assembler = _ptxas()
+    assert assembler is not None, "pip install nvidia-cuda-nvcc-cu12"
+    out = tmp_path / "kernels.cubin"
+    subprocess.run([assembler, f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
+    assert b"nixl_compare" in out.read_bytes()

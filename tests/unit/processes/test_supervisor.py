@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: what it owns goes with its last client, however that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.etcd import environment, mentioning, running, separate_supervisor, wait_until
+
+from pytest_nixl.processes import supervisor_main
+from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
+
+#: A client in a process of its own: says what it has, then waits to be ended, or ends by itself.
+CLIENT = """
+import json, os, signal, subprocess, sys, time
+how, run = sys.argv[1], sys.argv[2]
+if run:
+    os.environ["PYTEST_XDIST_TESTRUNUID"] = run
+from pytest_nixl.processes.supervisor import supervisor
+own = supervisor()
+mine = own.spawn(["sleep", "300"], log="mine.log")
+shared = own.spawn(["sleep", "300"], log="shared.log", shared=True)
+watched = subprocess.Popen(["sleep", "300"], start_new_session=True)
+own.watch_process(watched.pid)
+forgotten = subprocess.Popen(["sleep", "300"], start_new_session=True)
+own.watch_process(forgotten.pid)
+own.unwatch_process(forgotten.pid)
+forked = os.fork() if how == "fork" else 0
+if how == "fork" and not forked:
+    os.close(1)
+    time.sleep(300)
+print(json.dumps(dict(supervisor=own.pid, directory=str(own.directory), mine=mine, shared=shared, watched=watched.pid,
+                      forgotten=forgotten.pid, forked=forked, is_shared=own.shared)), flush=True)
+if how == "wait":
+    try:
+        time.sleep(300)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
+    """A supervisor that this test may end."""
+    with separate_supervisor(monkeypatch) as separate:
+        yield separate
+
+
+def client(how: str = "wait", run: str = "", **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start a client; return it and what it says."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, how, run], stdout=subprocess.PIPE, text=True, env=environment(**more)
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_spawn_and_stop(own: SupervisorClient) -> None:
+    pid = own.spawn(["sh", "-c", "echo out; echo err >&2; exec sleep 300"], log="it.log")
+    assert own.alive(pid)
+    assert own.how_ended(pid) == "running"
+    wait_until(lambda: (own.directory / "it.log").read_text() == "out\nerr\n", 5, "the log has both")
+    assert own.stop(pid) == "ended by SIGTERM"
+    assert not own.alive(pid)
+    assert own.stop(pid) == "ended by SIGTERM"
+
+
+def test_how_a_process_ended(own: SupervisorClient) -> None:
+    failed = own.spawn(["sh", "-c", "exit 3"], log="a.log")
+    killed = own.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
+    wait_until(lambda: not own.alive(failed) and not own.alive(killed), 5, "both have ended")
+    assert own.how_ended(failed) == "ended with exit code 3"
+    assert own.how_ended(killed) == "ended by SIGKILL"
+    assert own.how_ended(1) == "was not started by this supervisor"
+
+
+def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: SupervisorClient) -> None:
+    script = "trap '' TERM; sleep 300 & echo $!; wait"
+    pid = own.spawn(["sh", "-c", script], log="stubborn.log")
+    log = own.directory / "stubborn.log"
+    wait_until(lambda: log.read_text().endswith("\n"), 5, "the grandchild is there")
+    grandchild = int(log.read_text())
+    start = time.monotonic()
+    assert own.stop(pid) == "ended by SIGKILL"
+    assert 1.9 < time.monotonic() - start < 5
+    wait_until(lambda: not running(grandchild), 5, "the grandchild has ended")
+
+
+def test_environment_is_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = own.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
+    wait_until(lambda: not own.alive(pid), 5, "it has ended")
+    assert (own.directory / "e.log").read_text() == "yes-gone\n"
+
+
+def test_a_program_that_is_not_there_is_named(own: SupervisorClient) -> None:
+    with pytest.raises(SupervisorError, match=r"could not spawn /nowhere/it: No such file or directory"):
+        own.spawn(["/nowhere/it"], log="x.log")
+    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the supervisor goes on after that"
+
+
+def test_a_log_outside_of_the_run_directory_is_refused(own: SupervisorClient) -> None:
+    with pytest.raises(ValueError, match="not the name of a file"):
+        own.spawn(["true"], log="../x.log")
+
+
+def test_the_run_directory_is_private(own: SupervisorClient) -> None:
+    assert own.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_close_cleans_and_a_new_one_can_be_had(own: SupervisorClient) -> None:
+    pid = own.spawn(["sleep", "300"], log="x.log")
+    (own.directory / "folder" / "deeper").mkdir(parents=True)
+    close_supervisor()
+    assert not own.directory.exists()
+    assert not running(pid)
+    assert not running(own.pid)
+    with pytest.raises(SupervisorError, match="was left already"):
+        own.alive(pid)
+    assert supervisor().directory != own.directory
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "SIGTERM", "end"])
+def test_nothing_is_left_behind(how: str) -> None:
+    process, has = client("end" if how == "end" else "wait")
+    if how != "end":
+        process.send_signal(getattr(signal, how))
+    end(process)
+    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
+    for name in ("mine", "shared"):
+        assert not running(has[name]), name
+    # It is no child of the supervisor, which can kill it and not wait for it.
+    wait_until(lambda: not running(has["watched"]), 5, "the watched process has ended")
+    wait_until(lambda: not mentioning(has["directory"]), 5, "the supervisor has ended")
+    assert running(has["forgotten"]), "what is not watched any more is left alone"
+    os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_ctrl_c_does_not_reach_the_supervisor_or_its_children(own: SupervisorClient) -> None:
+    pid = own.spawn(["sleep", "300"], log="x.log")
+    assert len({os.getsid(0), os.getsid(own.pid), os.getsid(pid)}) == 3
+    os.kill(own.pid, signal.SIGINT)
+    assert own.alive(pid)
+
+
+def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
+    pid = own.spawn(["sleep", "300"], log="x.log")
+    shared_memory = Path(own.shared_memory)
+    os.kill(own.pid, signal.SIGKILL)
+    shared_memory.rmdir()  # nobody else is left to do it
+    wait_until(lambda: not running(pid), 5, "the child has died with its supervisor")
+    with pytest.raises(SupervisorError, match="has gone"):
+        own.alive(pid)
+    # Nobody else can remove it now.
+    supervisor_main.remove_tree(str(own.directory))
+
+
+def test_sigterm_makes_the_supervisor_clean() -> None:
+    process, has = client()
+    os.kill(has["supervisor"], signal.SIGTERM)
+    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
+    assert not any(running(has[name]) for name in ("mine", "shared", "watched"))
+    os.kill(has["forgotten"], signal.SIGKILL)
+    process.kill()
+    end(process)
+
+
+def test_a_forked_child_does_not_keep_it_alive() -> None:
+    process, has = client("fork")
+    end(process)
+    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the supervisor cleans though a forked child lives")
+    assert running(has["forked"]), "the forked child outlives its parent: that is what this test is about"
+    for name in ("forked", "forgotten"):
+        os.kill(has[name], signal.SIGKILL)
+
+
+def test_workers_of_one_run_share_one() -> None:
+    run = os.urandom(16).hex()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLIENT, "wait", run], stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        for _ in range(4)
+    ]
+    told = []
+    for process in started:
+        assert process.stdout is not None
+        told.append(json.loads(process.stdout.readline()))
+    assert len({(has["supervisor"], has["directory"]) for has in told}) == 1
+    assert all(has["is_shared"] for has in told)
+    directory = Path(told[0]["directory"])
+    for process in started[:3]:
+        process.kill()
+        end(process)
+    wait_until(lambda: not any(running(has["mine"]) for has in told[:3]), 5, "their own processes have ended")
+    wait_until(lambda: not any(running(has["watched"]) for has in told[:3]), 5, "their watched processes have ended")
+    assert all(running(has["shared"]) for has in told), "what is shared stays for the last worker"
+    assert running(told[3]["mine"])
+    assert running(told[3]["watched"])
+    started[3].kill()
+    end(started[3])
+    wait_until(lambda: not directory.exists(), 10, "the run directory has gone")
+    assert not any(running(has[name]) for has in told for name in ("mine", "shared", "watched"))
+    for has in told:
+        os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_run_inside_a_worker_is_another_run() -> None:
+    process, has = client("end", PYTEST_XDIST_TESTRUNUID="0123456789abcdef")
+    end(process)
+    assert not has["is_shared"]
+    os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    process, has = client("end", TMPDIR=str(long))
+    end(process)
+    assert has["directory"].startswith(str(long))
+    wait_until(lambda: not any(long.iterdir()), 10, "the run directory has gone")
+    os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    run = os.urandom(16).hex()
+    open_to_all = tmp_path / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, "end", run],
+        capture_output=True,
+        text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+        timeout=20,
+        check=False,
+    )
+    assert "is not a private directory of this user" in done.stderr
+
+
+def test_a_reused_pid_is_not_killed() -> None:
+    """A pid cannot be made to come again: the supervisor's memory of the first process is made up instead."""
+    import socket
+
+    bystander = subprocess.Popen(["sleep", "300"])
+    started = supervisor_main.start_time(bystander.pid)
+    assert started is not None
+    own = supervisor_main.Supervisor.__new__(supervisor_main.Supervisor)
+    with socket.socket(socket.AF_UNIX) as connection:
+        gone = supervisor_main.Client(connection)
+        gone.watched[bystander.pid] = str(int(started) - 1)
+        own._clean(gone)
+        with pytest.raises(subprocess.TimeoutExpired):
+            bystander.wait(0.3)
+        gone.watched[bystander.pid] = started
+        own._clean(gone)
+    assert bystander.wait(5) == -signal.SIGKILL
+    assert supervisor_main.start_time(bystander.pid) is None
+
+
+def test_a_process_that_has_ended_is_not_watched(own: SupervisorClient) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert not own.watch_process(ended.pid)
+    assert own.watch_process(os.getppid())
+    own.unwatch_process(os.getppid())

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is red by that no test could fail: it is red in JUnit, and in every rank's verdict.json."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import ROOT, command, environment, eventually, junit_suite, run
+
+from pytest_nixl.cluster.group import TTL
+from pytest_nixl.cluster.logs import as_told
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.model.conclusion import failed_beside, interrupted_before, told
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.supervisor import supervisor
+
+pytestmark = pytest.mark.apart
+
+CHECKS = """
+import os, pathlib, signal, time
+import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+
+HERE = pathlib.Path(__file__).parent
+
+@pytest.mark.nixl_check("passes")
+def test_passes():
+    pass
+
+@pytest.mark.nixl_check("fails")
+def test_fails():
+    assert "fails" not in os.environ["HOW"], "the planted fault"
+
+@pytest.mark.nixl_check("waits")
+def test_waits():
+    if "waits" in os.environ["HOW"]:
+        (HERE / "waiting").touch()
+        while not (HERE / "go").exists():
+            time.sleep(0.05)
+"""
+
+
+def test_rows_and_checks_that_are_missing_fail_in_junit(tmp_path: Path) -> None:
+    (tmp_path / "test_checks.py").write_text(CHECKS)
+    chosen = (str(tmp_path / "test_checks.py"), "suites/bandwidth/test_bandwidth.py", "-k", "not test_bandwidth")
+    done = run(*chosen, "--nixl-gate", f"--junit-xml={tmp_path}/r.xml", env={"HOW": ""})
+    assert done.code == 1
+    assert "3 passed, " in done.output  # pytest counts its own tests
+    suite = junit_suite(tmp_path / "r.xml")
+    added = {str(case.attrib["name"]): case for case in suite.findall("testcase[@classname='nixl_run']")}
+    missing = int(done.output.rpartition(" MISSING; ")[0].rpartition(" ")[2])
+    assert missing == len(added) == int(suite.attrib["failures"]) >= 2
+    assert int(suite.attrib["tests"]) == 3 + missing
+    messages = [failure.attrib["message"] for case in added.values() for failure in case.findall("failure")]
+    assert all(message.startswith("MISSING: ") for message in messages)
+    assert any("no row was measured: there is nothing to accept" in message for message in messages)
+    assert added["bandwidth"].find("properties/property[@name='nixl_verdict'][@value='MISSING']") is not None
+
+
+def test_what_a_test_failed_is_in_junit_once(tmp_path: Path) -> None:
+    (tmp_path / "test_checks.py").write_text(CHECKS)
+    done = run(str(tmp_path / "test_checks.py"), "--nixl-op=WRITE", f"--junit-xml={tmp_path}/r.xml",
+               env={"HOW": "fails"})  # fmt: skip
+    assert done.code == 1
+    suite = junit_suite(tmp_path / "r.xml")
+    assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("3", "1", "0")
+
+
+class Ranks:
+    """Two ranks of one host that make the checks above."""
+
+    def __init__(self, folder: Path, how: str, *arguments: str) -> None:
+        self.folder = folder
+        (folder / "test_checks.py").write_text(CHECKS)
+        etcd = EmbeddedServer.start(supervisor())
+        self.etcd = etcd
+        options = [
+            f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-log-dir={folder}/logs",
+            f"--nixl-report={folder}/r.html", f"--junit-xml={folder}/r.xml", *arguments,
+        ]  # fmt: skip
+        self.processes = [
+            subprocess.Popen(
+                command(str(folder / "test_checks.py"), f"--nixl-rank={rank}", *options),
+                cwd=ROOT,
+                env=environment(HOW=how),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+
+    def end(self) -> tuple[list[int], list[str], list[dict[str, Any]]]:
+        """Wait for both; return their exit codes, outputs and verdict files."""
+        outputs = [process.communicate(timeout=120)[0] for process in self.processes]
+        paths = [self.folder / "logs" / f"rank-{rank}" / "verdict.json" for rank in range(2)]
+        found = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+        return [process.returncode for process in self.processes], outputs, found
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        self.etcd.discard()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    made: list[Ranks] = []
+
+    def start(how: str, *arguments: str) -> Ranks:
+        made.append(Ranks(tmp_path, how, *arguments))
+        return made[-1]
+
+    yield start
+    for ranks in made:
+        ranks.close()
+
+
+@pytest.mark.parametrize(("how", "code", "verdict"), [("", 0, "PASS"), ("fails", 1, "FAIL")])
+def test_every_rank_leaves_the_same_verdict(start: Any, how: str, code: int, verdict: str) -> None:
+    codes, outputs, (first, second) = start(how).end()
+    assert codes == [code, code], outputs
+    for name in ("verdict", "gate", "warnings", "interrupted", "checks", "rows", "failing", "exit_code", "text"):
+        assert first[name] == second[name]
+    assert (first["verdict"], first["exit_code"], first["interrupted"]) == (verdict, code, "")
+    assert (first["rank"], second["rank"], first["ranks"]) == (0, 1, 2)
+    assert first["checks"] == ({"PASS": 2, "FAIL": 1} if code else {"PASS": 3})
+    failing = [(one["check"], one["verdict"], "the planted fault" in one["reason"]) for one in first["failing"]]
+    assert failing == ([("fails", "FAIL", True)] if code else [])
+    # Every rank ends with the same line.
+    assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
+def test_every_rank_says_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
+    ranks = start("waits")
+    assert eventually((ranks.folder / "waiting").exists, 60)
+    ranks.processes[0].send_signal(number)
+    codes, outputs, found = ranks.end()
+    assert codes == [code, code], outputs
+    for output, report in zip(outputs, found, strict=True):
+        assert "NIXL verdict: INTERRUPTED after 2 of 3 checks: " in output
+        assert "NIXL verdict: PASS" not in output
+        assert report["verdict"] == "INTERRUPTED"
+        assert report["interrupted"].startswith("INTERRUPTED after 2 of 3 checks: ")
+        assert report["exit_code"] == code
+    assert "<strong>INTERRUPTED after 2 of 3 checks: " in (ranks.folder / "r.html").read_text()
+
+
+def test_a_lost_rank_interrupts_the_run(start: Any) -> None:
+    ranks = start("waits")
+    assert eventually((ranks.folder / "waiting").exists, 60)
+    ranks.processes[1].kill()
+    time.sleep(TTL + 2)
+    (ranks.folder / "go").touch()
+    codes, outputs, found = ranks.end()
+    assert codes[0] == 1
+    said = "INTERRUPTED after 3 of 3 checks: rank 1 on "
+    assert f"NIXL verdict: FAIL, {said}" in outputs[0]
+    assert found[0]["interrupted"].startswith(said)
+    assert [one["check"] for one in found[0]["failing"]] == ["ranks"]
+    assert f"<strong>FAIL, {said}" in (ranks.folder / "r.html").read_text()
+    assert junit_suite(ranks.folder / "r.xml").attrib["failures"] == "2"
+
+
+def test_what_another_rank_told_is_taken_in_its_form_only() -> None:
+    failed = Result("x", "x", Verdict.MISSING, "why", "how")
+    plain = told([failed], gate=True)
+    assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
+    assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
+    for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
+        assert as_told(Ending(1, "rank 0 has gone", told=bad))["verdict"] == "INTERRUPTED"
+    assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
+
+
+def test_a_run_that_pytest_failed_is_not_told_as_passed() -> None:
+    passed, failed = (told([Result("x", "x", verdict)], gate=False) for verdict in (Verdict.PASS, Verdict.FAIL))
+    found = failed_beside(passed, 1)
+    assert (found["verdict"], len(found["failing"])) == ("FAIL", 1)
+    assert found["failing"][0]["reason"] == "a test failed that is no check of NIXL (exit code 1)"
+    assert failed_beside(failed, 1) == failed
+
+
+def test_a_rank_that_is_lost_after_the_verdict_takes_the_pass_back() -> None:
+    passed = told([Result("x", "x", Verdict.PASS)], gate=True)
+    assert passed["verdict"] == "PASS"
+    late = interrupted_before(passed, "rank 1 has gone")
+    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 has gone")
+    assert interrupted_before(told([Result("x", "x", Verdict.FAIL)], gate=True), "gone")["verdict"] == "FAIL"

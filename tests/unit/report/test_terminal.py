@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows of the settings, and that it shows and costs nothing where nobody asked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.pytester_run import PLUGIN, run_pytest
+
+pytestmark = pytest.mark.apart
+
+SECRET = "hunter2"
+OURS = "def test_it(nixl_settings): pass"
+NOT_OURS = "def test_it(): pass"
+
+HEADER = [
+    "  --nixl-backend=UCX (default)",
+    "  --nixl-etcd=none (default)",
+    "  --nixl-etcd-server=auto (default)",
+    "  --nixl-etcd-image=quay.io/coreos/etcd:v3.5.18 (default)",
+    "  --nixl-etcd-cacert=none (default)",
+    "  --nixl-etcd-cert=none (default)",
+    "  --nixl-etcd-key=none (default)",
+    "  --nixl-etcd-user=none (default)",
+    "  --nixl-etcd-listen=none (default)",
+    "  --nixl-ranks=none (default)",
+    "  --nixl-rank=none (default)",
+    "  --nixl-group=none (default)",
+    "  --nixl-group-token=none (default)",
+    "  --nixl-pairs=ring (default)",
+    "  --nixl-join-timeout=300s (default)",
+    "  --nixl-log-dir=none (default)",
+    "  --nixl-op=WRITE,READ (default)",
+    "  --nixl-memory=DRAM:DRAM (default)",
+    "  --nixl-devices=auto (default)",
+    "  --nixl-file-dir=none (default)",
+    "  --nixl-blocks=4KiB..64MiB (default)",
+    "  --nixl-batch=1 (default)",
+    "  --nixl-depth=1 (default)",
+    "  --nixl-iterations=auto (default)",
+    "  --nixl-warmup=10 (default)",
+    "  --nixl-duration=0.1s (default)",
+    "  --nixl-timeout=60s (default)",
+    "  --nixl-start-timeout=180s (default)",
+    "  --nixl-profile=loopback (default)",
+    "  --nixl-nixlbench=none (default)",
+    "  --nixl-nixlbench-runtime=auto (default)",
+    "  --nixl-nixlbench-args=none (default)",
+    "  --nixl-raw-tools-dir=none (default)",
+    "  --nixl-gate=no (default)",
+    "  --nixl-keep-going=no (default)",
+    "  --nixl-image=none (default)",
+    "  --nixl-baseline=none (default)",
+    "  --nixl-compare-image=none (default)",
+    "  --nixl-max-regression=5% (default)",
+    "  --nixl-min-launches=auto (default)",
+    "  --nixl-store=none (default)",
+    "  --nixl-report=none (default)",
+]
+
+
+def changed(**lines: str) -> list[str]:
+    """Return the header with some of its settings as given, by the name of the option."""
+    by_name = {line.split("=")[0].removeprefix("  --nixl-").replace("-", "_"): line for line in HEADER}
+    assert lines.keys() <= by_name.keys()
+    for name, line in lines.items():
+        by_name[name] = f"  --nixl-{name.replace('_', '-')}={line}"
+    return list(by_name.values())
+
+
+def header(result: pytest.RunResult) -> list[str]:
+    """Return the lines of our header, which is shown once."""
+    [start] = [number for number, line in enumerate(result.outlines) if re.fullmatch(r"pytest-nixl .+:", line)]
+    lines = result.outlines[start + 1 :]
+    shown = next(number for number, line in enumerate(lines) if not line.startswith("  "))
+    assert not any(line.startswith("  --nixl-") for line in lines[shown:])
+    return lines[:shown]
+
+
+def place(result: pytest.RunResult, beginning: str) -> int:
+    """Return the number of the one line that begins so."""
+    [number] = [number for number, line in enumerate(result.outlines) if line.startswith(beginning)]
+    return number
+
+
+@pytest.mark.parametrize("test", [OURS, NOT_OURS])
+def test_an_option_brings_the_header_with_each_setting_and_its_source(pytester: pytest.Pytester, test: str) -> None:
+    pytester.makepyfile(test)
+    pytester.makeini("[pytest]\nnixl_depth = 1,4\nnixl_warmup = 0")
+    environ = {
+        "NIXL_ETCD_ENDPOINTS": f"http://root:{SECRET}@etcd:2379/",
+        "ETCD_ENDPOINTS": "http://other:2379",
+        "ETCDCTL_USER": f"root:{SECRET}",
+        "NIXL_TARGET_SEG_TYPE": "VRAM",
+        "NIXL_WORKER_TYPE": "native",
+    }
+    result = run_pytest(pytester, "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ)
+    result.assert_outcomes(passed=1)
+    assert header(result) == [
+        *changed(
+            blocks="4KiB,1MiB (option)",
+            duration="120s (option)",
+            depth="1,4 (ini)",
+            warmup="0 (ini)",
+            etcd="http://***@etcd:2379/ (environment NIXL_ETCD_ENDPOINTS)",
+            etcd_user="*** (environment ETCDCTL_USER)",
+            memory="DRAM:VRAM (environment NIXL_TARGET_SEG_TYPE)",
+        ),
+        "  ETCD_ENDPOINTS=http://other:2379 is set and ignored: --nixl-etcd comes from environment NIXL_ETCD_ENDPOINTS",
+        "  NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL",
+    ]
+    assert place(result, "pytest-nixl ") < place(result, "rootdir: ") < place(result, "collected 1 item")
+    assert SECRET not in result.stdout.str()
+
+
+def test_an_ini_value_alone_brings_the_header(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(NOT_OURS)
+    pytester.makeini("[pytest]\nnixl_timeout = 5s")
+    result = run_pytest(pytester)
+    assert header(result) == changed(timeout="5s (ini)")
+    assert place(result, "pytest-nixl ") < place(result, "collected 1 item")
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [
+        "nixl_settings",
+        "nixl_etcd",
+        "nixl_private_etcd",
+        "nixl_agent",
+        "nixl_link",
+        "nixl_buffer",
+        "gpu_buffer",
+        "etcd3_client",
+    ],
+)
+def test_a_fixture_of_ours_brings_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
+    pytester.makepyfile(f"def test_it({fixture}): pass")
+    result = run_pytest(pytester, "--setup-plan")
+    assert header(result) == HEADER
+    assert place(result, "collected ") < place(result, "pytest-nixl ") < place(result, "test_a_fixture_of_ours")
+
+
+def test_a_check_of_ours_brings_the_header_after_collection(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile('import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass')
+    assert header(run_pytest(pytester)) == HEADER
+
+
+UNTOUCHED = """
+import sys
+HEAVY = {"nixl", "etcd3gw", "docker", "testcontainers", "requests", "numpy", "scipy", "torch", "etcd3"}
+def test_it():
+    assert "pytest_nixl.plugin" in sys.modules
+    assert not HEAVY.intersection(sys.modules)
+"""
+
+
+def test_what_nobody_asked_for_loads_nothing(pytester: pytest.Pytester) -> None:
+    """NIXL, etcd, container and number libraries are not imported by the plugin's being there."""
+    pytester.makepyfile(UNTOUCHED)
+    run_pytest(pytester).assert_outcomes(passed=1)
+
+
+def test_settings_load_nothing_either(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(UNTOUCHED.replace("test_it()", "test_it(nixl_settings)"))
+    run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("test", "code"), [(NOT_OURS, 0), ("def test_it(): assert False", 1), ("x = 1", 5)], ids=["pass", "fail", "none"]
+)
+def test_what_nobody_asked_for_shows_nothing(pytester: pytest.Pytester, test: str, code: int) -> None:
+    """A run with the plugin writes what one without it writes, also where our variables are set, even wrong ones."""
+    pytester.makepyfile(test)
+    environ = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "http://h:1/", "NIXL_WORKER_TYPE": "native"}
+    runs = [
+        run_pytest(pytester, env=environ, plugin=plugin)
+        for plugin in (PLUGIN, ("-p", "no:nixl", "-p", "no:cacheprovider"))
+    ]
+    with_it, without_it = ([re.sub(r"in [0-9.]+s", "in TIME", line) for line in run.outlines] for run in runs)
+    assert with_it == without_it
+    assert [run.errlines for run in runs] == [[], []]
+    assert [run.ret for run in runs] == [code, code]
+
+
+SUITES = "no NIXL check ran: these options are for the validation suites, which come with the plugin;"
+
+
+def test_where_there_is_no_test_it_says_what_to_type(pytester: pytest.Pytester) -> None:
+    result = run_pytest(pytester, "--nixl-backend=UCX")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    said = place(result, SUITES)
+    assert result.outlines[said + 1] == "type: pytest --pyargs pytest_nixl.suites --nixl-backend=UCX"
+    assert result.errlines == []
+
+
+def test_what_to_type_has_every_option_and_no_password(pytester: pytest.Pytester) -> None:
+    given = ["--nixl-blocks=4KiB,8KiB", f"--nixl-etcd=http://u:{SECRET}@h:1", f"--nixl-etcd-user=root:{SECRET}"]
+    result = run_pytest(pytester, *given)
+    assert result.outlines[place(result, "type: ")] == (
+        "type: pytest --pyargs pytest_nixl.suites '--nixl-etcd=http://***@h:1' '--nixl-etcd-user=***' "
+        "--nixl-blocks=4KiB,8KiB"
+    )
+    assert SECRET not in result.stdout.str()
+
+
+def test_a_test_that_fails_keeps_its_exit_code_beside_what_to_type(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(): assert False")
+    result = run_pytest(pytester, "--nixl-backend=UCX")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert place(result, SUITES)
+
+
+def test_a_test_of_somebody_elses_that_passes_keeps_its_exit_code(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(NOT_OURS)
+    result = run_pytest(pytester, "--nixl-backend=UCX")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real runs judged by a baseline: each fault is made, and the run names it. Only baselines are made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile, run
+from helpers.records import KEY, key, record, write
+
+#: One row in one launch each, which takes seconds; a baseline that is far off decides nothing with so few, and is told.
+ANY_SPEED = "floor = '1 KB/s'"
+
+FAST = ("--nixl-op=WRITE", "--nixl-min-launches=1", "--nixl-duration=20ms")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a real run of five launches."""
+    directory = tmp_path_factory.mktemp("store")
+    done = bandwidth(
+        "--nixl-op=WRITE", "--nixl-min-launches=5", "--nixl-duration=20ms", f"--nixl-store={directory}",
+        "--nixl-image=registry/nixl:1@sha256:0123456789abcdef", env={"UCX_TLS": "tcp", "NIXL_ACCESS_KEY": "hunter2"},
+    )  # fmt: skip
+    assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}  # the default profile's word on tcp; it has a bandwidth
+    assert len(list(directory.iterdir())) == 1, done.output
+    return directory
+
+
+def recorded(store: Path) -> dict[str, Any]:
+    [path] = store.iterdir()
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_a_record_has_launches_versions_environment_host_and_results(store: Path) -> None:
+    data = recorded(store)
+    [row] = data["benchmarks"]
+    assert len(row["extra_info"]["launches"]) == 5
+    assert sorted(row["extra_info"]["launches"])[2] / 1e9 == pytest.approx(row["extra_info"]["GB/s"])
+    assert row["stats"]["rounds"] == len(row["stats"]["data"])
+    assert row["extra_info"]["image"] == "registry/nixl:1 (0123456789ab)"
+    provenance = data["nixl"]["provenance"]
+    assert provenance["image"]["reference"] == "registry/nixl:1"
+    assert provenance["image"]["digest"] == "sha256:0123456789abcdef"
+    assert {"nixl", "nixl_package", "ucx", "python", "kernel"} <= set(provenance["versions"])
+    assert provenance["environment"]["UCX_TLS"] == "tcp"
+    assert provenance["environment"]["NIXL_ACCESS_KEY"] == "***"
+    assert "hunter2" not in json.dumps(data)
+    assert {"name", "cpu", "cores", "nics", "gpus"} <= set(provenance["host"])
+    assert [result["verdict"] for result in data["nixl"]["results"]] == ["WRONG-TRANSPORT"]
+
+
+def test_pytest_benchmark_compares_the_records_of_a_store(store: Path) -> None:
+    [path] = store.iterdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_benchmark", "compare", str(path)], capture_output=True, text=True, check=True
+    )
+    assert KEY in done.stdout
+
+
+def baseline(path: Path, launches: list[float], **more: Any) -> str:
+    """Write a baseline of this machine and return the option that names it."""
+    return f"--nixl-baseline={write(path, record('nixl:0', {KEY: launches}, **more))}"
+
+
+def test_a_run_that_is_far_slower_than_its_baseline_is_regressed_and_fails(tmp_path: Path) -> None:
+    fast = baseline(tmp_path / "b.json", [1e6, 1.01e6, 0.99e6, 1.02e6, 0.98e6], versions={"ucx": "0.1"})
+    done = bandwidth("--nixl-op=WRITE", "--nixl-duration=20ms", fast, f"--junit-xml={tmp_path / 'junit.xml'}")
+    assert f"REGRESSED regression: {KEY} against nixl:0: -100.0 %" in done.output
+    assert "changed: versions ucx: 0.1 -> 1." in done.output
+    assert "NIXL verdict: FAIL (1 PASS, 1 REGRESSED; 1 row measured)" in done.output
+    assert done.code == 1
+    suite = junit_suite(tmp_path / "junit.xml")
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "1")
+    failure = suite.find("testcase[@classname='nixl_run']/failure")
+    assert failure is not None
+    assert f"REGRESSED: {KEY} against nixl:0: -100.0 %" in failure.attrib["message"]
+
+
+def test_a_run_that_is_far_faster_than_its_baseline_is_improved(tmp_path: Path) -> None:
+    done = bandwidth(
+        "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-gate", baseline(tmp_path / "b.json", [1e-6] * 5)
+    )
+    assert "regression: IMPROVED (all rows together: +" in done.output
+    assert "5 launches against 5, p = 0.004" in done.output
+    assert ", 1 IMPROVED; 1 row measured; suites not chosen: " in done.output
+    assert done.code == 0
+
+
+@pytest.mark.parametrize(("gate", "code"), [((), 0), (("--nixl-gate",), 1)], ids=["plain", "gate"])
+def test_what_launches_cannot_prove_is_inconclusive_after_all_that_may_be_made(
+    tmp_path: Path, gate: tuple[str, ...], code: int
+) -> None:
+    """Against one launch nothing can be proven."""
+    done = bandwidth(*FAST, baseline(tmp_path / "b.json", [1e6]), *gate)
+    assert "7 launches against 1, p = 0.12" in done.output
+    assert "INCONCLUSIVE regression: " in done.output
+    assert "7 launches against 1 give p = 0.12 at best: record the baseline with --nixl-min-launches=7." in done.output
+    assert done.code == code
+
+
+def test_a_row_of_the_baseline_that_was_not_measured_fails_the_run(tmp_path: Path) -> None:
+    missing = write(tmp_path / "b.json", record("nixl:0", {key("1MiB"): [1.0] * 5}))
+    done = bandwidth(*FAST, f"--nixl-baseline={missing}")
+    assert f"MISSING regression: the row {key('1MiB')} of nixl:0 is missing now" in done.output
+    assert f"NO-EXPECTATION regression: the row {KEY} is not in nixl:0" in done.output
+    assert "MISSING regression: no row of nixl:0 was measured again" in done.output
+    assert done.code == 1
+
+
+@pytest.mark.parametrize("arguments", [("-k", "nothing"), ("suites/infrastructure/test_nixl.py", "-k", "loads")])
+def test_a_run_that_measured_nothing_fails(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = run(
+        *(arguments if arguments[0] != "-k" else (BANDWIDTH, *arguments)), baseline(tmp_path / "b.json", [1.0] * 5)
+    )
+    assert "MISSING regression: no row of nixl:0 was measured again: there is nothing to compare" in done.output
+    assert done.code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("-n", "2"), "pytest-xdist"),
+        (("--collect-only",), "--collect-only"),
+        (("--benchmark-skip",), "--benchmark-skip"),
+    ],
+)
+def test_what_could_compare_nothing_is_refused(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
+    done = run(BANDWIDTH, baseline(tmp_path / "b.json", [1.0] * 5), *arguments)
+    assert f"ERROR: --nixl-baseline is refused with {named}" in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+def refused(*arguments: str) -> str:
+    """Return the one sentence with which a run was refused, before anything was measured."""
+    done = run(BANDWIDTH, *arguments)
+    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
+    [line] = [text for text in done.output.splitlines() if text.startswith("ERROR: ")]
+    return line
+
+
+def test_a_baseline_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.json", record("nixl:0", {KEY: [1.0] * 5}))
+    torn, foreign = tmp_path / "torn.json", tmp_path / "foreign.json"
+    torn.write_text(good.read_text()[:-40])
+    foreign.write_text('{"hello": "world"}')
+    assert f"--nixl-baseline: {torn} is torn or no JSON" in refused(f"--nixl-baseline={torn}")
+    assert f"--nixl-baseline: {foreign} is no record of a run" in refused(f"--nixl-baseline={foreign}")
+    there = baseline(tmp_path / "other.json", [1.0] * 5, cpu="Imaginary 9000", cores=4096)
+    assert "was measured on another kind of machine (cpu Imaginary 9000 there, " in refused(there)
+    image = refused("--nixl-baseline=nixl:9", f"--nixl-store={tmp_path}")
+    assert f"{tmp_path} has no run of the image nixl:9; it has nixl:0; skipped: " in image
+
+
+def test_torn_and_foreign_files_of_a_store_are_named_and_do_not_matter(store: Path, tmp_path: Path) -> None:
+    [path] = store.iterdir()
+    write(tmp_path / "a.json", {**json.loads(path.read_text()), "nixl": None})
+    (tmp_path / "torn.json").write_text("{")
+    done = bandwidth(*FAST, f"--nixl-baseline={tmp_path}", env={"UCX_TLS": "tcp"})
+    assert f"skipped: {tmp_path}/torn.json is torn or no JSON" in done.output
+    assert "against a of 20" in done.output
+
+
+def test_a_baseline_whose_row_failed_there_is_no_figure(store: Path) -> None:
+    """The run in the store went over the wrong transport."""
+    done = bandwidth(*FAST, "--nixl-baseline=registry/nixl:1", f"--nixl-store={store}/", env={"UCX_TLS": "tcp"})
+    assert f"has the row {KEY}, which failed there: it is no figure to judge by" in done.output
+    assert done.code == 1
+    for path in sorted(store.iterdir())[1:]:
+        path.unlink()
+
+
+def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
+    """Run with a file system of its own on a directory, in a namespace of its own: it ends with the run."""
+    if os.geteuid():
+        if os.environ.get("CI"):
+            pytest.fail("CI is set, and this test needs root, to mount a file system")
+        pytest.skip("needs root, to mount a file system")
+    script = f'mount -t tmpfs {mount} none {directory} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *command(BANDWIDTH, "--nixl-blocks=64KiB", *arguments)],
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("mount", "why"),
+    [("-o size=4k", "No space left on device"), ("-o ro", "Read-only file system")],
+    ids=["full", "ro"],
+)
+@pytest.mark.parametrize(("expected", "code"), [("100 s", 0), ("1 ns", 1)], ids=["pass", "fail"])
+def test_a_store_that_takes_nothing_is_reported_and_the_verdict_stands(
+    tmp_path: Path, mount: str, why: str, expected: str, code: int
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "p.toml").write_text(
+        f'[profile]\nname = "test"\n[[expect]]\np99 = "{expected}"\nsource = "made by a test"\n'
+    )
+    done = in_small_disk(
+        tmp_path / "store", mount, *FAST, f"--nixl-store={tmp_path / 'store'}", f"--nixl-profile={tmp_path / 'p.toml'}",
+        f"--nixl-report={tmp_path / 'store'}/r.html",
+    )  # fmt: skip
+    assert f"cannot be written ({why}): this run's verdict stands, its record is lost" in done.output
+    assert f"r.html cannot be written ({why})" in done.output
+    assert f"NIXL verdict: {'PASS' if code == 0 else 'FAIL'} (" in done.output
+    assert "INTERNALERROR" not in done.output
+    assert done.code == code
+
+
+def test_two_images_measured_in_turn(tmp_path: Path) -> None:
+    """The other's workers have a variable of their own: it goes over TCP, which is far slower than shared memory."""
+    done = bandwidth(
+        "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-image=nixl:2", f"--nixl-store={tmp_path}",
+        "--nixl-compare-image=nixl:1 env UCX_TLS=tcp SOME_TOKEN=hunter2",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert "against nixl:1 of " in done.output
+    assert "changed: environment UCX_TLS: nothing -> " not in done.output
+    assert "changed: environment UCX_TLS: tcp -> nothing" in done.output
+    assert "regression: IMPROVED (all rows together: +" in done.output
+    assert "hunter2" not in done.output
+    found = {}
+    for path in tmp_path.iterdir():
+        data = json.loads(path.read_text())
+        assert "hunter2" not in path.read_text()
+        found[data["nixl"]["provenance"]["image"]["reference"]] = data["benchmarks"][0]
+    ways = {image: {way.split("/")[0] for way in row["extra_info"]["transports"]} for image, row in found.items()}
+    assert ways["nixl:1"] == {"tcp"}
+    assert "tcp" not in ways["nixl:2"]
+    assert len(found["nixl:1"]["extra_info"]["launches"]) == len(found["nixl:2"]["extra_info"]["launches"]) == 5
+    assert found["nixl:1"]["stats"]["rounds"] == len(found["nixl:1"]["stats"]["data"])
+
+
+def test_two_images_the_other_way_round_are_regressed(tmp_path: Path) -> None:
+    done = bandwidth(
+        "--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', ANY_SPEED)}",
+        "--nixl-compare-image=nixl:1 env -u UCX_TLS", env={"UCX_TLS": "tcp"},
+    )  # fmt: skip
+    assert "REGRESSED regression: " in done.output
+    assert done.code == 1
+
+
+def test_a_run_under_xdist_stores_nothing_and_says_so(tmp_path: Path) -> None:
+    done = bandwidth("-n", "2", *FAST, f"--nixl-store={tmp_path}")
+    assert f"nothing was stored in {tmp_path}: no row was recorded" in done.output
+    assert list(tmp_path.iterdir()) == []

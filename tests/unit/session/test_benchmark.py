@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in pytest-benchmark's files, and its own tools on them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli_run import ROOT, bandwidth, environment
+
+KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
+
+
+def record(path: Path, *arguments: str) -> dict[str, Any]:
+    """Run one row and return its record."""
+    done = bandwidth("--nixl-op=WRITE", f"--benchmark-json={path}", *arguments)
+    assert done.code == 0, done.output
+    [row] = json.loads(path.read_text())["benchmarks"]
+    assert isinstance(row, dict)
+    return row
+
+
+def test_a_row_is_recorded_under_its_key_with_its_figures(tmp_path: Path) -> None:
+    row = record(tmp_path / "run.json")
+    extra, stats = row["extra_info"], row["stats"]
+    assert row["fullname"] == row["name"] == extra["key"] == KEY
+    assert row["group"] == "UCX WRITE DRAM:DRAM"
+    # A round is the time of one transfer in one window, so the median round is the delivered bandwidth.
+    assert 65536 / stats["median"] / 1e9 == pytest.approx(extra["GB/s"], rel=0.02)
+    assert extra["Gb/s"] == pytest.approx(8 * extra["GB/s"])
+    assert stats["rounds"] >= 10
+    assert extra["transfers"] >= 1000
+    assert 0 < extra["p50_us"] <= extra["p99_us"]
+    assert extra["transports"][0] in ("cma/memory", "posix/memory", "sysv/memory")
+    assert {"initiator_nixl", "target_nixl", "initiator_python", "target_host"} <= set(extra)
+    assert extra["initiator_ucx"][:2] == "1."
+
+
+def test_two_runs_compare_by_key(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        record(tmp_path / f"{name}.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_benchmark", "compare", "one.json", "two.json"],
+        cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.count(KEY) == 2
+    assert "1 tests" not in done.stdout
+
+
+def test_autosave_and_compare_in_the_run_work(tmp_path: Path) -> None:
+    storage = f"--benchmark-storage={tmp_path}"
+    for options in (("--benchmark-autosave",), ("--benchmark-compare",)):
+        done = bandwidth("--nixl-op=WRITE", storage, *options)
+        assert done.code == 0, done.output
+    assert len(list(tmp_path.rglob("0001_*.json"))) == 1
+
+
+def test_benchmark_only_measures_the_rows() -> None:
+    done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
+    assert done.verdicts == {"WRITE 64KiB": "PASS"}
+    assert done.code == 0
+
+
+def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    done = bandwidth("--benchmark-disable", "--nixl-op=WRITE", f"--benchmark-json={path}")
+    assert done.verdicts == {"WRITE 64KiB": "PASS"}
+    # Versions of pytest-benchmark leave no file, an empty one, or one with no benchmark in it.
+    text = path.read_text() if path.exists() else ""
+    assert not text or not json.loads(text)["benchmarks"]
+
+
+def test_rows_are_properties_of_junit_xml(tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    done = bandwidth("--nixl-op=WRITE", f"--junit-xml={path}", "-W", "error")
+    assert done.code == 0, done.output
+    text = path.read_text()
+    assert '<property name="nixl_verdict" value="PASS"' in text
+    assert f'<property name="nixl_row" value="{KEY}"' in text
+    assert '<property name="nixl_gigabytes_per_second" value="' in text
+
+
+def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites.bandwidth",
+         "--nixl-op=WRITE", "--nixl-blocks=64KiB", f"--benchmark-json={path}"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
+
+
+def test_the_wheel_carries_the_suites_and_profiles(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "build", "__pycache__"))
+    subprocess.run([*build, f"--target={site}", str(source)], check=True, capture_output=True)
+    path = tmp_path / "run.json"
+    # The copy in the wheel comes first on the path, and its own entry point is the one that loads.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites.bandwidth",
+         "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-v", f"--benchmark-json={path}"],
+        cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "site/pytest_nixl/suites/bandwidth/test_bandwidth.py" in done.stdout
+    assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]

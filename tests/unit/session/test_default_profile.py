@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which profile a run takes that names none, and what becomes of one that expects nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import BANDWIDTH, run
+
+from pytest_nixl.judge.profiles import bundled_profiles, load_profile
+from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile
+from pytest_nixl.session.silent_profile import silence
+
+pytestmark = pytest.mark.apart
+
+
+def host(root: Path, *devices: str, product: str = "") -> Path:
+    """A host of which ``/sys`` lists these RDMA devices: a stand-in, because no such card is here."""
+    for device in devices:
+        (root / RDMA_DEVICES / device).mkdir(parents=True)
+    if product:
+        (root / PRODUCT_NAME).parent.mkdir(parents=True)
+        (root / PRODUCT_NAME).write_text(f"{product}\n")
+    return root
+
+
+@pytest.mark.parametrize("backends", [("UCX",), ("UCX", "LIBFABRIC"), ("POSIX",)])
+def test_shared_memory_of_one_host_is_the_default(tmp_path: Path, backends: tuple[str, ...]) -> None:
+    assert default_profile(backends, host(tmp_path, "rdmap0s0", product="p5.48xlarge")) == ("loopback", "")
+
+
+def test_libfabric_without_an_rdma_device_is_judged_as_tcp(tmp_path: Path) -> None:
+    name, why = default_profile(("LIBFABRIC",), host(tmp_path, product="p5.48xlarge"))
+    assert name == "tcp-loopback"
+    assert "no RDMA device" in why
+
+
+def test_libfabric_on_an_instance_that_is_known_is_judged_by_its_profile(tmp_path: Path) -> None:
+    name, why = default_profile(("LIBFABRIC",), host(tmp_path, "rdmap0s0", product="p5.48xlarge"))
+    assert (name, why) == ("p5.48xlarge", "this host says that it is a p5.48xlarge")
+
+
+@pytest.mark.parametrize("product", ["", "p4d.24xlarge", "../loopback", "no-such-machine"])
+def test_libfabric_over_a_card_that_is_not_known_is_not_accused_of_its_transport(tmp_path: Path, product: str) -> None:
+    name, why = default_profile(("LIBFABRIC",), host(tmp_path, "mlx5_0", product=product))
+    assert name == "loopback"
+    assert "mlx5_0" in why
+    accepted = {item.transports for item in load_profile(name).expectations if item.backend == ("LIBFABRIC",)}
+    assert accepted == {None}
+
+
+def test_the_header_tells_where_the_default_is_from() -> None:
+    done = run("--collect-only", "-q", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
+    name, why = default_profile(("LIBFABRIC",))
+    assert f"  --nixl-profile={name} (default: {why})" in done.output
+    done = run("--collect-only", "-q", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
+    assert "  --nixl-profile=loopback (default)" in done.output
+
+
+SILENT = [name for name in bundled_profiles() if not load_profile(name).expectations]
+
+
+def test_there_are_profiles_that_expect_nothing() -> None:
+    assert "p4d.24xlarge" in SILENT
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_profile_that_expects_nothing_says_so_when_it_is_loaded(name: str) -> None:
+    assert silence(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
+    done = run("suites/infrastructure/test_etcd.py", "--collect-only", "-q", f"--nixl-profile={name}")
+    assert f"the profile {name!r} has no [[expect]]" in done.output
+    assert "pytest-nixl profile learn" in done.output
+
+
+@pytest.mark.parametrize("selection", [BANDWIDTH, "suites"])
+def test_a_gate_refuses_to_measure_rows_by_a_profile_that_expects_nothing(selection: str) -> None:
+    done = run(selection, "--nixl-gate", "--nixl-profile=p4d.24xlarge")
+    assert "ERROR: --nixl-gate is refused: the profile 'p4d.24xlarge' has no [[expect]]" in done.output
+    assert "pytest-nixl profile learn run1.json run2.json run3.json" in done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_gate_judges_the_machine_by_a_profile_that_expects_nothing_of_rows() -> None:
+    """Its required checks and hardware are there to be judged by; this host lacks them."""
+    done = run("suites/infrastructure/test_rdma.py", "--nixl-gate", "--nixl-profile=p4d.24xlarge")
+    assert "is refused" not in done.output
+    assert "NIXL gate: FAIL" in done.output
+    assert done.code == 1
+
+
+@pytest.mark.parametrize("name", [name for name in bundled_profiles() if name not in SILENT])
+def test_every_floor_without_a_measurement_is_called_a_sanity_floor(name: str) -> None:
+    for item in load_profile(name).expectations:
+        if item.floor is not None and ("not measured" in item.source or "line rate" in item.source):
+            assert "a sanity floor" in item.source

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How settings are read: an option wins over an ini value, and that over the environment; each tells its source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+from helpers.pytester_run import PLUGIN
+
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.model.settings import AlternateImage, Settings
+from pytest_nixl.session.options import OPTIONS, given_options
+from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+from pytest_nixl.session.settings import read_settings
+
+pytestmark = pytest.mark.apart
+
+SECRET = "hunter2"
+KIB, MIB = 1 << 10, 1 << 20
+
+#: For each setting a text that is not its default, and what is read from it. ``here.pem`` exists in each test.
+TEXTS: dict[str, tuple[str, object]] = {
+    "backend": ("ucx", ("UCX",)),
+    "etcd": ("http://h:1,https://g:2", "http://h:1,https://g:2"),
+    "etcd_server": ("external", "external"),
+    "etcd_image": ("localhost/etcd:v3.5.1", "localhost/etcd:v3.5.1"),
+    "etcd_cacert": ("here.pem", "here.pem"),
+    "etcd_cert": ("here.pem", "here.pem"),
+    "etcd_key": ("here.pem", "here.pem"),
+    "etcd_user": ("root:pass:word", "root:pass:word"),
+    "etcd_listen": (":12379", "0.0.0.0:12379"),
+    "ranks": ("8", 8),
+    "rank": ("3", 3),
+    "group": ("nightly-1.2_a", "nightly-1.2_a"),
+    "group_token": ("of us", "of us"),
+    "pairs": ("0:1, 3:2", RankPairing("", ((0, 1), (3, 2)))),
+    "join_timeout": ("1h", 3600.0),
+    "logs": ("logs", "logs"),
+    "op": ("read, Write", ("READ", "WRITE")),
+    "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
+    "devices": ("0:1", DevicePair(0, 1)),
+    "directory": ("/", "/"),
+    "blocks": ("1KiB..4KiB", (KIB, 2 * KIB, 4 * KIB)),
+    "batch": ("4, 1", (4, 1)),
+    "depth": ("2,8", (2, 8)),
+    "iterations": ("7", 7),
+    "warmup": ("0", 0),
+    "duration": ("250ms", 0.25),
+    "timeout": ("2min", 120.0),
+    "start_timeout": ("10min", 600.0),
+    "profile": ("own.toml", "own.toml"),
+    "nixlbench": ("/bin/sh", "/bin/sh"),
+    "nixlbench_runtime": ("ASIO", "ASIO"),
+    "nixlbench_args": ("-mode MG --check_consistency", ("--mode=MG", "--check_consistency")),
+    "raw_tools": ("raw", "raw"),
+    "gate": ("yes", True),
+    "keep_going": ("yes", True),
+    "image": ("registry/nixl:2", "registry/nixl:2"),
+    "baseline": ("here.pem", "here.pem"),
+    "against": ("nixl:1 env UCX_TLS=tcp 'A=b c'", AlternateImage("nixl:1", ("env", "UCX_TLS=tcp", "A=b c"))),
+    "max_regression": ("2.5 %", 0.025),
+    "launches": ("7", 7),
+    "store": ("runs", "runs"),
+    "report": ("a.html,b.csv", ("a.html", "b.csv")),
+}
+
+#: What is on or off, and takes no value on the command line.
+SWITCHES = tuple(item.field for item in OPTIONS if item.switch)
+
+DEFAULTS: dict[str, object] = {
+    "backend": ("UCX",),
+    "etcd": "",
+    "etcd_server": "auto",
+    "etcd_image": DEFAULT_ETCD_IMAGE,
+    "etcd_cacert": "",
+    "etcd_cert": "",
+    "etcd_key": "",
+    "etcd_user": "",
+    "etcd_listen": "",
+    "ranks": None,
+    "rank": None,
+    "group": "",
+    "group_token": "",
+    "pairs": RankPairing("ring"),
+    "join_timeout": 300.0,
+    "logs": "",
+    "op": ("WRITE", "READ"),
+    "memory": (MemoryPair("DRAM", "DRAM"),),
+    "devices": None,
+    "directory": "",
+    "blocks": tuple(4 * KIB << step for step in range(15)),
+    "batch": (1,),
+    "depth": (1,),
+    "iterations": None,
+    "warmup": 10,
+    "duration": 0.1,
+    "timeout": 60.0,
+    "start_timeout": 180.0,
+    "profile": "loopback",
+    "nixlbench": "",
+    "nixlbench_runtime": "auto",
+    "nixlbench_args": (),
+    "raw_tools": "",
+    "gate": False,
+    "keep_going": False,
+    "image": "",
+    "baseline": "",
+    "against": None,
+    "max_regression": 0.05,
+    "launches": None,
+    "store": "",
+    "report": (),
+}
+
+#: What has to be given beside a setting, so that it is accepted.
+BESIDE = {
+    "etcd_server": {"etcd": "http://h:1"},
+    "etcd_cert": {"etcd_key": "here.pem"},
+    "etcd_key": {"etcd_cert": "here.pem"},
+    "rank": {"ranks": "8"},
+}
+#: What cannot be given beside each other.
+APART = ("against",)
+
+EACH = pytest.mark.parametrize("name", TEXTS)
+
+
+@pytest.fixture(autouse=True)
+def files(pytester: pytest.Pytester) -> None:
+    """The files that settings name."""
+    pytester.path.joinpath("here.pem").touch()
+    pytester.mkdir("raw").joinpath("ucx_perftest").touch(0o755)
+    pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own"\n')
+
+
+def configure(
+    pytester: pytest.Pytester, options: Mapping[str, str] | None = None, ini: Mapping[str, str] | None = None
+) -> pytest.Config:
+    """Return pytest's own configuration for settings that are typed, and those of an ini file."""
+    pytester.makeini("\n".join(["[pytest]", *(f"nixl_{name} = {text}" for name, text in (ini or {}).items())]))
+    flags = {item.field: item.flag for item in OPTIONS}
+    typed = [flags[name] if name in SWITCHES else f"{flags[name]}={text}" for name, text in (options or {}).items()]
+    return pytester.parseconfig(*PLUGIN, *typed)
+
+
+def read(
+    pytester: pytest.Pytester,
+    options: Mapping[str, str] | None = None,
+    ini: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    return read_settings(configure(pytester, options, ini), environ or {})
+
+
+def test_the_tables_of_this_file_are_complete() -> None:
+    names = {item.field for item in OPTIONS}
+    assert set(TEXTS) == set(DEFAULTS) == names
+    assert names == {item.name for item in fields(Settings)} - {"sources", "ignored"}
+    assert all(TEXTS[name][1] != DEFAULTS[name] for name in names - {"backend"})  # there is only one backend
+
+
+def test_defaults(pytester: pytest.Pytester) -> None:
+    settings = read(pytester)
+    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
+    assert set(settings.sources.values()) == {"default"}
+    assert settings.ignored == ()
+    assert not settings.etcd_is_deployments
+
+
+@EACH
+def test_every_setting_is_an_option(pytester: pytest.Pytester, name: str) -> None:
+    text, value = TEXTS[name]
+    settings = read(pytester, {name: text, **BESIDE.get(name, {})})
+    assert (getattr(settings, name), settings.sources[name]) == (value, "option")
+
+
+@EACH
+def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
+    text, value = TEXTS[name]
+    settings = read(pytester, ini={name: text, **BESIDE.get(name, {})})
+    assert (getattr(settings, name), settings.sources[name]) == (value, "ini")
+
+
+@EACH
+def test_an_option_wins_over_an_ini_value(pytester: pytest.Pytester, name: str) -> None:
+    text, value = TEXTS[name]
+    ini = "no" if name in SWITCHES else "worthless: it is not even read"
+    settings = read(pytester, {name: text, **BESIDE.get(name, {})}, {name: ini})
+    assert (getattr(settings, name), settings.sources[name]) == (value, "option")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [(item.field, variable) for item in OPTIONS for variable in item.environment]
+)
+def test_an_ini_value_wins_over_the_environment_and_that_over_the_default(
+    pytester: pytest.Pytester, name: str, variable: str
+) -> None:
+    text, value = TEXTS[name]
+    beside = BESIDE.get(name, {})
+    settings = read(pytester, beside, environ={variable: text})
+    assert (getattr(settings, name), settings.sources[name]) == (value, f"environment {variable}")
+    assert settings.ignored == ()
+    settings = read(pytester, beside, {name: text}, {variable: "worthless: it is not even read"})
+    assert (getattr(settings, name), settings.sources[name]) == (value, "ini")
+    [ignored] = settings.ignored
+    assert ignored.startswith(f"{variable}=")
+    assert ignored.endswith(f" is set and ignored: --nixl-{name.replace('_', '-')} comes from ini")
+
+
+def test_which_variables_are_read() -> None:
+    assert {item.field: item.environment for item in OPTIONS if item.environment} == {
+        "backend": ("NIXL_BACKEND",),
+        "etcd": ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS"),
+        "etcd_cacert": ("ETCDCTL_CACERT",),
+        "etcd_cert": ("ETCDCTL_CERT",),
+        "etcd_key": ("ETCDCTL_KEY",),
+        "etcd_user": ("ETCDCTL_USER",),
+        "group_token": ("NIXL_GROUP_TOKEN",),
+        "image": ("NIXL_IMAGE",),
+    }
+
+
+@pytest.mark.parametrize("variable", ["NIXL_BACKEND", "NIXL_ETCD_ENDPOINTS", "NIXL_TARGET_SEG_TYPE", "ETCDCTL_USER"])
+def test_an_empty_variable_is_none(pytester: pytest.Pytester, variable: str) -> None:
+    settings = read(pytester, environ={variable: ""})
+    assert set(settings.sources.values()) == {"default"}
+    assert settings.ignored == ()
+
+
+def test_the_process_environment_is_read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://from.the.process:1")
+    assert read_settings(configure(pytester)).etcd == "http://from.the.process:1"
+
+
+@pytest.mark.parametrize("variable", ["NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS"])
+@pytest.mark.parametrize("text", ["http://h:1/", "no address at all", "h:1,,h:2"])
+def test_malformed_endpoints_of_the_deployment_are_taken_as_they_are(
+    pytester: pytest.Pytester, variable: str, text: str
+) -> None:
+    settings = read(pytester, environ={variable: text})
+    assert settings.etcd == text
+    assert settings.etcd_is_deployments
+
+
+@pytest.mark.parametrize("how", ["options", "ini"])
+def test_an_etcd_that_a_person_gave_is_not_the_deployments(pytester: pytest.Pytester, how: str) -> None:
+    given: dict[str, Any] = {how: {"etcd": "http://h:1"}}
+    settings = read(pytester, **given)
+    assert settings.etcd == "http://h:1"
+    assert not settings.etcd_is_deployments
+
+
+def test_of_two_variables_the_second_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+    settings = read(
+        pytester,
+        environ={"NIXL_ETCD_ENDPOINTS": "http://first:1", "ETCD_ENDPOINTS": f"http://u:{SECRET}@second:2"},
+    )
+    assert settings.etcd == "http://first:1"
+    assert settings.ignored == (
+        "ETCD_ENDPOINTS=http://***@second:2 is set and ignored: --nixl-etcd comes from environment NIXL_ETCD_ENDPOINTS",
+    )
+
+
+def test_variables_that_an_option_overrides_are_named_as_ignored(pytester: pytest.Pytester) -> None:
+    settings = read(
+        pytester,
+        {"etcd": "http://typed:1", "etcd_user": "root:typed", "backend": "UCX"},
+        environ={
+            "NIXL_ETCD_ENDPOINTS": "http://first:1",
+            "ETCD_ENDPOINTS": "http://second:2",
+            "ETCDCTL_USER": f"root:{SECRET}",
+            "NIXL_BACKEND": "banana",
+        },
+    )
+    assert settings.ignored == (
+        "NIXL_BACKEND=banana is set and ignored: --nixl-backend comes from option",
+        "NIXL_ETCD_ENDPOINTS=http://first:1 is set and ignored: --nixl-etcd comes from option",
+        "ETCD_ENDPOINTS=http://second:2 is set and ignored: --nixl-etcd comes from option",
+        "ETCDCTL_USER=*** is set and ignored: --nixl-etcd-user comes from option",
+    )
+
+
+@pytest.mark.parametrize("text", ["DRAM", "VRAM", "vram"])
+def test_the_targets_memory_by_variable(pytester: pytest.Pytester, text: str) -> None:
+    settings = read(pytester, environ={"NIXL_TARGET_SEG_TYPE": text})
+    assert settings.memory == (MemoryPair("DRAM", text.upper()),)
+    assert settings.sources["memory"] == "environment NIXL_TARGET_SEG_TYPE"
+    assert settings.ignored == ()
+
+
+def test_another_targets_memory_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+    settings = read(pytester, environ={"NIXL_TARGET_SEG_TYPE": "RDMA"})
+    assert settings.memory == (MemoryPair("DRAM", "DRAM"),)
+    assert settings.sources["memory"] == "default"
+    assert settings.ignored == ("NIXL_TARGET_SEG_TYPE=RDMA is set and ignored: it is neither DRAM nor VRAM",)
+
+
+@pytest.mark.parametrize(("how", "source"), [("options", "option"), ("ini", "ini")])
+def test_the_targets_memory_is_named_as_ignored_beside_a_memory_that_is_given(
+    pytester: pytest.Pytester, how: str, source: str
+) -> None:
+    given: dict[str, Any] = {how: {"memory": "DRAM:DRAM"}}
+    settings = read(pytester, **given, environ={"NIXL_TARGET_SEG_TYPE": "VRAM"})
+    assert settings.memory == (MemoryPair("DRAM", "DRAM"),)
+    assert settings.ignored == (f"NIXL_TARGET_SEG_TYPE=VRAM is set and ignored: --nixl-memory is given ({source})",)
+
+
+def test_another_kind_of_worker_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+    expected = "NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL"
+    assert read(pytester, environ={"NIXL_WORKER_TYPE": "native"}).ignored == (expected,)
+    assert read(pytester, environ={"NIXL_WORKER_TYPE": "NIXL"}).ignored == ()
+
+
+@pytest.mark.parametrize("how", ["options", "ini", "environ"])
+def test_secrets_are_shown_nowhere(pytester: pytest.Pytester, how: str) -> None:
+    secrets = {"etcd": f"http://root:{SECRET}@h:1,http://root:{SECRET}@g:1", "etcd_user": f"root:{SECRET}"}
+    variables = {"NIXL_ETCD_ENDPOINTS": secrets["etcd"], "ETCDCTL_USER": secrets["etcd_user"]}
+    given: dict[str, Any] = {how: variables if how == "environ" else secrets}
+    settings = read(pytester, **given)
+    assert settings.etcd_user == f"root:{SECRET}"
+    lines = list(settings.lines())
+    source = {"options": "option", "ini": "ini"}.get(how)
+    assert f"--nixl-etcd=http://***@h:1,http://***@g:1 ({source or 'environment NIXL_ETCD_ENDPOINTS'})" in lines
+    assert f"--nixl-etcd-user=*** ({source or 'environment ETCDCTL_USER'})" in lines
+    assert SECRET not in "\n".join(lines)
+    assert SECRET not in repr(settings)
+    assert SECRET not in str(settings)
+
+
+def test_a_malformed_address_of_the_deployment_shows_no_password(pytester: pytest.Pytester) -> None:
+    settings = read(pytester, environ={"NIXL_ETCD_ENDPOINTS": f"http://root:{SECRET}/@h:1/, root:{SECRET}@g"})
+    assert SECRET not in "\n".join(settings.lines())
+    assert SECRET not in repr(settings)
+
+
+def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> None:
+    typed = {
+        "etcd_user": f"root:{SECRET}",
+        "etcd": f"http://root:{SECRET}@h:1",
+        "etcd_image": "localhost/etcd@sha256:0123",
+        "profile": "own.toml",
+        "gate": "yes",
+    }
+    assert given_options(configure(pytester, typed, {"depth": "2"})) == {
+        "--nixl-etcd": "http://***@h:1",
+        "--nixl-etcd-image": "localhost/etcd@sha256:0123",
+        "--nixl-etcd-user": "***",
+        "--nixl-profile": "own.toml",
+        "--nixl-gate": "yes",
+    }
+
+
+def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
+    """What the header shows of a setting is what would be typed for it."""
+    left_out = ("etcd_user", "group_token", *SWITCHES, *APART)
+    first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
+    shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in first.lines())
+    again = {
+        name: shown[name.replace("_", "-")]
+        for name in TEXTS
+        if name not in left_out and shown[name.replace("_", "-")] != "none"
+    }
+    second = read(pytester, again)
+    assert {name: getattr(second, name) for name in again} == {name: getattr(first, name) for name in again}
+    assert len(again) == len(TEXTS) - len(left_out)
+    apart = read(pytester, {name: TEXTS[name][0] for name in APART})
+    assert f"--nixl-compare-image={TEXTS['against'][0]} (option)" in apart.lines()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("0", "0s"), ("100ns", "0.0000001s"), ("100h", "360000s"), ("0.1234567s", "0.1234567s")]
+)
+def test_times_are_shown_as_they_may_be_typed(pytester: pytest.Pytester, text: str, shown: str) -> None:
+    assert f"--nixl-duration={shown} (option)" in read(pytester, {"duration": text}).lines()
+    assert f"--nixl-duration={shown} (option)" in read(pytester, {"duration": shown}).lines()
+
+
+def test_settings_are_frozen(pytester: pytest.Pytester) -> None:
+    settings = read(pytester)
+    with pytest.raises(FrozenInstanceError):
+        settings.gate = True  # type: ignore[misc]
+
+
+def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) -> None:
+    apart = {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": "secret"}
+    assert read_settings(pytestconfig, apart).etcd_user == "root:secret"
+    together = {"ETCDCTL_USER": "root:own", "ETCDCTL_PASSWORD": "other"}
+    assert read_settings(pytestconfig, together).etcd_user == "root:own"
+
+
+def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
+    lines = list(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"}).lines())
+    assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["baseline", "against"])
+def test_a_comparison_without_scipy_is_refused(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(pytest.UsageError) as caught:
+        read(pytester, {name: TEXTS[name][0]})
+    words = f"--nixl-{name} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'"
+    assert str(caught.value) == words
+
+
+def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) -> None:
+    assert read(pytester).fewest_launches == 1
+    assert read(pytester, {"baseline": "here.pem"}).fewest_launches == 5
+    assert read(pytester, {"baseline": "here.pem", "launches": "3"}).fewest_launches == 3
+
+
+def test_a_secret_in_the_command_of_the_other_image_is_not_shown(pytester: pytest.Pytester) -> None:
+    typed = {"against": f"nixl:1 env UCX_TLS=tcp MY_TOKEN={SECRET} 'A_PASSWORD=x {SECRET}' http://u:{SECRET}@h:1"}
+    assert SECRET not in "\n".join(read(pytester, typed).lines())
+    assert given_options(configure(pytester, typed))["--nixl-compare-image"] == (
+        "nixl:1 env UCX_TLS=tcp 'MY_TOKEN=***' 'A_PASSWORD=***' 'http://***@h:1'"
+    )

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are no record, in every way: named and left out, while the others of the store are read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from helpers.records import KEY, key, record, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_nixl import cli
+from pytest_nixl.judge.run_comparison import compare_runs
+from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.history import courses, lines, of_one_machine
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
+from pytest_nixl.store.store import Store, find_baseline
+
+pytestmark = pytest.mark.apart
+
+DEEP = 100_000
+
+
+def full(week: float = 0) -> dict[str, Any]:
+    """A record that has something in each place."""
+    ratio = RawRatio(KEY, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
+    figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
+    results = [
+        Result("bandwidth", "test.py::test", Verdict.PASS, row=KEY, figures=figures, ratios=(ratio,)),
+        Result("etcd", "test.py::other", Verdict.WARN, "a reason", "a remedy", finding="X"),
+    ]
+    rows = {KEY: [1.0] * 5, key("1MiB"): [2.0] * 5, key("1MiB", pair="1-0"): [2.5] * 5}
+    extra = {"floor": 1e6, "ceiling": 1e12}
+    found = record(
+        "image:1", rows, week=week, results=results, versions={"nixl": "1.5.1"}, environment={"UCX_TLS": "tcp"},
+        extra=extra, nics={"eth0": "1000 Mb/s"},
+    )  # fmt: skip
+    found["nixl"]["notes"] = ["a note"]
+    return found
+
+
+def bad_files(folder: Path) -> dict[str, str]:
+    """Make one file of each kind; return what is said of each."""
+    text = json.dumps(full())
+    folder.mkdir(exist_ok=True)
+    for name, data in {
+        "deep.json": "[" * DEEP,
+        "deep-closed.json": "[" * DEEP + "]" * DEEP,
+        "deep-object.json": '{"a":' * DEEP + "1" + "}" * DEEP,
+        "deep-inside.json": text.replace('"1000 Mb/s"', "[" * 900 + "]" * 900),
+        "torn.json": text[:-100],
+        "zeros.json": "\0" * 1000,
+        "half.json": text.replace("image:1", "\\ud800"),
+        "numbers.json": text.replace("2000000000.0", "1" + "0" * 400),
+        "key.json": text.replace(KEY, "a/b"),
+        "year.json": text.replace("2026-03-02", "0001-01-01").replace("+00:00", "+14:00"),
+    }.items():
+        (folder / name).write_text(data)
+    (folder / "bytes.json").write_bytes(b"\xff\x00\xfe" * 100)
+    (folder / "latin.json").write_bytes(text.replace("image:1", "image:\xe9").encode("latin-1"))
+    with (folder / "huge.json").open("wb") as file:
+        file.truncate(100 * LARGEST)
+    os.mkfifo(folder / "fifo.json")
+    (folder / "folder.json").mkdir()
+    (folder / "dangling.json").symlink_to("nowhere")
+    (folder / "circle.json").symlink_to("circle.json")
+    (folder / "device.json").symlink_to("/dev/zero")
+    return {
+        "deep.json": "is JSON that is nested too deep",
+        "deep-closed.json": "is JSON that is nested too deep",
+        "deep-object.json": "is JSON that is nested too deep",
+        "deep-inside.json": "nested",
+        "torn.json": "is torn or no JSON",
+        "zeros.json": "is torn or no JSON",
+        "half.json": "is not UTF-8",
+        "numbers.json": "is no record of a run (",
+        "key.json": "'a/b' is no key of a row",
+        "year.json": "is no record of a run (OverflowError",
+        "bytes.json": "is torn or no JSON",
+        "latin.json": "is not UTF-8",
+        "huge.json": "has more than 64 MiB",
+        "fifo.json": "is a FIFO",
+        "folder.json": "is a directory",
+        "dangling.json": "cannot be read (No such file or directory)",
+        "circle.json": "cannot be read (Too many levels of symbolic links)",
+        "device.json": "is a device",
+    }
+
+
+def test_each_bad_file_is_named_and_left_out(tmp_path: Path) -> None:
+    said = bad_files(tmp_path)
+    good = write(tmp_path / "good.json", full())
+    for runs, skipped in (Store(tmp_path).runs(), Store(tmp_path).summaries()):
+        assert [run.source for run in runs] == [str(good)]
+        assert len(skipped) == len(said)
+        for name, words in said.items():
+            [sentence] = [one for one in skipped if one.startswith(f"skipped: {tmp_path / name} ")]
+            assert words in sentence
+            assert "\n" not in sentence
+            assert len(sentence) < 800
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[None]:
+    """Give root's right to read every file up for the test."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(own)
+
+
+def test_a_file_that_may_not_be_read_is_named(request: pytest.FixtureRequest) -> None:
+    with TemporaryDirectory() as name:  # not below pytest's own directory, which only its owner may enter
+        store = Path(name)
+        store.chmod(0o755)
+        write(store / "good.json", full()).chmod(0o644)
+        write(store / "secret.json", full()).chmod(0)
+        request.getfixturevalue("as_nobody")
+        runs, skipped = Store(store).summaries()
+        os.seteuid(os.getuid())
+    assert len(runs) == 1
+    assert skipped == [f"skipped: {store / 'secret.json'} cannot be read (Permission denied)"]
+
+
+def test_history_and_report_leave_bad_files_out_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    said = bad_files(store)
+    for week in range(3):
+        write(store / f"good-{week}.json", full(week))
+    assert cli.main(["history", str(store)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\n3 runs from 2026-03-02" in out
+    assert all(f"skipped: {store / name} " in out for name in said)
+    outputs = [str(tmp_path / name) for name in ("a.html", "a.csv", "a.prom")]
+    assert cli.main(["report", str(store), *outputs, "--baseline", "image:1"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(f"skipped: {store / name} " in out for name in said)
+    assert all(Path(path).stat().st_size for path in outputs)
+
+
+@pytest.mark.parametrize("name", ["deep.json", "fifo.json", "huge.json"])
+def test_a_bad_file_alone_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    said = bad_files(tmp_path)
+    assert cli.main(["report", str(tmp_path / name), str(tmp_path / "a.html")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said[name] in err
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to each value inside another one."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in items:
+        yield from places(inner, (*path, step))
+
+
+PLACES = list(places(full()))
+#: What may stand anywhere instead.
+VALUES = st.one_of(
+    st.sampled_from(
+        [None, True, False, 0, -1, 1, 10**400, -(10**30), 0.0, -0.0, 1e308, -1.5, 5e-324, float("nan"), float("inf"),
+         "", "x", "a/b", "1" * 5000, "\x00\x1b[2J", "\ud800", "<script>", "9999-12-31T23:59:59-14:00", "PASS", [], {},
+         [[]], [None], {"": None}, [{}] * 3, {"form": 1}, ["a"] * 7]
+    ),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+)  # fmt: skip
+
+
+def used(run: RecordedRun, others: list[RecordedRun]) -> None:
+    """Do with a run all that is done with records."""
+    from pytest_nixl.report.csv_table import table
+    from pytest_nixl.report.github import workflow_commands
+    from pytest_nixl.report.page import page
+    from pytest_nixl.report.prometheus import metrics
+
+    runs = sorted([run, *others], key=lambda one: one.order)
+    kept, said = of_one_machine(runs)
+    text = "\n".join([*said, *(line.text for line in lines(kept, courses(kept)))])
+    for before, now in ((others[0], run), (run, others[0])):
+        report = RunReport(now, compare_runs(before, now, 0.05), tuple(runs))
+        text += page(report) + table(report) + metrics(report) + "".join(workflow_commands(report))
+    text.encode()
+
+
+@settings(max_examples=int(os.environ.get("PYTEST_NIXL_EXAMPLES", "120")), deadline=None,
+          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES[1:]), VALUES), min_size=1, max_size=3))
+def test_a_record_with_any_value_anywhere_is_used_or_refused(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    data = full(1)
+    for path, value in changes:
+        inner = data
+        try:
+            for step in path[:-1]:
+                inner = inner[step]
+            inner[path[-1]] = copy.deepcopy(value)
+        except (TypeError, LookupError):
+            continue  # an earlier change took the place away
+    others = [parse_recorded(full(week), f"{week}.json") for week in (0, 2, 3)]
+    folder = Path(os.environ["PYTEST_NIXL_TMP"])
+    path_ = folder / "changed.json"
+    path_.write_text(json.dumps(data))
+    runs, skipped = Store(folder).summaries()
+    whole, skipped_too = Store(folder).runs()
+    assert skipped == skipped_too
+    assert len(runs) == len(whole) == 1 - len(skipped)
+    for run in whole:
+        used(run, others)
+        assert find_baseline(str(folder), "")[0].source == run.source
+    for sentence in skipped:
+        assert re.match(r"skipped: \S+changed\.json .*: expected ", sentence, re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for the files of all examples."""
+    path = tmp_path_factory.mktemp("records")
+    monkeypatch.setenv("PYTEST_NIXL_TMP", str(path))
+    yield
+    shutil.rmtree(path)

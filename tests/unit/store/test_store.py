@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of records: many writers lose nothing, no reader sees a part, and what is no record is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT
+from helpers.records import KEY, key, record, write
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.store import store as store_module
+from pytest_nixl.store.index import INDEX
+from pytest_nixl.store.record_reader import RecordedRun, read_recorded
+from pytest_nixl.store.store import Store, find_baseline, newest
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from helpers.records import KEY, record
+from pytest_nixl.store.store import Store
+sys.stdin.readline()
+for number in range(10):
+    data = record(f"image:{sys.argv[2]}", {KEY: [float(number + 1)] * 5}, week=number)
+    Store(Path(sys.argv[1])).write({**data, "padding": "x" * 200_000}, "same name")
+"""
+
+
+def test_twenty_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", WRITER, str(store)]
+    writers = [
+        subprocess.Popen([*command, str(number), str(ROOT / "tests")], stdin=subprocess.PIPE) for number in range(20)
+    ]
+    for writer in writers:  # all are there before one begins
+        assert writer.stdin is not None
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+    seen = 0
+    while any(writer.poll() is None for writer in writers):
+        runs, skipped = Store(store).runs() if store.is_dir() else ([], [])
+        assert skipped == []
+        assert len(runs) >= seen
+        seen = len(runs)
+    assert [writer.wait() for writer in writers] == [0] * 20
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()
+    runs, skipped = Store(store).runs()
+    assert skipped == []
+    found = sorted((run.provenance.image.reference, run.rows[KEY].values[0]) for run in runs)
+    assert found == sorted((f"image:{writer}", (number + 1) * 1e9) for writer in range(20) for number in range(10))
+    assert [path for path in store.iterdir() if path.suffix != ".json"] == []
+
+
+def test_what_is_no_record_is_skipped_by_name(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.json", record("image:1", {KEY: [1.0]}))
+    (tmp_path / "torn.json").write_text(good.read_text()[:-100])
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "foreign.json").write_text('{"name": "something else"}')
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "no-rows.json").write_text('{"datetime": "2026-01-01T00:00:00", "benchmarks": []}')
+    (tmp_path / "later-form.json").write_text(good.read_text().replace('"form": 1', '"form": 2'))
+    (tmp_path / "readme.txt").write_text("not looked at")
+    (tmp_path / "folder.json").mkdir()
+    runs, skipped = Store(tmp_path).runs()
+    assert [run.source for run in runs] == [str(good)]
+    said = {Path(text.removeprefix("skipped: ").split()[0]).name: text for text in skipped}
+    bad = {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json", "folder.json"}
+    assert set(said) == bad
+    assert Store(tmp_path).summaries()[1] == skipped
+    assert "torn.json is torn or no JSON (" in said["torn.json"]
+    assert "empty.json is empty: expected a file that --nixl-store" in said["empty.json"]
+    assert "is no record of a run (KeyError: 'datetime')" in said["foreign.json"]
+    assert "has no row of the bandwidth suite" in said["no-rows.json"]
+    assert "its form is 2, and this version reads 1" in said["later-form.json"]
+
+
+def test_a_row_that_is_there_twice_is_no_record(tmp_path: Path) -> None:
+    data = record("image:1", {KEY: [1.0]})
+    path = write(tmp_path / "twice.json", {**data, "benchmarks": data["benchmarks"] * 2})
+    with pytest.raises(ValueError, match=f"the row {KEY} is there twice"):
+        read_recorded(path)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_launch_that_is_no_bandwidth_is_refused(tmp_path: Path, value: float) -> None:
+    path = write(tmp_path / "bad.json", record("image:1", {KEY: [1.0]}))
+    path.write_text(path.read_text().replace('"launches": [1000000000.0]', f'"launches": [{json.dumps(value)}]'))
+    with pytest.raises(ValueError, match="a launch that is not a number above zero"):
+        read_recorded(path)
+
+
+def test_a_record_of_pytest_benchmark_alone_has_one_launch(tmp_path: Path) -> None:
+    data = record("image:1", {KEY: [1.5]})
+    del data["nixl"], data["benchmarks"][0]["extra_info"]["launches"]
+    data["benchmarks"][0]["extra_info"]["initiator_nixl"] = "1.4.0"
+    run = read_recorded(write(tmp_path / "old.json", data))
+    assert run.rows[KEY].values == (1.5e9,)
+    assert run.provenance.versions == {"nixl": "1.4.0"}
+    assert run.provenance.host == {"name": "there"}
+    assert run.name == "old"
+
+
+def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Path) -> None:
+    for week, (image, digest) in enumerate((("a:1", "sha256:11"), ("a:2", "sha256:22"), ("a:1", "sha256:33"))):
+        write(tmp_path / f"{week}.json", record(image, {KEY: [week + 1.0]}, digest=digest, week=week))
+    runs, _ = Store(tmp_path).runs()
+    places = {
+        image: runs.index(found) if (found := newest(runs, image)) is not None else None
+        for image in ("a:1", "a:2", "sha256:11", "a:1@sha256:11", "a:2@sha256:11", "a:3")
+    }
+    assert places == {"a:1": 2, "a:2": 1, "sha256:11": 0, "a:1@sha256:11": 0, "a:2@sha256:11": None, "a:3": None}
+    assert find_baseline(str(tmp_path), "")[0].source == str(tmp_path / "2.json")
+    assert find_baseline(str(tmp_path / "0.json"), "")[0].provenance.image.digest == "sha256:11"
+
+
+def test_an_image_that_is_not_in_the_store_is_told_with_those_that_are(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", record("a:1", {KEY: [1.0], key("1MiB"): [1.0]}))
+    (tmp_path / "torn.json").write_text("{")
+    with pytest.raises(ValueError) as caught:
+        find_baseline("b:1", str(tmp_path))
+    assert str(caught.value).startswith(f"{tmp_path} has no run of the image b:1; it has a:1; skipped: ")
+    with pytest.raises(ValueError, match="nowhere cannot be read \\(No such file or directory\\)"):
+        find_baseline("b:1", "/nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match="empty has no record: expected the record of an earlier run"):
+        find_baseline(str(empty), "")
+
+
+def test_a_store_below_a_file_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NixlPluginError) as caught:
+        Store(tmp_path / "file" / "store").write({}, "x")
+    assert caught.value.reason.startswith(f"{tmp_path}/file/store cannot be written (")
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from pytest_nixl.store.store import Store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+Store(Path(sys.argv[1])).write({"padding": "x" * 10_000}, "x")
+"""
+
+
+def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = subprocess.run([sys.executable, "-c", FULL, str(store)], capture_output=True, text=True, check=False)
+    assert "cannot be written (File too large): this run's verdict stands, its record is lost" in done.stderr
+    assert list(store.iterdir()) == []
+
+
+def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for week in range(80):
+        write(tmp_path / f"{week:03d}.json", record(f"image:{week // 10}", {KEY: [week + 1.0] * 3}, week=week))
+    (tmp_path / "torn.json").write_text("{")
+    old = time.time() - 3600
+    for path in tmp_path.iterdir():
+        os.utime(path, (old, old))
+    opened: list[str] = []
+    read = read_recorded
+
+    def counted(path: Path) -> RecordedRun:
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(store_module, "read_recorded", counted)
+    store = Store(tmp_path)
+    first = store.summaries()
+    assert len(opened) == 81
+    assert (tmp_path / INDEX).is_file()
+    opened.clear()
+    assert store.summaries() == first
+    assert opened == []
+    whole, _ = store.runs()
+    assert [(run.source, run.when, run.provenance) for run in first[0]] == [
+        (run.source, run.when, run.provenance) for run in whole
+    ]
+    assert [run.rows[KEY].bandwidth for run in first[0]] == [run.rows[KEY].bandwidth for run in whole]
+    assert [run.rows[KEY].transports for run in first[0]] == [run.rows[KEY].transports for run in whole]
+    # What changed is read again, what is gone is gone, what is new is there.
+    opened.clear()
+    write(tmp_path / "005.json", record("image:other", {KEY: [7.0]}, week=5))
+    write(tmp_path / "new.json", record("image:new", {KEY: [9.0]}, week=90))
+    (tmp_path / "006.json").unlink()
+    runs, _ = store.summaries()
+    assert sorted(opened) == ["005.json", "new.json"]
+    assert len(runs) == 80
+    assert runs[5].provenance.image.reference == "image:other"
+    assert find_baseline("image:new", str(tmp_path))[0].rows[KEY].latencies
+    # A copy of the store elsewhere has the same index, and its own paths.
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    runs, skipped = Store(moved).summaries()
+    assert {Path(run.source).parent for run in runs} == {moved}
+    assert skipped[0].startswith(f"skipped: {moved / 'torn.json'} is torn or no JSON (")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"", b"{", b"null", b"[1]", b'{"form": 2}', b'{"form": 1}', b"\xff\xfe", b"[" * 100_000,
+        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, 3]}}',
+        b'{"form": 1, "provenances": [], "keys": [], "transports": [], "files": {"000.json": [1, 2, "x", 9, []]}}',
+        b'{"form": 1, "provenances": 5, "keys": {}, "transports": [[]], "files": []}',
+    ],
+)  # fmt: skip
+def test_an_index_that_is_none_is_done_without(tmp_path: Path, index: bytes) -> None:
+    write(tmp_path / "000.json", record("image:1", {KEY: [1.0]}))
+    (tmp_path / INDEX).write_bytes(index)
+    runs, skipped = Store(tmp_path).summaries()
+    assert ([run.name for run in runs], skipped) == (["image:1"], [])
+
+
+@pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
+def test_an_index_that_cannot_be_written_is_done_without(tmp_path: Path, kind: str) -> None:
+    for week in range(70):
+        path = write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+        os.utime(path, (1.0, 1.0))
+    index = tmp_path / INDEX
+    if kind == "directory":
+        index.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(index)
+    else:
+        index.symlink_to(index)
+    assert len(Store(tmp_path).summaries()[0]) == 70
+    assert len(Store(tmp_path).summaries()[0]) == 70
+    assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_a_file_that_was_written_a_moment_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
+    for week in range(70):
+        write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
+    Store(tmp_path).summaries()
+    state = (tmp_path / "0.json").stat()
+    write(tmp_path / "0.json", record("image:2", {KEY: [1.0]}))
+    os.utime(tmp_path / "0.json", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert (tmp_path / "0.json").stat().st_size == state.st_size
+    assert Store(tmp_path).summaries()[0][0].name == "image:2"
