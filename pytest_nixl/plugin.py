@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of pytest that we implement, thin: what each does is said elsewhere."""
+"""The pytest hooks of the plugin. Each only calls the module that does the work."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from pytest_nixl.session.run import Run, result_of, row_of, shorten, uses_ours, 
 if TYPE_CHECKING:
     from pytest_nixl.session.reruns import Reruns
 
-# What only a run of ours needs is imported in the hooks: an installed and unused plugin costs a few milliseconds.
+# Most modules are imported inside the hooks, so that an installed but unused plugin costs only a few milliseconds.
 
-#: Fixtures, which pytest finds here by their names.
+#: Fixtures, which pytest finds here by name.
 __all__ = [
     "etcd3_client",
     "gpu_buffer",
@@ -52,7 +52,7 @@ NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytes
 
 
 class _Results:
-    """Takes what each test came to, in this process or in a worker of pytest-xdist."""
+    """A pytest plugin that collects the result of each check, from this process or from a worker of pytest-xdist."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -86,7 +86,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "nixl_check(id, own=False): the check that a test makes, as profiles and the gate name it; own: of pytest-nixl",
+        "nixl_check(id, own=False): the id of the check that a test makes; own: it checks pytest-nixl itself",
     )
     run = Run.of(config)
     if run.asked_for and run.asked.several and not run.parallel:
@@ -118,7 +118,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return _header(run)
 
 
-@pytest.hookimpl(tryfirst=True)  # links vary slowest: one operation's sizes follow each other
+@pytest.hookimpl(tryfirst=True)  # links vary slowest, so that all block sizes of an operation run one after the other
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = Run.of(metafunc.config)
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
@@ -136,8 +136,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in filter(uses_ours, items):
         run.used = True
         if run.parallel and not run.usable:
-            return  # a worker of pytest-xdist that ended here would take the reason with it: the fixtures say it
-        # A bad value that nobody typed, in the environment say, ends the run here.
+            return  # an error here would be lost in the worker of pytest-xdist; the fixtures report it instead
+        # A bad value in an environment variable ends the run here.
         _ = run.settings, run.asked
         if row_of(item) is not None:
             from pytest_nixl.session.benchmark import prepare_row
@@ -242,9 +242,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
         run.interrupted = completeness_of(run).interruption(session)
         if run.interrupted and not run.usable:
-            run.interrupted = ""  # the settings are refused, which ends the run
+            run.interrupted = ""  # the refused settings end the run
         if run.interrupted or ((run.results or run.asked_for) and exitstatus in (0, 1, 5)):
-            _ = run.settings  # bad ones that only workers of pytest-xdist have met end the run here
+            _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
             _conclude(session, run)
     try:
         yield
@@ -267,7 +267,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 
 def _conclude(session: pytest.Session, run: Run) -> None:
-    """Add what no test could see, fail the run where that fails, and leave its record and reports."""
+    """Add the results that belong to no test, set the exit status by them, and write record and reports."""
     from pytest_nixl.judge.profiles import load_profile
     from pytest_nixl.report.junit import add_run_cases
     from pytest_nixl.report.outputs import leave
@@ -302,7 +302,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         nothing_collected(terminalreporter, config)
 
 
-@pytest.hookimpl(trylast=True)  # what interrupted the run is the last word, behind pytest's own
+@pytest.hookimpl(trylast=True)  # the reason of an interruption is the very last line, after pytest's own
 def pytest_unconfigure(config: pytest.Config) -> None:
     run = Run.of(config)
     if run.party is not None:

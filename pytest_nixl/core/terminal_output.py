@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal that cannot be written: the run goes on, leaves its record and reports, and does not end with exit code 0.
+"""Keep a run alive if its standard output cannot be written: it still writes its record and reports.
 
-Standard output may be closed (``>&-``), full (``/dev/full``) or left by its reader (``| head -1``).
+Standard output may be closed (``>&-``), full (``/dev/full``) or without a reader (``| head -1``). Such a run does not
+end with exit code 0.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ from typing import Any, TextIO
 
 import pytest
 
-#: The exit code of a run that nobody could read and that is otherwise good.
+#: The exit code of a run that would have passed, but whose output could not be written.
 UNREADABLE = pytest.ExitCode.INTERNAL_ERROR
 
-#: What a closed standard output is called.
+#: The reason if standard output is closed.
 CLOSED = "it is closed"
 
 
 def reopen_closed_output() -> bool:
-    """Have standard output lead nowhere if it is closed; return whether it was."""
+    """Redirect standard output to the null device if it is closed; return whether it was."""
     if sys.stdout is not None:
         return False
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.fstat(1)
     except OSError:
-        os.dup2(null, 1)  # else the next file or socket that is opened would be standard output
+        os.dup2(null, 1)  # else the next file or socket that is opened would become standard output
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
     return True
 
 
 def lead_nowhere() -> None:
-    """Have standard output lead nowhere, so that Python does not fail on what is left in its buffer."""
+    """Redirect standard output to the null device, so that Python does not fail when it flushes the rest at exit."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _empty(file: TextIO) -> None:
-    """Drop what a stream has in its buffer: pytest flushes it once more at its very end, and would fail on it."""
+    """Discard what is buffered in a stream, because pytest flushes it again at its end and would fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         with suppress(OSError, ValueError, AttributeError):
@@ -53,7 +54,10 @@ def _empty(file: TextIO) -> None:
 
 
 class TerminalOutput:
-    """A plugin that keeps the run alive if its terminal cannot be written, and tells so on stderr."""
+    """A pytest plugin that keeps the run alive if standard output cannot be written, and reports that on stderr.
+
+    :param why: why standard output cannot be written; empty: it can.
+    """
 
     def __init__(self, why: str = "") -> None:
         #: Why standard output cannot be written; empty: it can.
@@ -69,7 +73,7 @@ class TerminalOutput:
             writer._file = GuardedStream(writer._file, self)
 
     def failed(self, error: OSError) -> None:
-        """Take note that standard output cannot be written."""
+        """Note that standard output cannot be written."""
         if not self.why:
             self.why = error.strerror or type(error).__name__
             atexit.register(lead_nowhere)
@@ -84,21 +88,21 @@ class TerminalOutput:
         code = int(session.exitstatus)
         with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(
-                f"pytest-nixl: standard output cannot be written ({self.why}): the run went on, its record and reports "
-                f"are where they were asked for, and its exit code is {code}; "
-                "give it an output that can be written, such as >run.log\n"
+                f"pytest-nixl: standard output cannot be written ({self.why}): the run was completed, its record and "
+                f"reports were written where requested, and its exit code is {code}; "
+                "redirect standard output to a file, such as >run.log\n"
             )
 
 
 class GuardedStream:
-    """A text stream that drops what cannot be written."""
+    """A text stream that discards what cannot be written."""
 
     def __init__(self, file: TextIO, output: TerminalOutput) -> None:
         self._file = file
         self._output = output
 
     def write(self, text: str) -> int:
-        """Write a text, at once, so that a failure is known early."""
+        """Write a text and flush it, so that a failure is noticed at once."""
         if not self._output.why:
             try:
                 self._file.write(text)
@@ -122,11 +126,11 @@ class GuardedStream:
 
 
 def keep_a_directory(config: pytest.Config) -> str:
-    """Let pytest come to its end if the directory it was started in has been deleted.
+    """Let pytest finish even if the directory in which it was started has been deleted.
 
-    pytest goes back there before it writes its reports, and fails.
+    pytest changes to that directory before it writes its reports, and would fail.
 
-    :returns: a sentence if the directory is gone; else an empty text.
+    :returns: a sentence if the directory was deleted; else an empty text.
     """
     started = config.invocation_params.dir
     if started.is_dir():
@@ -136,4 +140,4 @@ def keep_a_directory(config: pytest.Config) -> str:
     config.invocation_params = config.InvocationParams(args=given.args, plugins=given.plugins, dir=left)
     with suppress(OSError):
         os.chdir(left)
-    return f"the directory in which pytest was started, {started}, was deleted, and relative paths lead nowhere"
+    return f"the directory in which pytest was started, {started}, was deleted, so relative paths are not valid"

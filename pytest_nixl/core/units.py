@@ -137,10 +137,10 @@ def microseconds(seconds: float) -> str:
 
 
 def parse_share(text: str) -> float:
-    """Read a percentage: ``5%`` is 0.05. :raises ValueError: where it is none between 0 and 100."""
+    """Parse a percentage: ``5%`` is 0.05. :raises ValueError: if it is not between 0 % and 100 %."""
     number = text.strip().removesuffix("%").strip()
     if not text.strip().endswith("%") or not re.fullmatch(r"\d+(\.\d+)?", number):
-        raise ValueError(f"{text!r} is no percentage")
+        raise ValueError(f"{text!r} is not a percentage")
     if not 0 < float(number) < 100:
         raise ValueError(f"{text!r} is not between 0 % and 100 %")
     return float(number) / 100

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's course over runs: where its bandwidth changed and stayed changed.
+"""Find the change points in a row's history: the runs from which on its bandwidth is lastingly different.
 
-On the log of each run's value. Quiet rows by PELT (Killick, Fearnhead and Eckley 2012, as the library ruptures has it
-in C), noisy ones by e-divisive means (Matteson and James 2014) with a permutation test. What either finds counts only
-where the medians on both sides differ by 5 %, and where three runs came after it.
+The method works on the logarithm of each run's value. Quiet rows are searched by PELT (Killick, Fearnhead and Eckley
+2012, from the library ruptures), noisy rows by e-divisive means (Matteson and James 2014) with a permutation test. A
+change point counts only if the medians of the two sides differ by at least 5 %, and if at least three runs follow it.
 
-Both take time that grows with the number of runs, not with its square: PELT looks at overlapping windows of the course,
-and of each takes only what is in its middle, which sees as many runs on either side as a change needs; e-divisive means
-compares distribution functions on a grid of values instead of all pairs of runs.
+Both methods take time proportional to the number of runs, not to its square. PELT searches overlapping windows of the
+history, and only the middle of each window counts, where enough runs are on both sides. E-divisive means compares
+distribution functions on a grid of values instead of comparing all pairs of runs.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ if TYPE_CHECKING:
     Floats: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
     Marks: TypeAlias = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
 
-#: Runs on each side of a change, at least; the change of a median that counts.
+#: The least number of runs on each side of a change point, and the least change of the median, as a share.
 FEWEST_RUNS, LEAST_CHANGE = 3, 0.05
 
-#: Standard deviation of the log value between neighbouring runs: above it a row is noisy.
+#: A row is noisy if the standard deviation of the log value between neighbouring runs is above this.
 NOISY = 0.03
 
-#: No row is quieter than this: of a constant course every step would be one.
+#: The least standard deviation assumed: without it, the smallest step in a constant history would be a change point.
 _LEAST_SPREAD = 0.002
 
 _PERMUTATIONS, _SIGNIFICANCE = 199, 0.01
 
-#: Runs that PELT looks at together, and values of the grid that distributions are compared on: as many as there are
-#: runs, up to this number.
+#: The most runs in one window of PELT, and the most values in the grid on which distributions are compared.
 _WINDOW, _GRID = 512, 64
 
-#: Places at which the permutation test splits a course.
+#: The most positions at which the permutation test splits a history.
 _PLACES = 1000
 
 
 @dataclass(frozen=True)
 class Step:
-    """A change of a row's course: the place of the first run after it, and the medians on both sides."""
+    """A change point of a row's history.
+
+    :param place: the index of the first run after the change.
+    :param before: the median in bytes per second before it; ``after`` is the median after it.
+    """
 
     place: int
     before: float
@@ -54,14 +57,15 @@ class Step:
 
     @property
     def ratio(self) -> float:
-        """The median after by the median before."""
+        """The median after the change divided by the median before it."""
         return self.after / self.before
 
 
 def steps(values: Sequence[float], *, seed: int = 0) -> list[Step]:
-    """Find where a course changed, the oldest first. ``values`` are of one row, a positive number for each run.
+    """Return the change points of a row's history, the oldest first.
 
-    :param seed: of the permutations, so that one course has one answer.
+    :param values: one positive number for each run, the oldest first.
+    :param seed: the seed of the permutations, so that the same history always gives the same answer.
     """
     if len(values) < 2 * FEWEST_RUNS:
         return []
@@ -72,7 +76,7 @@ def steps(values: Sequence[float], *, seed: int = 0) -> list[Step]:
 
 
 def _spread(logs: Sequence[float]) -> float:
-    """The standard deviation as neighbours tell it, which a step does not widen: by the median of their distances."""
+    """Estimate the standard deviation from the median distance of neighbours, which a single step does not increase."""
     distances = [abs(b - a) for a, b in pairwise(logs)]
     return max(_LEAST_SPREAD, median(distances) / (0.6745 * math.sqrt(2)))
 
@@ -93,7 +97,10 @@ def _pelt(logs: Sequence[float], spread: float) -> list[int]:
 
 
 def _windows(count: int) -> Iterator[tuple[int, int, range]]:
-    """Yield begin and end of each window of a course, and the places that are its own: each place is of one."""
+    """Yield the begin and end of each window of a history, and the positions for which it decides.
+
+    Exactly one window decides for each position.
+    """
     half, quarter = _WINDOW // 2, _WINDOW // 4
     starts = range(0, max(1, count - half), half)
     for start in starts:
@@ -105,7 +112,7 @@ def _windows(count: int) -> Iterator[tuple[int, int, range]]:
 
 
 def _without_spikes(logs: Sequence[float], most: float) -> list[float]:
-    """Draw in each value that is further than ``most`` from the median of the five around it."""
+    """Clip each value to within ``most`` of the median of the five values around it."""
     found = []
     for place, value in enumerate(logs):
         centre = median(logs[max(0, place - 2) : place + 3])
@@ -127,11 +134,11 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
             continue
         below, widths = _below(values[start:end])
         place, _ = _best_split(below, widths)
-        # The test looks at a thousand places at most, of the course as of each other order.
+        # The test splits the history, and each permutation of it, at no more than _PLACES positions.
         stride = -(-(end - start) // _PLACES)
         _, energy = _best_split(below, widths, stride)
-        # How many orders of the same values split as well: the one that was seen is among them. Once they are too
-        # many, the others cannot change it.
+        # Count the orders of these values that split at least as well; the observed order is one of them. Once there
+        # are more than the significance allows, further permutations cannot change the answer.
         better = 1
         for _ in range(_PERMUTATIONS):
             better += _best_split(random.permutation(below), widths, stride)[1] >= energy
@@ -144,7 +151,7 @@ def _e_divisive(logs: Sequence[float], seed: int) -> list[int]:
 
 
 def _below(values: Floats) -> tuple[Marks, Floats]:
-    """Return for each run whether its value is at most each value of a grid, and the distances between the grid's."""
+    """Return for each run whether its value is at most each grid value, and the distances between grid values."""
     import numpy
 
     grid = numpy.unique(values)
@@ -154,9 +161,9 @@ def _below(values: Floats) -> tuple[Marks, Floats]:
 
 
 def _best_split(below: Marks, widths: Floats, stride: int = 1) -> tuple[int, float]:
-    """Return where two parts of a course are furthest apart by their energy distance, and how far that is.
+    """Return the position that splits a history into the two parts with the largest energy distance, and that distance.
 
-    Only places that are multiples of ``stride`` are tried. The mean distance of two values is
+    Only positions that are multiples of ``stride`` are tried. The mean distance of two values is
     the integral of F (1 - G) + G (1 - F) over their distribution functions.
     """
     import numpy
@@ -182,7 +189,10 @@ def _best_split(below: Marks, widths: Floats, stride: int = 1) -> tuple[int, flo
 
 
 def _large(values: Sequence[float], places: Sequence[int]) -> list[Step]:
-    """Drop the smallest step again and again, until each is large enough and three runs on both sides are its own."""
+    """Drop the smallest weak step until no step is weak.
+
+    A step is weak if it is too small, or if fewer than three runs on a side are nearer to that side's median.
+    """
     kept = list(places)
     while True:
         ends = [0, *kept, len(values)]

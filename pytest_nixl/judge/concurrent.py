@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several links at one time, of pairs of ranks or of GPUs: what they move together, and whether one starves."""
+"""Measure several links at the same time, between ranks or GPUs, and find a link that starves."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 
-#: A link starves that gets less than this share of what is usual among those beside it.
+#: A link starves if its bandwidth is less than this share of the median of all links.
 STARVED = 0.5
-#: How often all are measured, at most, while one and the same starves: something else may have taken its share once.
+#: The number of measurements that must agree before a link counts as starved: one may be a coincidence.
 TRIES = 3
-#: Pairs that are measured at one time, at most.
+#: The most pairs to measure at the same time.
 MOST_PAIRS = 32
 
 
 def disjoint(ranks: int) -> list[RankPair]:
-    """Return pairs that share no rank, across the middle: 0 with n/2, 1 with n/2+1, …; a last odd rank is left out."""
+    """Return pairs that share no rank: 0 with n/2, 1 with n/2+1, and so on. A last odd rank is left out.
+
+    :param ranks: the number of ranks, n.
+    """
     half = ranks // 2
     return [(rank, rank + half) for rank in range(half)][:MOST_PAIRS]
 
 
 @dataclass(frozen=True)
 class ConcurrentVerdict:
-    """What links came to that were measured at one time."""
+    """The verdict on links that were measured at the same time.
+
+    :param words: the reason in one sentence.
+    """
 
     verdict: Verdict
     words: str
@@ -40,9 +46,10 @@ class ConcurrentVerdict:
 
 @dataclass(frozen=True)
 class ConcurrentRates:
-    """What each of several links got, in bytes per second, while all were measured at one time.
+    """The bandwidth of several links that were measured at the same time.
 
-    :param starving: the place of one that got less than :data:`STARVED` of what is usual, each time they were measured.
+    :param rates: bytes per second of each link.
+    :param starving: the index of a link that starved in every measurement; None: there is none.
     """
 
     rates: tuple[float, ...]
@@ -50,23 +57,31 @@ class ConcurrentRates:
 
     @property
     def total(self) -> float:
-        """What all moved together."""
+        """The sum of all links in bytes per second."""
         return sum(self.rates)
 
     @property
     def slowest(self) -> int:
-        """The place of the one that starves, else of the slowest."""
+        """The index of the link that starves; if none does, of the slowest."""
         return self.starving if self.starving is not None else self.rates.index(min(self.rates))
 
 
 def starving(rates: Sequence[float]) -> int | None:
-    """Return the place of the slowest, if it starves beside the others."""
+    """Return the index of the slowest link if it starves; None: no link starves.
+
+    :param rates: bytes per second of each link.
+    """
     least = min(rates)
     return rates.index(least) if least < STARVED * median(rates) else None
 
 
 def spread(measure: Callable[[], Sequence[float]]) -> ConcurrentRates:
-    """Measure all together, and again while the same one starves: it is said to only if it does every time."""
+    """Measure all links at the same time, and again while the same link starves.
+
+    A link counts as starved only if all :data:`TRIES` measurements agree.
+
+    :param measure: returns bytes per second of each link.
+    """
     rates = tuple(measure())
     place = starving(rates)
     for _ in range(TRIES - 1):
@@ -78,9 +93,10 @@ def spread(measure: Callable[[], Sequence[float]]) -> ConcurrentRates:
 
 
 def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Samples]:
-    """Measure one row of every link: their transfers are timed at the same time, for the same time.
+    """Measure one row of every link at the same time and for the same duration.
 
-    :raises WorkerError: the first failure of one; the others then end too.
+    :param block: block size in bytes; ``depth`` is the number of transfers in flight.
+    :raises WorkerError: if one link fails; the others are then ended too.
     """
     ready = Barrier(len(links))
 
@@ -88,7 +104,7 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
         try:
             return link.measure(block, depth=depth, beside=ready.wait)
         except BaseException:
-            ready.abort()  # nobody waits for one that does not come
+            ready.abort()  # the other links must not wait for this one
             raise
 
     with ThreadPoolExecutor(len(links)) as pool:
@@ -100,20 +116,25 @@ def measure_at_once(links: Sequence[Link], block: int, depth: int) -> list[Sampl
 
 
 def corrupt(what: str, names: Sequence[str], samples: Sequence[Samples]) -> ConcurrentVerdict | None:
-    """Return that one of them moved a wrong byte, if one did."""
+    """Return the verdict CORRUPT if one of the links moved a wrong byte; None: all bytes were right.
+
+    :param what: the kind of link, in words.
+    :param names: the name of each link.
+    """
     for name, each in zip(names, samples, strict=True):
         if each.corruption is not None:
-            words = f"{what} of {name} beside {len(set(names)) - 1} others: {each.corruption}"
+            words = f"{what} of {name}, measured at the same time as {len(set(names)) - 1} others: {each.corruption}"
             return ConcurrentVerdict(
-                Verdict.CORRUPT, words, "run that pair alone; look at both hosts' memory and adapters"
+                Verdict.CORRUPT, words, "run that pair alone; check the memory and NICs of both hosts"
             )
     return None
 
 
 def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> ConcurrentVerdict:
-    """Measure one row of every pair of ranks at the same time, and judge what it says of the network between them.
+    """Measure one row of every pair of ranks at the same time, and judge whether the network starves one of them.
 
     :param what: the kind of link, in words.
+    :param block: block size in bytes; ``depth`` is the number of transfers in flight.
     """
     wrong: list[ConcurrentVerdict] = []
     names = [f"ranks {pair[0]}-{pair[1]}" for pair in (link.key(block).pair for link in links)]
@@ -134,6 +155,6 @@ def at_once(what: str, links: Sequence[Link], block: int, depth: int) -> Concurr
         f"{gigabytes(found.rates[least])} ({names[least]}) to {gigabytes(max(found.rates))} GB/s"
     )
     if found.starving is not None:
-        remedy = "look at what these two ranks share with others: a switch's uplink, a host, an adapter"
-        return ConcurrentVerdict(Verdict.WARN, f"{words}: that pair starves beside the others", remedy)
+        remedy = "check what these two ranks share with others: the uplink of a switch, a host, a NIC"
+        return ConcurrentVerdict(Verdict.WARN, f"{words}: that pair starves while the others are measured", remedy)
     return ConcurrentVerdict(Verdict.PASS, words)

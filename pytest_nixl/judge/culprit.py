@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank is to blame for a pair that failed: each end is paired with a rank that is not suspected, and judged."""
+"""Find the culprit of a failed pair of ranks: measure each of its two ranks again, paired with a third rank."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
-#: Verdicts of a row for which a rank may be to blame.
+#: Verdicts of a row that a single bad rank may cause.
 BAD = (Verdict.FAIL, Verdict.WRONG_TRANSPORT, Verdict.CORRUPT, Verdict.REGRESSED, Verdict.IMPLAUSIBLE)
-#: Pairs that are looked into, at most: a rank that is slow is in many, and two of them tell.
+#: The most pairs to measure again. A slow rank is in many failed pairs, and two of them are enough to identify it.
 MOST_PAIRS = 4
 _OTHER = {"WRITE": "READ", "READ": "WRITE"}
 
 ACTION = (
-    "take that host out of use (kubectl cordon NODE, scontrol update NodeName=NODE State=DRAIN Reason=nixl), look "
-    "there at the interface (ethtool DEVICE, ethtool -S DEVICE, rdma link, dmesg) and run `pytest-nixl doctor`; take "
-    "it back when this run passes with --nixl-pairs of it"
+    "take that host out of use (kubectl cordon NODE, scontrol update NodeName=NODE State=DRAIN Reason=nixl); on that "
+    "host check the interface (ethtool DEVICE, ethtool -S DEVICE, rdma link, dmesg) and run `pytest-nixl doctor`; put "
+    "it back into use when this run passes with --nixl-pairs for its rank"
 )
 
 
 @dataclass(frozen=True)
 class FailedPair:
-    """A pair of ranks that failed: the row of the most bytes, which is measured again."""
+    """A failed pair of ranks.
+
+    :param key: its failed row with the largest blocks, which is measured again.
+    """
 
     key: RowKey
     judgement: Judgement
@@ -40,7 +43,10 @@ class FailedPair:
 
 @dataclass(frozen=True)
 class Retest:
-    """One end of a failed pair, as initiator, with another rank: bytes flow through it the same way as in that row."""
+    """One rank of a failed pair, to be measured as the initiator with another rank.
+
+    :param key: the row to measure. Bytes leave or reach the suspect in the same direction as in the failed row.
+    """
 
     suspect: int
     partner: int
@@ -54,7 +60,7 @@ class Retest:
 
 @dataclass(frozen=True)
 class RetestResult:
-    """What came of a trial: its verdict, and over which transports and devices the suspect's bytes went."""
+    """The result of a trial: its verdict, and the transports and devices that carried the suspect's bytes."""
 
     trial: Retest
     judgement: Judgement
@@ -62,14 +68,15 @@ class RetestResult:
 
     @property
     def bad(self) -> bool:
-        """Whether the suspect is slow with another partner, too."""
+        """Whether the suspect is bad with another partner, too."""
         return self.judgement.verdict in BAD
 
 
 def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[FailedPair]:
-    """Return the pairs that failed, one for each backend, those of the ranks first that are in the most of them.
+    """Return the failed pairs of each backend. Pairs whose ranks are in the most failed pairs come first.
 
-    :param keys: of the rows that were measured, by their text.
+    :param results: the results of the run.
+    :param keys: the keys of the measured rows, by their text.
     """
     worst: dict[tuple[str, RankPair], FailedPair] = {}
     for result in results:
@@ -85,9 +92,11 @@ def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[Fai
 
 
 def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> list[Retest]:
-    """Return the two trials that tell the ends of a pair apart; none where there are only two ranks.
+    """Return the two trials that show which rank of a pair is bad; an empty list if there are only two ranks.
 
-    The partner is in no failed pair, where there is such a rank; else in the fewest.
+    The partner is a rank in no failed pair. If there is no such rank, it is the one in the fewest failed pairs.
+
+    :param ranks: the number of ranks of the run.
     """
     often = Counter(rank for each in all_failed if each.key.backend == failed.key.backend for rank in each.ranks)
     partners = sorted((rank for rank in range(ranks) if rank not in failed.ranks), key=lambda rank: (often[rank], rank))
@@ -102,9 +111,10 @@ def trials(failed: FailedPair, all_failed: Sequence[FailedPair], ranks: int) -> 
 
 
 def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str]) -> tuple[list[int], str]:
-    """Return the ranks that are to blame, and a sentence with their hosts and interfaces.
+    """Return the culprits of a failed pair, and a sentence with their hosts and interfaces.
 
-    :param tried: the two trials with what each came to.
+    :param tried: the results of the two trials.
+    :param names: a name for each rank, with its host.
     """
     pair = f"{failed.ranks[0]}-{failed.ranks[1]}"
     told = "; ".join(f"rank {e.trial.suspect} with rank {e.trial.partner}: {e.judgement.reason}" for e in tried)
@@ -112,17 +122,21 @@ def blame(failed: FailedPair, tried: Sequence[RetestResult], names: Sequence[str
     guilty = [f"{names[each.trial.suspect]} (its {_over(each.transports)})" for each in bad]
     ranks = [each.trial.suspect for each in bad]
     if len(bad) == 1:
-        return ranks, f"{guilty[0]} is to blame for the pair {pair} ({told})"
+        return ranks, f"{guilty[0]} is the culprit in the pair {pair} ({told})"
     if bad:
         partner = names[bad[0].trial.partner]
-        return ranks, f"{' and '.join(guilty)}, or {partner} with which both were tried, are to blame ({told})"
+        return (
+            ranks,
+            f"the culprits are {' and '.join(guilty)}, or {partner}, because both were measured with it ({told})",
+        )
     ends = " and ".join(names[rank] for rank in failed.ranks)
     if all(each.judgement.verdict is Verdict.PASS for each in tried):
         return (
             [],
-            f"{ends} are each good with another rank: it is the path between these two, or it has passed ({told})",
+            f"{ends} are each good with another rank: the network between these two is bad, or the fault is over "
+            f"({told})",
         )
-    return [], f"{ends} cannot be told apart ({told})"
+    return [], f"which of {ends} is the culprit is undecided ({told})"
 
 
 def _over(transports: Sequence[str]) -> str:
@@ -131,7 +145,10 @@ def _over(transports: Sequence[str]) -> str:
 
 def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], keys: dict[str, RowKey], names: Sequence[str]
                  ) -> Iterator[str]:  # fmt: skip
-    """Yield, of two ranks, what the directions tell: bytes of a WRITE leave the initiator, those of a READ reach it."""
+    """Yield a sentence for each failed pair of a run with two ranks, by the direction of the bytes that is slow.
+
+    The bytes of a WRITE leave the initiator, and those of a READ reach it.
+    """
     for each in failed:
         of_backend = [(keys[result.row], result.verdict) for result in results if result.row in keys]
         bad = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in BAD}
@@ -139,9 +156,12 @@ def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], keys: 
         if len(bad) == 1 and good - bad:
             source, destination = each.ranks if bad == {"WRITE"} else each.ranks[::-1]
             yield (
-                f"bytes that leave {names[source]} for {names[destination]} are slow, and the other way they are not: "
-                f"look at the way out of {names[source]} first, then at the way into {names[destination]}"
+                f"bytes from {names[source]} to {names[destination]} are slow, and bytes in the other direction are "
+                f"not: check what {names[source]} sends through first, then what {names[destination]} receives through"
             )
         else:
             one, other = each.ranks
-            yield f"{names[one]} and {names[other]} are slow both ways, and two ranks cannot be told apart"
+            yield (
+                f"{names[one]} and {names[other]} are slow in both directions: with only two ranks nothing shows which "
+                "one is the culprit"
+            )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several launches of a row say together: is it above its floor, and what floor do good runs give?
+"""Decide from several launches whether a row is above its floor, and derive a floor from good runs.
 
-A launch, with a new pair of workers, is the unit: its value is the median over its windows. Windows of one launch are
-correlated, and say nothing of the spread between launches.
+The unit is a launch (a fresh pair of workers), and its value is the median over its windows. Single windows are not
+used, because the windows of one launch are correlated and do not show the spread between launches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ K = TypeVar("K", bound=Hashable)
 
 FEWEST_LAUNCHES = 3
 
-#: One launch decides where it is this many times the floor, or this part of it: no row is so far off by chance.
+#: One launch decides if it is at least this many times the floor, or at most the floor divided by this.
 FAR = 4.0
 
-#: Of the launches this share must be on the side of the verdict.
+#: The share of the launches that must be on the verdict's side of the floor.
 AGREEING_LAUNCHES = 0.75
 
-#: Standard deviations of the log value: no spread is taken for less than the first; above the second, five launches.
+#: Standard deviations of the log value: the least one assumed, and the one above which five launches are needed.
 LEAST_SPREAD, WIDE_SPREAD = 0.002, 0.03
 FEWEST_WIDE_LAUNCHES = 5
 
@@ -37,18 +37,18 @@ FEWEST_WIDE_LAUNCHES = 5
 # Student's t, 99.5 % quantile, for 1 to 6 degrees of freedom, by scipy.stats.t.ppf(.995, df) of SciPy 1.17.
 _T995 = (63.656741, 9.924843, 5.840909, 4.604095, 4.032143, 3.707428)
 
-#: A floor from good runs is at most this part of their median, and this many MAD below it.
+#: A learned floor is at most this share of the median of good runs, and at least this many MAD below the median.
 LEARNED_SHARE, LEARNED_MADS = 0.95, 5.0
 
 
 @dataclass(frozen=True)
 class FloorDecision:
-    """What launches say of a floor.
+    """What launches decide about a floor.
 
-    :param verdict: PASS, FAIL or INCONCLUSIVE; None: not yet, another launch is needed.
-    :param reason: one sentence's end: ``mean 1.2 GB/s ...``.
-    :param launches: how many there were.
-    :param interval: bytes per second between which the row's value is, with 99 % confidence; None: one launch has none.
+    :param verdict: PASS, FAIL or INCONCLUSIVE; None: undecided, another launch is needed.
+    :param reason: the numbers of the decision, as the end of a sentence.
+    :param launches: the number of launches.
+    :param interval: the 99 % confidence interval of the row's bandwidth in bytes per second; None: too few launches.
     """
 
     verdict: Verdict | None
@@ -60,18 +60,22 @@ class FloorDecision:
 def decide_floor(
     values: Sequence[float], floor: float, *, others: Sequence[float] = (), budget: int = MOST_LAUNCHES
 ) -> FloorDecision:
-    """Decide from what each launch delivered whether the row is above ``floor``; all are bytes per second.
+    """Decide from the bandwidth of each launch whether a row is above its floor.
 
-    y is the log of a value and h = t(.995, k - 1) * max(sd, 0.2 %) / sqrt(k). PASS if mean - h is above the floor's log
-    and at least three quarters of the launches are above it; FAIL is its mirror. From 3 launches on; from 5 on where sd
-    is over 3 %; after ``budget`` launches INCONCLUSIVE. A single launch decides where it is 4 times the floor or a
-    quarter of it.
+    Let y be the logarithm of a launch's value, k the number of launches, and
+    h = t(.995, k - 1) * max(sd, 0.2 %) / sqrt(k). The verdict is PASS if mean(y) - h is above log(floor) and at least
+    three quarters of the launches are above the floor. FAIL is the mirror image. A verdict needs 3 launches, or 5 if sd
+    is above 3 %. After ``budget`` launches the verdict is INCONCLUSIVE. A single launch decides if it is at least
+    4 times the floor or at most a quarter of it.
 
-    Other processes make a row slower, and never faster than it is: a launch beside which they took more than 0.3 of a
-    core does not count for FAIL. Where the other launches do not decide that alone, more are needed.
+    Other processes can only make a row slower. A launch during which they used more than 0.3 of its cores therefore
+    does not count for FAIL. If the remaining launches do not decide, more are needed.
 
-    :param others: cores that other processes took of those that each launch needed; empty: not known, taken for none.
-    :raises ValueError: for a value or floor that is not a number above zero, no value, or more than 7.
+    :param values: bytes per second of each launch, 1 to 7 of them.
+    :param floor: bytes per second.
+    :param others: the cores of each launch that other processes used; empty: not known, assumed to be none.
+    :param budget: the most launches to measure.
+    :raises ValueError: for a value or floor that is not a finite number above zero, or not 1 to 7 values.
     """
     if not 1 <= len(values) <= MOST_LAUNCHES:
         raise ValueError(f"{len(values)} launches: expected 1 to {MOST_LAUNCHES}")
@@ -85,8 +89,8 @@ def decide_floor(
     if alone is not None and alone.verdict is Verdict.FAIL:
         return alone
     busy = len(values) - len(quiet)
-    took = f"others took up to {max(others):.1f} of the cores that the row needs"
-    words = f"{decision.reason}, but beside {busy} of {len(values)} {took}"
+    took = f"other processes used up to {max(others):.1f} of this row's cores"
+    words = f"{decision.reason}, but in {busy} of {len(values)} launches {took}"
     return _undecided(len(values), words, budget, decision.interval)
 
 
@@ -96,28 +100,28 @@ def _decide(values: Sequence[float], floor: float, budget: int) -> FloorDecision
         verdict = Verdict.PASS if values[0] > floor else Verdict.FAIL
         factor = values[0] / floor if verdict is Verdict.PASS else floor / values[0]
         side = "above" if verdict is Verdict.PASS else "below"
-        return FloorDecision(verdict, f"one launch is enough: it is {factor:.3g} times {side} the floor", k)
+        return FloorDecision(verdict, f"one launch decides: it is {side} the floor by a factor of {factor:.3g}", k)
     if k < FEWEST_LAUNCHES:
-        return _undecided(k, f"{k} of at least {FEWEST_LAUNCHES} launches", budget)
+        return _undecided(k, f"{k} of the {FEWEST_LAUNCHES} launches needed at least", budget)
     logs = [math.log(value) for value in values]
     centre, spread = mean(logs), stdev(logs)
     half = _T995[k - 2] * max(spread, LEAST_SPREAD) / math.sqrt(k)
     interval = (math.exp(centre - half), math.exp(centre + half))
     words = f"{k} launches, spread {100 * spread:.2g} %, between {_rate(interval[0])} and {_rate(interval[1])}"
     if spread > WIDE_SPREAD and k < FEWEST_WIDE_LAUNCHES:
-        return _undecided(k, f"{words}: over 3 % it takes {FEWEST_WIDE_LAUNCHES}", budget, interval)
+        return _undecided(k, f"{words}: a spread over 3 % needs {FEWEST_WIDE_LAUNCHES} launches", budget, interval)
     above = sum(value > floor for value in values)
     if interval[0] > floor and above >= AGREEING_LAUNCHES * k:
         return FloorDecision(Verdict.PASS, f"{words}: above the floor", k, interval)
     if interval[1] < floor and sum(value < floor for value in values) >= AGREEING_LAUNCHES * k:
         return FloorDecision(Verdict.FAIL, f"{words}: below the floor", k, interval)
-    return _undecided(k, f"{words}, and the floor is among them, {above} launches above it", budget, interval)
+    return _undecided(k, f"{words}: not clearly above or below the floor, {above} launches above it", budget, interval)
 
 
 def _undecided(k: int, words: str, budget: int, interval: tuple[float, float] | None = None) -> FloorDecision:
     if k < min(budget, MOST_LAUNCHES):
         return FloorDecision(None, words, k, interval)
-    return FloorDecision(Verdict.INCONCLUSIVE, f"{words}; no launch is left", k, interval)
+    return FloorDecision(Verdict.INCONCLUSIVE, f"{words}; that was the last launch", k, interval)
 
 
 def _rate(value: float) -> str:
@@ -126,11 +130,13 @@ def _rate(value: float) -> str:
 
 @dataclass(frozen=True)
 class LearnedFloor:
-    """What good runs of a row give.
+    """The floor of a row by good runs.
 
-    :param floor: bytes per second; None: fewer than three runs agree, or they scatter so that no floor is left.
-    :param median: of the runs that are no outliers; ``mad`` is their median absolute deviation.
-    :param outliers: the runs, by their place from 0, that are far from the others and were left out.
+    :param floor: bytes per second; None: fewer than three runs agree, or their spread leaves no floor above zero.
+    :param median: bytes per second: the median of the runs without outliers.
+    :param mad: bytes per second: their median absolute deviation.
+    :param runs: the number of runs, with outliers.
+    :param outliers: the indices of the runs that are far from the others and were left out.
     """
 
     floor: float | None
@@ -141,11 +147,13 @@ class LearnedFloor:
 
 
 def learn(values_by_key: Mapping[K, Sequence[float]]) -> dict[K, LearnedFloor]:
-    """Return for each row what floor its runs give: min(0.95 median, median - 5 MAD); values are bytes per second.
+    """Return the floor of each row by its runs: min(0.95 median, median - 5 MAD).
 
-    A run that is further from the median of all than both 5 % of it and 5 MAD is an outlier: named and left out.
+    A run is an outlier, and is left out, if its distance from the median of all is more than 5 % of the median and more
+    than 5 MAD.
 
-    :raises ValueError: for a row with no run, or a value that is not a number above zero.
+    :param values_by_key: for each row, bytes per second of each run.
+    :raises ValueError: for a row without a run, or a value that is not a finite number above zero.
     """
     return {key: _learn(key, values) for key, values in values_by_key.items()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All GPUs of a rank at one time: which are paired, and how what they move is judged."""
+"""Measure all GPUs of a rank at the same time: how they are paired, and the verdict on what they move."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 
-#: What tells UCX which network cards to use, each as ``name:port``.
+#: The variable that names the network cards for UCX, each as ``name:port``.
 UCX_CARDS = "UCX_NET_DEVICES"
 REMEDY = (
-    "measure that GPU alone by --nixl-devices; look at `nvidia-smi topo -m`, and at its PCIe link, its NVLinks and its "
+    "measure that GPU alone with --nixl-devices; check `nvidia-smi topo -m`, its PCIe link, its NVLinks and its "
     "network card"
 )
 
 
 def pairs_of(initiators: int, targets: int, *, one_host: bool) -> list[DevicePair]:
-    """Return which GPU moves bytes to which: to that of the same number there, or, on one host, to the next one.
+    """Return the pairs of GPUs to measure: GPUs of the same number on two hosts, neighbours on one host.
 
-    Those that have no other are left out; of a single GPU of one host there is no pair.
+    A GPU without a partner is left out, so a single GPU on one host gives no pair.
+
+    :param initiators: the number of GPUs of the initiator; ``targets`` is the target's.
     """
     if one_host:
         count = min(initiators, targets)
@@ -39,9 +41,10 @@ def pairs_of(initiators: int, targets: int, *, one_host: bool) -> list[DevicePai
 
 @dataclass(frozen=True)
 class GpuEnd:
-    """A GPU, and the network cards nearest to it.
+    """A GPU and the network cards nearest to it.
 
-    :param near: None: where it hangs on the bus is not known.
+    :param near: the nearest network cards; None: the GPU's position on the PCIe bus is not known.
+    :param node: its NUMA node, in words; empty: not known.
     """
 
     gpu: LinkGpu
@@ -50,11 +53,11 @@ class GpuEnd:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The network cards that fall to it when all GPUs are used; none where every one is far."""
+        """The network cards for this GPU when all GPUs are in use; empty: every card is far away."""
         return self.near.own if self.near is not None else ()
 
     def variables(self) -> dict[str, str]:
-        """Return what makes UCX use those in a worker of this GPU; nothing where there is none."""
+        """Return the environment variables that make UCX use the own network cards; empty: there are none."""
         return {UCX_CARDS: ",".join(f"{name}:1" for name in self.own)} if self.own else {}
 
     def __str__(self) -> str:
@@ -62,10 +65,10 @@ class GpuEnd:
 
 
 def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[RdmaDevice]) -> list[GpuEnd]:
-    """Return where each of a worker's GPUs hangs, and its share of the network cards that can be used.
+    """Return each GPU of a worker with its position on the bus and its share of the usable network cards.
 
-    :param gpus: those that the worker sees, as it counts them.
-    :param known: all of the host, with their places on the bus.
+    :param gpus: the GPUs that the worker sees, with its numbers.
+    :param known: all GPUs of the host, with their positions on the bus.
     :param cards: the RDMA devices of the host.
     """
     places = {gpu.pci: gpu for gpu in known if gpu.pci and gpu.path}
@@ -80,10 +83,11 @@ def seats(gpus: Sequence[LinkGpu], known: Sequence[GpuFacts], cards: Sequence[Rd
 
 @dataclass(frozen=True)
 class GpuPair:
-    """One pair of GPUs: what it moves alone and beside the others, in bytes per second, and over what.
+    """One pair of GPUs.
 
-    :param initiator: where the initiator's GPU is; ``target`` is that of the other end.
-    :param transports: what carried the bytes as the backend reports it.
+    :param initiator: the GPU of the initiator; ``target`` is the GPU of the target.
+    :param alone: bytes per second if no other pair is measured.
+    :param transports: the transports that carried the bytes, as the backend reports them.
     """
 
     initiator: GpuEnd
@@ -97,7 +101,7 @@ class GpuPair:
 
     @property
     def astray(self) -> tuple[str, ...]:
-        """The network cards that carried bytes of it and are not among those nearest to the initiator's GPU."""
+        """The network cards that carried bytes of this pair but are not nearest to the initiator's GPU."""
         near = self.initiator.near
         if near is None or near.how == FAR or not near.devices:
             return ()
@@ -108,11 +112,13 @@ class GpuPair:
 def judge_gpus(
     what: str, block: int, lanes: Sequence[GpuPair], found: ConcurrentRates, scaling: float | None
 ) -> ConcurrentVerdict:
-    """Judge what GPUs moved together.
+    """Judge the bandwidth of GPUs that were measured at the same time.
 
     :param what: the kind of link, in words.
-    :param found: what each lane got beside the others.
-    :param scaling: the share of what they move one by one that all must move together; None: the profile has none.
+    :param block: block size in bytes.
+    :param found: the bandwidth of each lane while all were measured.
+    :param scaling: the least ratio of the bandwidth together to the sum of the bandwidths alone; None: the profile has
+        none.
     """
     efficiency = found.total / sum(lane.alone for lane in lanes)
     slowest = lanes[found.slowest]
@@ -121,22 +127,24 @@ def judge_gpus(
     )
     words = (
         f"{what} of {format_size(block)}, {len(lanes)} GPUs at once: {gigabytes(found.total)} GB/s together, "
-        f"{efficiency:.0%} of what they move one by one; by GPU {each} GB/s; the slowest is {slowest}, with "
+        f"{efficiency:.0%} of the sum of each alone; by GPU {each} GB/s; the slowest is {slowest}, with "
         f"{gigabytes(found.rates[found.slowest])} of the {gigabytes(slowest.alone)} GB/s that it moves alone"
     )
     if found.starving is not None:
-        return ConcurrentVerdict(Verdict.FAIL, f"{words}: it starves beside the others", REMEDY)
+        return ConcurrentVerdict(Verdict.FAIL, f"{words}: it starves while the others are measured", REMEDY)
     if scaling is not None and efficiency < scaling:
-        return ConcurrentVerdict(Verdict.FAIL, f"{words}: the profile wants {scaling:.0%}", REMEDY)
+        return ConcurrentVerdict(Verdict.FAIL, f"{words}: the profile requires {scaling:.0%}", REMEDY)
     strayed = [f"GPU {lane.initiator.gpu.number} by {', '.join(lane.astray)}" for lane in lanes if lane.astray]
     if strayed:
-        remedy = f"let the backend choose by the bus: unset what names devices ({UCX_CARDS}, FI_EFA_IFACE)"
+        remedy = f"unset the variables that name devices ({UCX_CARDS}, FI_EFA_IFACE), so that the backend chooses"
         return ConcurrentVerdict(
-            Verdict.WARN, f"{words}; not by the network cards nearest to it: {'; '.join(strayed)}", remedy
+            Verdict.WARN, f"{words}; over network cards that are not nearest to the GPU: {'; '.join(strayed)}", remedy
         )
     if scaling is None:
-        remedy = "put `scaling` under [machine] of the profile: the share that a good machine of yours has"
-        return ConcurrentVerdict(Verdict.NO_EXPECTATION, f"{words}; the profile does not say what is good", remedy)
+        remedy = "add `scaling` under [machine] of the profile, with the share that a good machine reaches"
+        return ConcurrentVerdict(
+            Verdict.NO_EXPECTATION, f"{words}; the profile has no `scaling` to judge this by", remedy
+        )
     return ConcurrentVerdict(Verdict.PASS, words)
 
 
@@ -148,11 +156,12 @@ def measure_gpus(
     depth: int,
     scaling: float | None,
 ) -> ConcurrentVerdict:
-    """Measure one row of each link alone, one after the other, then of all at the same time, and judge that.
+    """Measure one row of each link alone, then of all links at the same time, and judge the latter by the former.
 
     :param what: the kind of link, in words.
-    :param seated: the GPUs of each link's two ends.
-    :param scaling: as :func:`judge_gpus`.
+    :param seated: the GPUs of the two ends of each link.
+    :param block: block size in bytes; ``depth`` is the number of transfers in flight.
+    :param scaling: as in :func:`judge_gpus`.
     """
     names = [f"{one} to GPU {other.gpu.number}" for one, other in seated]
     alone = [measure_at_once([link], block, depth)[0] for link in links]

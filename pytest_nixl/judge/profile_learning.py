@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile from runs on a machine that is known to be good: its floors, as the text of a TOML file."""
+"""Learn a profile from runs on machines that are known to be good, as the text of a TOML file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import parse_profile
 from pytest_nixl.model.row_source import program_of
 
-RUNS_FORM = "files that --benchmark-json or --benchmark-autosave of the bandwidth suite has written, one for each run"
+RUNS_FORM = "files written by the bandwidth suite with --benchmark-json or --benchmark-autosave, one for each run"
 
 
 @dataclass(frozen=True)
 class MeasuredRows:
-    """One row of one run: its delivered bandwidth in bytes per second, and the transports that carried it."""
+    """One row of one run: its bandwidth in bytes per second, and the transports that carried its bytes."""
 
     bandwidth: float
     transports: tuple[str, ...]
 
 
 def read_run(path: Path) -> dict[str, MeasuredRows]:
-    """Return what one run measured, by row key.
+    """Return the rows of one run, by row key.
 
-    :raises ValueError: in one sentence, where the file is no such record, or has no row of ours.
+    :param path: a record of the bandwidth suite.
+    :raises ValueError: if the file is not such a record, or has no row.
     """
     try:
         records = json.loads(path.read_text())["benchmarks"]
@@ -41,7 +42,7 @@ def read_run(path: Path) -> dict[str, MeasuredRows]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is no record of a run ({type(error).__name__}: {error}): expected {RUNS_FORM}"
+            f"{path} is not a record of a run ({type(error).__name__}: {error}): expected {RUNS_FORM}"
         ) from None
     if not rows:
         raise ValueError(f"{path} has no row of the bandwidth suite: expected {RUNS_FORM}")
@@ -49,16 +50,18 @@ def read_run(path: Path) -> dict[str, MeasuredRows]:
 
 
 def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
-    """Return the text of a profile, and one sentence for each run that was left out and each row that has no floor.
+    """Return the text of a profile, and one sentence for each run that was left out and each row without a floor.
 
-    :raises ValueError: where there are too few runs, a file is none, or the rows of the runs are not the same.
+    :param name: the profile's name.
+    :param paths: the records of at least three runs.
+    :raises ValueError: if there are too few runs, a file is not a record, or the runs have different rows.
     """
     if len(paths) < FEWEST_LAUNCHES:
         raise ValueError(f"{len(paths)} runs are too few to learn from: expected at least {FEWEST_LAUNCHES}")
     runs = [read_run(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
         if different := sorted(run.keys() ^ runs[0].keys()):
-            raise ValueError(f"{path} and {paths[0]} do not have the same rows: {different[0]} is in one of them only")
+            raise ValueError(f"{path} and {paths[0]} have different rows: {different[0]} is in only one of them")
     floors = learn({key: [run[key].bandwidth for run in runs] for key in runs[0]})
     remarks = [remark for key, found in floors.items() for remark in _remarks(key, found, paths)]
     transports = {key: _names(runs, key) for key in floors}
@@ -69,13 +72,13 @@ def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
 
 def _remarks(key: str, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
     for number in found.outliers:
-        yield f"{key}: {paths[number]} was left out, it is far from the others"
+        yield f"{key}: {paths[number]} was left out, because it is far from the other runs"
     if found.floor is None:
-        yield f"{key}: no floor, fewer than {FEWEST_LAUNCHES} runs agree or they scatter too far"
+        yield f"{key}: no floor, because fewer than {FEWEST_LAUNCHES} runs agree or their spread is too large"
 
 
 def _names(runs: Sequence[Mapping[str, MeasuredRows]], key: str) -> tuple[str, ...]:
-    """The transports that carried a row in any run, without their devices."""
+    """Return the transports that carried a row in any run, without their devices."""
     return tuple(dict.fromkeys(one.partition("/")[0] for run in runs for one in run[key].transports))
 
 
@@ -90,13 +93,13 @@ def _lines(
     yield 'checks = ["nixl-loads", "backend-loads", "bandwidth"]'
     for key, found in floors.items():
         if found.floor is None and not transports[key]:
-            continue  # nothing to judge by
+            continue  # there is nothing to expect
         backend, op, memory, block, batch, depth, _ = key.split("/")
         yield ""
         yield "[[expect]]"
         yield f"backend = [{_quoted(backend)}]"
         yield f"op = [{_quoted(op)}]"
-        # An expectation is of memory, whichever GPU it is of.
+        # An expectation names the memory type, but no GPU number.
         yield f"memory = [{_quoted(re.sub('@[0-9]+', '', memory))}]"
         yield f"blocks = {_quoted(block)}"
         yield f"batch = [{batch.removeprefix('batch')}]"
@@ -117,5 +120,5 @@ def _source(found: LearnedFloor) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of TOML, which quotes as JSON does."""
+    """Return a text as a TOML string, which is quoted like a JSON string."""
     return json.dumps(text, ensure_ascii=False)

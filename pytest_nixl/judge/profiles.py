@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles: what to expect of a kind of machine, read from TOML and refused at once where they are not clear."""
+"""Profiles: what to expect of a kind of machine, read from TOML files. An unclear file is refused."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ T = TypeVar("T")
 
 PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
 SOURCE_FORM = "a text that says where each figure is from"
-RAW_FORM = 'a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
+RAW_FORM = 'a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
-TRANSPORTS_FORM = 'names as they stand before the "/" of what the backend reports, such as "cma"'
+TRANSPORTS_FORM = 'names of transports without the "/DEVICE" that the backend reports, such as "cma"'
 
 
 @dataclass(frozen=True)
 class Profile:
     """What to expect of a kind of machine.
 
-    :param path_or_origin: where it was read: a path as it was given, or ``NAME.toml of pytest-nixl``.
-    :param required: checks that the gate wants to have run and not to be NOT-APPLICABLE.
-    :param expectations: at most one of them applies to a row.
-    :param machine: its hardware, from which ceilings follow; None: the profile does not say.
-    :param references: figures of others, never used as a floor.
-    :param accepted: findings that only warn, each until its day.
+    :param path_or_origin: the path as it was given, or ``NAME.toml of pytest-nixl``.
+    :param required: the checks that a gated run must include and that must not be NOT-APPLICABLE.
+    :param expectations: what is expected of rows; at most one of them applies to a row.
+    :param machine: the hardware, from which ceilings follow; None: not given.
+    :param references: published figures, never used as a floor.
+    :param accepted: the findings that only warn, each until a day.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Profile:
     accepted: tuple[Acceptance, ...] = ()
 
     def acceptance(self, finding: str) -> Acceptance | None:
-        """Return what is said of the finding with this id; None: it is not accepted."""
+        """Return the acceptance of the finding with this id; None: the profile does not accept it."""
         return next((item for item in self.accepted if item.id == finding), None)
 
     def expectation(self, key: RowKey) -> Expectation | None:
-        """Return what is said of the row ``key``; None: nothing."""
+        """Return the expectation that applies to the row ``key``; None: there is none."""
         return next((item for item in self.expectations if item.applies(key)), None)
 
 
@@ -75,11 +75,10 @@ def bundled_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Read a profile that comes with the plugin, by name, or one of the user's, by path; a name wins.
+    """Read a profile. It is cached until its file changes.
 
-    What was read once is kept until the file changes.
-
-    :raises ValueError: if there is none, or it is not clear in every part: one sentence with the file, the table, the
+    :param name_or_path: the name of a profile that comes with the plugin, or the path of a TOML file; a name wins.
+    :raises ValueError: if there is no such profile, or if it is not valid: one sentence with the file, the table, the
         key, the fault and the accepted form.
     """
     if name_or_path in bundled_profiles():
@@ -89,7 +88,7 @@ def load_profile(name_or_path: str) -> Profile:
         path = Path(name_or_path)
         stat = path.stat()
         if not path.is_file():
-            raise ValueError(f"profile {name_or_path!r} is no file: {form}")
+            raise ValueError(f"profile {name_or_path!r} is not a file: {form}")
         return _load_file(name_or_path, str(path.resolve()), stat.st_mtime_ns, stat.st_size)
     except FileNotFoundError:
         raise ValueError(f"there is no profile {name_or_path!r}: {form}") from None
@@ -109,9 +108,10 @@ def _load_file(origin: str, path: str, modified: int, size: int) -> Profile:
 
 
 def parse_profile(content: bytes, origin: str) -> Profile:
-    """Read a profile from the bytes of a TOML file. :raises ValueError: as :func:`load_profile`.
+    """Read a profile from the bytes of a TOML file.
 
-    :param origin: what the messages call the file.
+    :param origin: the name of the file in error messages.
+    :raises ValueError: as :func:`load_profile`.
     """
     where = f"profile {origin}"
     try:
@@ -133,7 +133,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         row = _shared_row(one, other)
         if row is not None:
             raise ValueError(
-                f"{where}, expect #{second}: applies to {row}, and so does expect #{first}: "
+                f"{where}, expect #{second}: applies to {row}, as expect #{first} does: "
                 "expected at most one [[expect]] for each row"
             )
     return Profile(
@@ -165,7 +165,7 @@ def _machine(table: _ProfileTable) -> Machine:
     nics = table.count("nics", mandatory=True) or 0
     nics_per_gpu = table.count("nics_per_gpu")
     if nics_per_gpu is not None and nics_per_gpu > nics:
-        raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than there are", f"at most {nics}, as nics says")
+        raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than nics", f"at most {nics}")
     return Machine(
         nics=nics,
         nic_rate=table.text("nic_rate", units.RATE_FORM, _positive(units.parse_rate), mandatory=True) or 0.0,
@@ -195,12 +195,12 @@ def _reference(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
         latency=table.text("latency", units.TIME_FORM, _positive(units.parse_time)),
     )
     if all(part is None for part in (item.bandwidth, item.p50, item.p99, item.latency)):
-        raise ValueError(f"{table.where}: records no figure: expected bandwidth, p50, p99 or latency")
+        raise ValueError(f"{table.where}: has no figure: expected bandwidth, p50, p99 or latency")
     if machine is not None and item.bandwidth is not None and item.plausible:
         cards = machine.most([item.memory] if item.memory else None)
         if item.bandwidth > cards * machine.nic_rate:
             fault = _above_line_rate(table, "bandwidth", machine, cards)
-            raise table.fault("bandwidth", fault, "plausible = false beside it")
+            raise table.fault("bandwidth", fault, "plausible = false in the same table")
     return item
 
 
@@ -210,7 +210,7 @@ def _above_line_rate(table: _ProfileTable, key: str, machine: Machine, cards: in
 
 
 def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) -> None:
-    """Refuse what no network card there can carry, unless a transport is accepted that needs none."""
+    """Refuse a floor or ceiling above the line rate, unless an accepted transport needs no network card."""
     if item.transports is not None and not all(is_network(name) for name in item.transports):
         return
     cards = machine.most(item.memory)
@@ -219,7 +219,7 @@ def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) 
             raise table.fault(
                 key,
                 _above_line_rate(table, key, machine, cards),
-                "less, or among transports one that needs no network card, such as cma or cuda_ipc",
+                "less, or a transport that needs no network card, such as cma or cuda_ipc, in transports",
             )
 
 
@@ -246,7 +246,7 @@ def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
     if item.p50 is not None and item.p99 is not None and item.p50 > item.p99:
         raise table.fault("p50", f"{table.data['p50']!r} is above p99", f"at most {table.data['p99']}")
     if all(part is None for part in (item.floor, item.ceiling, item.p50, item.p99, item.transports)):
-        raise ValueError(f"{table.where}: says nothing to judge by: expected floor, ceiling, p50, p99 or transports")
+        raise ValueError(f"{table.where}: expects nothing of a row: expected floor, ceiling, p50, p99 or transports")
     if machine is not None:
         _check_line_rate(table, item, machine)
     return item
@@ -254,7 +254,11 @@ def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
 
 @dataclass(frozen=True)
 class _ProfileTable:
-    """One table of the file, and how the messages call it."""
+    """One table of the file.
+
+    :param where: its name in error messages.
+    :param form: what is expected at its place.
+    """
 
     where: str
     data: Mapping[str, Any]
@@ -289,7 +293,7 @@ class _ProfileTable:
         ]
 
     def text(self, key: str, form: str, read: Callable[[str], T], *, mandatory: bool = False) -> T | None:
-        """Read the text at ``key``; None where there is none."""
+        """Read the text at ``key``; None: there is none."""
         if key in self.data:
             return self._read(key, self.data[key], form, read)
         if mandatory:
@@ -297,13 +301,13 @@ class _ProfileTable:
         return None
 
     def texts(self, key: str, form: str, read: Callable[[str], T]) -> tuple[T, ...] | None:
-        """Read the list of texts at ``key``; None where there is none."""
+        """Read the list of texts at ``key``; None: there is none."""
         form = f"a list of {form}"
         return self._list(key, form, lambda item: self._read(key, item, form, read))
 
     def count(self, key: str, *, mandatory: bool = False) -> int | None:
-        """Read the whole number above zero at ``key``; None where there is none."""
-        form = "a whole number above zero"
+        """Read the positive integer at ``key``; None: there is none."""
+        form = "a positive integer"
         if key in self.data:
             return self._count(key, self.data[key], form)
         if mandatory:
@@ -311,8 +315,8 @@ class _ProfileTable:
         return None
 
     def counts(self, key: str) -> tuple[int, ...] | None:
-        """Read the list of whole numbers above zero at ``key``; None where there is none."""
-        form = "a list of whole numbers above zero"
+        """Read the list of positive integers at ``key``; None: there is none."""
+        form = "a list of positive integers"
         return self._list(key, form, lambda item: self._count(key, item, form))
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -334,7 +338,7 @@ class _ProfileTable:
 
     def _count(self, key: str, value: object, form: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.fault(key, f"{_kind(value)}, not a whole number", form)
+            raise self.fault(key, f"{_kind(value)}, not an integer", form)
         if value < 1:
             raise self.fault(key, f"{value} is not above zero", form)
         return value
@@ -366,7 +370,7 @@ class _ProfileTable:
 
 
 def _kind(value: object) -> str:
-    """Say what TOML calls a value, and a number itself: it is most often one whose unit is missing."""
+    """Return TOML's name for the type of a value. Show a number itself, because usually its unit is missing."""
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, (int, float)):
@@ -389,19 +393,19 @@ def _filled(text: str) -> str:
 
 def _check_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", text):
-        raise ValueError(f"{text!r} is no name of a check (lower case, digits and single dashes)")
+        raise ValueError(f"{text!r} is not a check id (lower-case letters, digits and single dashes)")
     return text
 
 
 def _backend(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is no name of a backend")
+        raise ValueError(f"{text!r} is not a backend name")
     return text.upper()
 
 
 def _op(text: str) -> str:
     if text.upper() not in OPS:
-        raise ValueError(f"{text!r} is no operation")
+        raise ValueError(f"{text!r} is not an operation")
     return text.upper()
 
 
@@ -411,15 +415,15 @@ def _range(text: str) -> tuple[int, int]:
         sizes = units.parse_size(first), units.parse_size(last if dots else first)
     except ValueError as error:
         fault = str(error).partition(": expected ")[0]
-        raise ValueError(f"{text!r} is no size and no range, as {fault}" if dots else fault) from None
+        raise ValueError(f"{text!r} is neither a size nor a range, because {fault}" if dots else fault) from None
     if sizes[0] > sizes[1]:
-        raise ValueError(f"{text!r} is a reversed range, as {first.strip()} is more than {last.strip()}")
+        raise ValueError(f"{text!r} is a reversed range, because {first.strip()} is more than {last.strip()}")
     return sizes
 
 
 def _transport(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.:+-]+", text):
-        raise ValueError(f"{text!r} is no name of a transport")
+        raise ValueError(f"{text!r} is not a transport name")
     return text
 
 
@@ -435,12 +439,12 @@ def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
 
 def _share(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text.strip()) or not 0 < float(text) <= 1:
-        raise ValueError(f"{text!r} is no share")
+        raise ValueError(f"{text!r} is not a share")
     return float(text)
 
 
 def _shared_row(one: Expectation, other: Expectation) -> str | None:
-    """Describe a row that both apply to; None: there is none."""
+    """Describe a row that both expectations apply to; None: there is none."""
     parts = []
     for name in ("backend", "op", "memory", "batch", "depth"):
         mine, theirs = getattr(one, name), getattr(other, name)

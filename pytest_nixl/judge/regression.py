@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is a run slower than another one? Launches are the unit; a verdict is given only where they prove it.
+"""Decide by statistics whether a run is slower than another one. The unit is a launch.
 
-A row is REGRESSED where the median of its launches fell by more than the margin and an exact one-sided test agrees;
-UNCHANGED where the Hodges-Lehmann interval of the ratio is within the margin; else INCONCLUSIVE. Of one row the test is
-Mann and Whitney's. Of several rows, and all of them pooled, it is Westfall and Young's: all orders of the launches are
-tried on all rows at once, and a row's loss is held against the largest that any row shows in any of them. So a run that
-lost nothing is called REGRESSED at most once in a hundred times, however many rows it has and however they depend on
-each other, and a loss in one row alone is still found.
+A row is REGRESSED if the median of its launches fell by at least the margin and an exact one-sided test confirms it. It
+is UNCHANGED if the Hodges-Lehmann interval of the ratio is within the margin. Otherwise it is INCONCLUSIVE.
+
+For a single row the test is Mann and Whitney's. For several rows, and for all of them pooled, it is Westfall and
+Young's: the launches of all rows are permuted together, and the loss of a row is compared with the largest loss of any
+row in each permutation. A run without a loss is therefore called REGRESSED at most once in a hundred times, whatever
+the number of its rows and the dependence between them, and a loss in a single row is still found.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 from pytest_nixl.judge.floor_test import LEAST_SPREAD
 from pytest_nixl.model.verdicts import Verdict
 
-#: How often a run that lost nothing may be called REGRESSED.
+#: The largest probability that a run without a loss is called REGRESSED.
 FALSE_ALARMS = 0.01
 
-#: The p that proves a change. A run may look twice, after its launches and after two more, and each look has half.
+#: The largest p that proves a change. A run may test twice, so each test has half of the probability.
 PROOF = FALSE_ALARMS / 2
 
 #: Two-sided confidence of an interval.
@@ -33,13 +34,13 @@ CONFIDENCE = 0.90
 
 @dataclass(frozen=True)
 class Effect:
-    """What two sets of launches say of each other.
+    """The difference between two sets of launches.
 
     :param verdict: REGRESSED, IMPROVED, UNCHANGED or INCONCLUSIVE.
-    :param ratio: median now to median before: 0.9 is a loss of 10 %.
-    :param interval: Hodges-Lehmann's of that ratio, with 90 % confidence; None: too few launches for one.
-    :param p: how likely launches of no change would be so far apart, in the direction of the ratio.
-    :param before: launches on the one side, ``now`` on the other.
+    :param ratio: the median now divided by the median before: 0.9 is a loss of 10 %.
+    :param interval: the Hodges-Lehmann interval of that ratio with 90 % confidence; None: too few launches.
+    :param p: the probability that launches without a change differ as much in the direction of the ratio.
+    :param before: the number of launches before; ``now`` is the number now.
     """
 
     verdict: Verdict
@@ -51,7 +52,7 @@ class Effect:
 
     @property
     def words(self) -> str:
-        """Say it: ``-10.2 % (between -10.9 % and -9.6 %), 5 launches against 5, p = 0.004``."""
+        """The effect as text: ``-10.2 % (between -10.9 % and -9.6 %), 5 launches against 5, p = 0.004``."""
         between = ""
         if self.interval is not None:
             between = f" (between {change(self.interval[0])} and {change(self.interval[1])})"
@@ -59,16 +60,17 @@ class Effect:
 
     @property
     def unprovable(self) -> bool:
-        """Whether so few launches could prove nothing, however far apart they were."""
+        """Whether these are too few launches to prove any change, however large it is."""
         return least_p(self.before, self.now) > PROOF
 
 
 def compare_launches(before: Sequence[float], now: Sequence[float], margin: float, *, p: float | None = None) -> Effect:
-    """Judge the launches of a row by those of another run; all are bytes per second.
+    """Compare the launches of a row with those of another run.
 
+    :param before: bytes per second of each launch of the baseline; ``now`` of this run.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
-    :param p: of a test that was made already, of this row among others; None: it is made here, of this row alone.
-    :raises ValueError: for a side without a launch, or a value that is not a number above zero.
+    :param p: the p of a test of this row among others; None: test this row alone.
+    :raises ValueError: for a side without a launch, or a value that is not a finite number above zero.
     """
     if not before or not now or not all(0 < value < math.inf for value in (*before, *now)):
         raise ValueError(f"{tuple(before)} and {tuple(now)} are not launches with finite values above zero")
@@ -88,10 +90,11 @@ def compare_launches(before: Sequence[float], now: Sequence[float], margin: floa
 
 @dataclass(frozen=True)
 class RegressionTest:
-    """Two runs: the verdict over all rows, and each row's own.
+    """The comparison of two runs.
 
-    :param pooled: over the rows that both runs have; None: they have none.
-    :param suspects: rows that would be REGRESSED if they were the only one, and among the others prove nothing.
+    :param pooled: the effect over the rows that both runs have; None: they have no row in common.
+    :param rows: the effect on each row, by row key.
+    :param suspects: the keys of rows that would be REGRESSED if each were the only row, but not among all rows.
     """
 
     pooled: Effect | None
@@ -100,7 +103,7 @@ class RegressionTest:
 
     @property
     def verdict(self) -> Verdict:
-        """The run's: REGRESSED where the pool or a row is; else that of the pool, unless a row is suspect."""
+        """REGRESSED if the pool or a row is; else INCONCLUSIVE if a row is suspect; else the verdict of the pool."""
         if self.pooled is None:
             return Verdict.MISSING
         if any(effect.verdict is Verdict.REGRESSED for effect in self.rows.values()):
@@ -111,7 +114,11 @@ class RegressionTest:
 def compare_rows(
     before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], margin: float
 ) -> RegressionTest:
-    """Compare the rows that both runs have, each by its key."""
+    """Compare the rows that both runs have.
+
+    :param before: bytes per second of each launch of the baseline, by row key; ``now`` of this run.
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    """
     keys = [key for key in now if key in before]
     if not keys:
         return RegressionTest(None, {})
@@ -133,7 +140,7 @@ def compare_rows(
 def _pool(
     before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], keys: Sequence[str]
 ) -> tuple[list[float], list[float]]:
-    """Return one value for each launch of each run: the geometric mean over rows, each relative to its baseline."""
+    """Return one value for each launch of each run: the geometric mean over rows, each divided by its baseline."""
     sides = []
     for run in (before, now):
         launches = min(len(run[key]) for key in keys)
@@ -147,29 +154,35 @@ def _pool(
 
 
 def least_p(before: int, now: int) -> float:
-    """Return the smallest p that so many launches can give: 0.004 for 5 against 5."""
+    """Return the smallest p that these numbers of launches can give: 0.004 for 5 against 5."""
     return 1 / math.comb(before + now, now)
 
 
 def launches_for(before: int, most: int) -> int | None:
-    """Return how many launches it takes against ``before`` of them to prove anything; None: more than ``most``."""
+    """Return the least number of launches that can prove a change; None: more than ``most``.
+
+    :param before: the number of launches of the baseline.
+    """
     return next((now for now in range(1, most + 1) if least_p(before, now) <= PROOF), None)
 
 
 def change(ratio: float) -> str:
-    """Print a ratio as a change: ``-10.2 %``."""
+    """Return a ratio as text for a change: ``-10.2 %``."""
     return f"{100 * (ratio - 1):+.1f} %"
 
 
 def _p_value(before: Sequence[float], now: Sequence[float], alternative: str) -> float:
-    """Mann and Whitney's p, exactly. Equal values count against a change, whichever is looked for."""
+    """Return the exact p of Mann and Whitney's test. Equal values count against a change in either direction."""
     lower, upper = (now, before) if alternative == "less" else (before, now)
     return _p_of_order(sum(a >= b for a in lower for b in upper), len(lower), len(upper))
 
 
 @lru_cache(maxsize=1024)
 def _p_of_order(order: int, lower: int, upper: int) -> float:
-    """Return the p of ``order`` pairs of which the first is above the second, among so many launches of each side."""
+    """Return the p of ``order`` pairs in which the first launch is above the second.
+
+    :param lower: the number of launches on the first side; ``upper`` on the second.
+    """
     from scipy.stats import mannwhitneyu
 
     above = [min(upper, max(0, order - number * upper)) for number in range(lower)]
@@ -178,25 +191,25 @@ def _p_of_order(order: int, lower: int, upper: int) -> float:
 
 
 def _joint_p_values(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each row the p of its change, in its own direction, among those of all rows.
+    """Return for each row the p of its change, in the direction of the change, corrected for the number of rows.
 
-    Rows whose launches are not as many as the others' give as many as the row with the fewest.
+    If rows have different numbers of launches, each gives as many as the row with the fewest.
     """
     import numpy
     from scipy.stats import permutation_test
 
     sides = [numpy.log([row[: min(map(len, side))] for row in side]) for side in (before, now)]
     if any(side.shape[-1] < 2 for side in sides):
-        return [1.0] * len(before)  # one launch has no spread: nothing can be proven
+        return [1.0] * len(before)  # nothing can be proven without a spread, and one launch has none
     found = permutation_test(sides, _studentized, vectorized=True, n_resamples=numpy.inf, axis=-1)
-    # The larger, the rarer: a hair of rounding must not make an order differ from itself.
+    # Enlarge the permuted values slightly, so that rounding cannot make the observed order rarer than itself.
     seen, orders = numpy.asarray(found.statistic), numpy.asarray(found.null_distribution) * (1 + 1e-9)
     worst, best = orders.min(axis=1), orders.max(axis=1)
     return [float((worst <= value).mean() if value < 0 else (best >= value).mean()) for value in seen]
 
 
 def _studentized(before: Any, now: Any, axis: int) -> Any:
-    """The difference of two sides' means by its standard error; no side is taken for quieter than 0.2 %."""
+    """Return the difference of two means divided by its standard error. The least spread of each side is 0.2 %."""
     import numpy
 
     errors = (numpy.maximum(side.var(axis=axis, ddof=1), LEAST_SPREAD**2) / side.shape[axis] for side in (before, now))
@@ -204,7 +217,7 @@ def _studentized(before: Any, now: Any, axis: int) -> Any:
 
 
 def _interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, float] | None:
-    """Return Hodges and Lehmann's interval of the ratio: by the rank test, from all ratios of a launch to another."""
+    """Return the Hodges-Lehmann interval of the ratio, from the ratios of all pairs of launches."""
     place = _place(len(before), len(now))
     if place is None:
         return None
@@ -214,7 +227,7 @@ def _interval(before: Sequence[float], now: Sequence[float]) -> tuple[float, flo
 
 @lru_cache(maxsize=256)
 def _place(before: int, now: int) -> int | None:
-    """Return which of the sorted ratios, from 0, ends the interval; None: the launches are too few for any."""
+    """Return the index of the sorted ratio at which the interval begins; None: too few launches."""
     found = None
     for order in range(before * now + 1):
         if _p_of_order(order, now, before) > (1 - CONFIDENCE) / 2:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samples of a row are worth by what its profile expects of it."""
+"""Judge the samples of a row by what the profile expects of it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
-#: Of this share of a launch's windows the floor wants to have the same answer as of their median.
+#: The share of a launch's windows that must be on the same side of the floor as their median.
 AGREEING_WINDOWS = 0.75
 
 _TOO_SLOW = (
-    "See that the machine is idle (uptime, nvidia-smi) and the container has its cores (cpu.max), run the row "
-    "again alone, and if it stays slow compare the transports and devices with those of a healthy machine."
+    "Check that the machine is idle (uptime, nvidia-smi) and that the container has enough cores (cpu.max), run the "
+    "row again alone, and if it is still slow compare its transports and devices with those of a healthy machine."
 )
 
 _DISTURBED = (
-    "Stop what else runs on the machine and run the row again; if it stays so, the floor is within the noise of this "
-    "machine: give it a lower one."
+    "Stop other processes on the machine and run the row again; if the verdict stays, the floor is within the noise "
+    "of this machine: lower the floor in the profile."
 )
 
 _NO_CMA = (
     "Start the container with --cap-add SYS_PTRACE (Kubernetes: capabilities.add: [SYS_PTRACE]; a GitLab runner: "
-    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or judge what is there: UCX_TLS=tcp and "
+    "cap_add in its config.toml), on a host set kernel.yama.ptrace_scope=0; or validate TCP instead: UCX_TLS=tcp and "
     "--nixl-profile=tcp-loopback."
 )
 
@@ -43,14 +43,15 @@ _CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
     """Judge what one launch, or several, measured of a row.
 
-    The first of these that holds: CORRUPT, whatever else; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
-    speed; ERROR where nothing was timed; IMPLAUSIBLE over the ceiling; FAIL below the floor or over a latency bound;
-    INCONCLUSIVE about the floor; PASS. A latency over its bound fails a row whose floor is in doubt, so that the doubt
-    hides nothing. An expectation without a floor is PASS by its transports or its latency bounds and says so; with a
-    ceiling alone it is NO-EXPECTATION: that nothing is impossibly fast proves nothing.
+    The verdict is the first of these that holds: CORRUPT; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
+    speed; ERROR if nothing was timed; IMPLAUSIBLE above the ceiling; FAIL below the floor or above a latency bound;
+    INCONCLUSIVE about the floor; PASS. A latency above its bound also fails a row whose floor is INCONCLUSIVE. An
+    expectation without a floor gives PASS by its transports or latency bounds, and the reason says so. An expectation
+    with only a ceiling gives NO-EXPECTATION, because being below the ceiling proves nothing.
 
-    :param machine: what its network cards cannot carry is IMPLAUSIBLE, also where it would be NO-EXPECTATION or
-        UNKNOWN: neither may hide a figure that cannot be.
+    :param expectation: what the profile expects of the row; None: nothing.
+    :param machine: the hardware. A row above what its network cards can carry is IMPLAUSIBLE even if it would
+        otherwise be NO-EXPECTATION or UNKNOWN.
     """
     row = describe(samples.key)
     if samples.corruption is not None:
@@ -77,8 +78,9 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
 
 
 def describe(key: RowKey) -> str:
-    """Name a row in a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``, with batch, depth, ranks and GPUs that are not
-    usual.
+    """Return a row's name for a sentence: ``UCX WRITE DRAM:DRAM of 64KiB``. Default values are left out.
+
+    :param key: the row.
     """
     text = f"{key.backend} {key.op} {key.memory} of {units.format_size(key.block)}"
     more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
@@ -91,8 +93,8 @@ def _corrupt(row: str, samples: Samples) -> Judgement:
     return Judgement(
         Verdict.CORRUPT,
         f"{row}: {samples.corruption}",
-        "Trust no transfer on this path: keep the workers' logs, run this row again alone and then over another "
-        "transport, such as UCX_TLS=tcp with UCX, and report the transport that corrupts.",
+        "Do not trust any transfer over this transport: keep the workers' logs, run this row again alone and then over "
+        "another transport, such as UCX_TLS=tcp with UCX, and report the transport that corrupts bytes.",
     )
 
 
@@ -103,22 +105,22 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     if not samples.transports:
         return Judgement(
             Verdict.UNKNOWN,
-            f"{row}: nothing tells which transport carried the bytes, and the profile accepts {_any(accepted)} only",
-            "Look in the worker's log for the transports that the backend reports (UCX: nothing may unset "
-            "UCX_PROTO_INFO=y or send its log elsewhere with UCX_LOG_FILE).",
+            f"{row}: the transport that carried the bytes is not known, and the profile accepts only {_any(accepted)}",
+            "Search the worker's log for the transports that the backend reports (UCX: do not unset UCX_PROTO_INFO=y "
+            "and do not redirect its log with UCX_LOG_FILE).",
         )
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
     went = f"went over {' and '.join(wrong)}{_told(samples, wrong)}"
-    reason = f"{row}: {went}, and the profile accepts {_any(accepted)} only"
+    reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
     if samples.obstacle and "cma" in accepted:
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
     return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted), samples.transports))
 
 
 def _told(samples: Samples, wrong: Sequence[str]) -> str:
-    """Say what the devices counted, where they tell that RDMA did not move the bytes."""
+    """Return what the devices counted, if that shows that RDMA did not move the bytes; else an empty text."""
     if samples.counted is None or not any(name.partition("/")[0].endswith(EMULATED) for name in wrong):
         return ""
     return f" ({samples.counted.emulation(samples.key.op)})"
@@ -131,9 +133,9 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
     return Judgement(
         Verdict.WRONG_TRANSPORT,
         f"{row}: {samples.key.backend} {words}",
-        "See that initiator and target are on two hosts: within one, a library may use shared memory and not say so "
-        "(libfabric's efa provider does; FI_EFA_ENABLE_SHM_TRANSFER=0 forbids it); else read in the workers' logs "
-        "which devices they opened.",
+        "Check that initiator and target are on two hosts: within one host a library may use shared memory without "
+        "reporting it (libfabric's efa provider does; FI_EFA_ENABLE_SHM_TRANSFER=0 forbids it); if they are, check in "
+        "the workers' logs which devices they opened.",
     )
 
 
@@ -147,42 +149,42 @@ def _transport_remedy(key: RowKey, accepted: set[str], transports: Sequence[str]
         steps.append("check the backend's own settings in the environment of every rank")
     if accepted & _SHARED_MEMORY:
         steps.append(
-            "for cma let the processes read each other's memory (in a container --cap-add SYS_PTRACE and one PID "
+            "for cma allow the processes to read each other's memory (in a container --cap-add SYS_PTRACE and one PID "
             "namespace; else kernel.yama.ptrace_scope=0)"
         )
-        steps.append("for posix and sysv give them one IPC namespace and a /dev/shm that is large enough")
+        steps.append("for posix and sysv give both processes one IPC namespace and a /dev/shm that is large enough")
     if "cuda_ipc" in accepted:
         steps.append(
-            "for cuda_ipc see that both processes are on one host with one IPC namespace, that UCX_TLS names cuda_ipc "
-            "and cuda_copy where it is set, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
-            "nvidia-smi nvlink -s): without NVLink UCX writes by it and may not read"
+            "for cuda_ipc check that both processes are on one host with one IPC namespace, that UCX_TLS, if it is "
+            "set, names cuda_ipc and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
+            "nvidia-smi nvlink -s); without NVLink UCX uses cuda_ipc for WRITE but may not use it for READ"
         )
     if accepted & (_CUDA - {"cuda_ipc"}):
         steps.append(
-            "for cuda_copy see that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded and "
-            "/dev/gdrdrv is in the container"
+            "for cuda_copy check that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded "
+            "and /dev/gdrdrv is in the container"
         )
     if accepted & (RDMA | EFA) and "VRAM" in (key.memory.initiator, key.memory.target):
         steps.append(
-            "for memory of a GPU see that the card reaches it: nvidia_peermem is loaded (lsmod), or the driver's "
-            "kernel modules are the open ones with DMA-BUF; the infrastructure suite's gpu-direct tells"
+            "for GPU memory check that the network card can access it: nvidia_peermem is loaded (lsmod), or the NVIDIA "
+            "driver has the open kernel modules with DMA-BUF; the check gpu-direct of the infrastructure suite shows it"
         )
     if accepted & RDMA:
         steps.append(
-            "for RDMA see that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
+            "for RDMA check that the container has /dev/infiniband and an unlimited memlock (ulimit -l), and that "
             "ibv_devinfo shows an active port"
         )
     if any(name.partition("/")[0].endswith(EMULATED) for name in transports):
         steps.append(
-            "for RDMA over EFA see that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, "
-            "rdma-core and the efa driver are of one EFA installer; if the instance's cards have no RDMA write (before "
-            "Nitro v4), or the backend is UCX, which does not use it over srd, add the name before the slash to the "
-            "profile's transports"
+            "for RDMA over EFA check that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, "
+            "rdma-core and the efa driver are from one EFA installer; if the instance's cards have no RDMA write "
+            "(before Nitro v4), or the backend is UCX, which does not use RDMA over srd, add the name before the slash "
+            "to the profile's transports"
         )
     elif accepted & EFA:
         steps.append(
-            "for EFA see that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and that "
-            "the security group lets all traffic to and from itself"
+            "for EFA check that fi_info -p efa lists a device, that the container has /dev/infiniband/uverbs*, and "
+            "that the security group allows all traffic to and from itself"
         )
     text = "; ".join(steps)
     return f"{text[0].upper()}{text[1:]}."
@@ -197,14 +199,14 @@ def _untimed(row: str, samples: Samples, expectation: Expectation) -> Judgement 
     if not _timed(samples):
         fault = "no window of transfers was timed"
     elif needs_latency and not samples.latencies:
-        fault = "no single transfer was timed, and the profile bounds its latency"
+        fault = "no single transfer was timed, but the profile has a latency bound"
     else:
         return None
     return Judgement(
         Verdict.ERROR,
         f"{row}: {fault}",
-        "Run this row again alone with a longer --nixl-duration and read the workers' logs; if it stays so, report it "
-        "as a fault of pytest-nixl.",
+        "Run this row again alone with a longer --nixl-duration and read the workers' logs; if the error stays, report "
+        "it as a bug of pytest-nixl.",
     )
 
 
@@ -216,21 +218,21 @@ def _implausible(row: str, samples: Samples, ceiling: Ceiling | None) -> Judgeme
         return Judgement(
             Verdict.IMPLAUSIBLE,
             f"{over}, which no such machine can exceed",
-            "Do not use this figure: the clock stopped before the bytes were delivered, or the profile's ceiling is "
-            "not of this machine; compare the ceiling's source with the hardware, then run the row again with a "
+            "Do not use this bandwidth: the clock stopped before the bytes were delivered, or the profile's ceiling is "
+            "for another machine; compare the ceiling's source with the hardware, then run the row again with a "
             "longer --nixl-duration.",
         )
     return Judgement(
         Verdict.IMPLAUSIBLE,
         f"{over}, {ceiling.why}",
-        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way, as "
-        "between two ranks of one host; compare the counters of the NICs with the payload, and [machine] of the "
-        "profile with the hardware.",
+        "Do not use this bandwidth: the clock stopped before the bytes were delivered, or they did not go over these "
+        "NICs, as between two ranks of one host; compare the counters of the NICs with the payload, and [machine] of "
+        "the profile with the hardware.",
     )
 
 
 def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
-    """Judge by the floor; None: it holds, or there is none."""
+    """Judge a row by its floor; None: the row is above it, or there is no floor."""
     value, floor = samples.bandwidth, expectation.floor
     if floor is None:
         return None
@@ -251,22 +253,25 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
     if not passed and samples.disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
-            f"{figures}, and others took {samples.others[0]:.1f} of the cores that the row needs",
+            f"{figures}, but other processes used {samples.others[0]:.1f} of this row's cores",
             _DISTURBED,
         )
     return Judgement(
         Verdict.INCONCLUSIVE,
         f"{figures}, but only {above if passed else windows - above} of {windows} windows are "
-        f"{'at or above' if passed else 'below'} it, and three quarters are needed",
-        "Measure longer, with a --nixl-duration ten times as long, and stop what else runs on the machine.",
+        f"{'at or above' if passed else 'below'} it, and three quarters of them are needed for a verdict",
+        "Run the row again with a --nixl-duration ten times as long, and stop other processes on the machine.",
     )
 
 
 def another_launch(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> bool:
-    """Whether one more launch could decide: everything else is well, and the floor is neither far below nor above."""
+    """Whether one more launch could decide: only the floor is undecided, and everything else about the row is good.
+
+    :param samples: the launches so far.
+    """
     if expectation is None or expectation.floor is None or not _timed(samples):
         return False
-    # With a floor that everything is above, what is left to doubt is the spread of the launches.
+    # Judge everything but the floor: every row is above the smallest possible floor.
     rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
@@ -304,8 +309,8 @@ def _latency(row: str, samples: Samples, expectation: Expectation) -> Judgement 
     return Judgement(
         Verdict.FAIL,
         f"{row}: {' and '.join(faults)}",
-        "See that the machine is idle and that there is a core for each polling process (nproc, cpu.max), then run the "
-        "row again alone; a high p99 under a low p50 is most often another process on the same cores.",
+        "Check that the machine is idle and that there is a core for each polling process (nproc, cpu.max), then run "
+        "the row again alone; if only p99 is high, the usual cause is another process on the same cores.",
     )
 
 
@@ -330,12 +335,12 @@ def _any(names: tuple[str, ...]) -> str:
 
 
 def rate(value: float) -> str:
-    """Print bytes per second: ``12.5 GB/s (100 Gb/s)``."""
+    """Return bytes per second as text: ``12.5 GB/s (100 Gb/s)``."""
     return f"{units.gigabytes(value)} GB/s ({units.gigabits(value)} Gb/s)"
 
 
 def percentage(value: float, reference: float) -> str:
-    """Print ``value`` as a percentage of ``reference``, never rounded to 100 % from either side."""
+    """Return ``value`` as a percentage of ``reference``. A value near ``reference`` is not rounded to 100 %."""
     percent = 100 * value / reference
     if value != reference and abs(percent - 100) < 0.5:
         return "just under 100 %" if value < reference else "just over 100 %"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run judged by another: each row of the same key, what is missing, the verdict over all, and what changed."""
+"""Compare two runs: row by row, all rows pooled, missing rows, and the differences that may explain a change."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import Change, changes, other_machine
 from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
 
-#: The check that a comparison makes, as the gate names it.
+#: The id of the check that a comparison is.
 CHECK = "regression"
 
-#: A row with one of these has no bandwidth to compare.
+#: A row with one of these verdicts has no bandwidth to compare.
 _NO_BANDWIDTH = {Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR}
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What came of judging ``now`` by ``before``.
+    """The result of comparing the run ``now`` with the run ``before``.
 
-    :param results: what the gate takes: the run's verdict, and each row that is REGRESSED, suspect, MISSING or new.
-    :param changes: what differs between the two runs and could explain it.
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param results: the verdict over all rows, and one result for each row that is REGRESSED, suspect, MISSING or new.
+    :param changes: what differs between the two runs and may explain a change.
     """
 
     before: RecordedRun
@@ -48,22 +49,23 @@ class RunComparison:
 
 
 def refuse_other_machine(before: RecordedRun, now: RecordedRun) -> None:
-    """Refuse to compare figures of two kinds of machine. :raises ValueError: naming what differs."""
+    """Refuse to compare runs of two kinds of machine. :raises ValueError: with the differences."""
     if different := other_machine(before.provenance, now.provenance):
         said = "; ".join(f"{item.what} {item.before} there, {item.now} here" for item in different)
         raise ValueError(
             f"{before.source} was measured on another kind of machine ({said}): expected a record of this kind of "
-            "machine, as figures of two kinds say nothing of an image"
+            "machine, because only then the image can explain a difference"
         )
 
 
 def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_turn: bool = False) -> RunComparison:
-    """Judge a run by another one.
+    """Compare a run with another one.
 
-    Rows of other projects' programs are left out: those are measured once, and are no subject of ours.
+    Rows that an external program measured are left out, because they are measured only once.
 
+    :param before: the baseline.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
-    :param in_turn: whether both were measured now, launch by launch, as --nixl-compare-image does.
+    :param in_turn: whether both images were measured now, in alternating launches.
     """
     before, now = _own(before), _own(now)
     old, new = _usable(before), _usable(now)
@@ -84,16 +86,21 @@ def _own(run: RecordedRun) -> RecordedRun:
 
 
 def wants_launch(before: RecordedRow | None, values: tuple[float, ...], margin: float) -> bool:
-    """Whether one more launch of a row could decide what those so far leave open."""
+    """Whether one more launch of a row could decide its comparison.
+
+    :param before: the row of the baseline; None: the baseline has no such row.
+    :param values: bytes per second of each launch so far.
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    """
     if before is None or len(values) >= MOST_LAUNCHES:
         return False
     if len(values) > COMPARED_LAUNCHES:
-        return True  # it was open at the first look, and the next is the last
+        return True  # the first test, after COMPARED_LAUNCHES, was inconclusive; the second is after MOST_LAUNCHES
     return compare_launches(before.values, values, margin).verdict is Verdict.INCONCLUSIVE
 
 
 def _usable(run: RecordedRun) -> dict[str, RecordedRow]:
-    """Return the rows whose bytes arrived, right and over an accepted transport."""
+    """Return the rows whose bytes arrived correctly and over an accepted transport."""
     bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}
 
@@ -103,18 +110,18 @@ def _missing(
 ) -> Iterator[Result]:
     for key in before.rows:
         if key not in old:
-            reason = f"{before.name} has the row {key}, which failed there: it is no figure to judge by"
-            yield _result(Verdict.INCONCLUSIVE, reason, "Take a run without such a failure as the baseline.")
+            reason = f"the row {key} of {before.name} is unusable as a baseline: the row failed there"
+            yield _result(Verdict.INCONCLUSIVE, reason, "Use a run in which this row did not fail as the baseline.")
         elif key in now.rows and key not in new:
-            reason = f"the row {key} of {before.name} has no bandwidth now: it failed"
-            yield _result(Verdict.MISSING, reason, "See what this run says of that row.")
+            reason = f"the row {key} of {before.name} has no bandwidth in this run: it failed"
+            yield _result(Verdict.MISSING, reason, "Follow the remedy of that row's own verdict in this run.")
         elif key not in now.rows:
-            reason = f"the row {key} of {before.name} is missing now: it was not measured, or its key changed"
-            remedy = "Measure the rows of the baseline, or record a new baseline if these rows are meant to go."
+            reason = f"the row {key} of {before.name} is missing in this run: it was not measured, or its key changed"
+            remedy = "Measure the rows of the baseline, or record a new baseline if this row is no longer wanted."
             yield _result(Verdict.MISSING, reason, remedy)
     for key in new:
         if key not in before.rows:
-            reason = f"the row {key} is not in {before.name}: nothing tells whether it lost anything"
+            reason = f"the row {key} is not in {before.name}: there is nothing to compare it with"
             yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.")
 
 
@@ -123,11 +130,11 @@ def _pooled(
 ) -> Iterator[Result]:
     effect = comparison.pooled
     if effect is None:
-        reason = f"no row of {before.name} was measured again: there is nothing to compare"
+        reason = f"no row of {before.name} was measured in this run: there is nothing to compare"
         yield _result(Verdict.MISSING, reason, "Run the bandwidth suite with the rows of the baseline.")
         return
     if comparison.verdict is not effect.verdict:
-        return  # by its rows, of which each is told
+        return  # single rows decided the verdict, and each of them has its own result
     count = len(comparison.rows)
     over = f"{count} rows together" if count > 1 else next(iter(comparison.rows))
     reason = f"{over} against {before.name}: {effect.words}"
@@ -144,7 +151,7 @@ def _rows(
     in_turn: bool,
 ) -> Iterator[Result]:
     if len(comparison.rows) < 2:
-        return  # the verdict over all rows is that of the row
+        return  # the verdict over all rows is already that of the only row
     for key, effect in comparison.rows.items():
         figures = f"{_rate(new[key].bandwidth)} after {_rate(old[key].bandwidth)}"
         if old[key].transports != new[key].transports and old[key].transports:
@@ -154,8 +161,8 @@ def _rows(
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn))
         elif key in comparison.suspects:
             reason = (
-                f"{key} against {before.name}: {figures}: {effect.words}, which would prove a loss of this row alone "
-                f"and proves none of one among {len(comparison.rows)}: p has to be at most {PROOF:g}"
+                f"{key} against {before.name}: {figures}: {effect.words}; this would prove a loss if the row were the "
+                f"only one, but among {len(comparison.rows)} rows p must be at most {PROOF:g}"
             )
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
 
@@ -164,21 +171,21 @@ def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before
     if effect.verdict is Verdict.REGRESSED:
         what = "; ".join(str(item) for item in different[:8]) or "nothing that is recorded"
         more = f" and {len(different) - 8} more" if len(different) > 8 else ""
-        differs = f"What differs from {before.name}: {what}{more}."
+        differs = f"Differences from {before.name}: {what}{more}."
         if in_turn:
-            return f"{differs} Both images were measured now, in turn: look at these differences."
+            return f"{differs} Both images were measured now, in turn: search for the cause among these differences."
         return (
-            f"{differs} Measure the two images in turn with --nixl-compare-image to exclude what else changed between the "
+            f"{differs} Measure the two images in turn with --nixl-compare-image, to exclude every other change between the "
             "two runs."
         )
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return ""
     if effect.unprovable:
         return _more_launches(effect)
-    again = "Stop what else runs on the machine and run again with --nixl-min-launches=7"
+    again = "Stop other processes on the machine and run again with --nixl-min-launches=7"
     if not in_turn:
         again += ", or measure the two images in turn with --nixl-compare-image"
-    return f"{again}; launches that differ by more than {100 * margin:.3g} % by themselves tell nothing."
+    return f"{again}; launches of one image that differ by more than {100 * margin:.3g} % decide nothing."
 
 
 def _more_launches(effect: Effect) -> str:
@@ -200,7 +207,7 @@ def _rate(value: float) -> str:
 
 
 def shown_change(effect: Effect) -> str:
-    """Print an effect as a cell of a table: ``-10.2 % [-10.9, -9.6]``."""
+    """Return an effect as the text of a table cell: ``-10.2 % [-10.9, -9.6]``."""
     if effect.interval is None:
         return change(effect.ratio)
     low, high = (100 * (end - 1) for end in effect.interval)

@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What no row like this can exceed in bytes per second, and why: ``the line rate of ...``; empty: it was given."""
+    """The bandwidth that a row cannot exceed.
+
+    :param value: bytes per second.
+    :param why: the reason, such as ``the line rate of ...``; empty: the profile gives the ceiling itself.
+    """
 
     value: float
     why: str = ""
 
 
 def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Machine | None) -> Ceiling | None:
-    """Return the ceiling of a row: the one that the profile gives, else that of the network cards; None: there is none.
+    """Return the ceiling of a row: the profile's, else the line rate of the network cards; None: there is none.
 
-    Of the cards only where every transport is one of the network; of rows of which no transport is known, where every
-    one that the profile accepts is.
+    The line rate is used only if every transport of the row uses a network card. If the row's transports are not known,
+    every transport that the profile accepts must use one.
     """
     if expectation is not None and expectation.ceiling is not None:
         return Ceiling(expectation.ceiling)
@@ -35,9 +39,9 @@ def row_ceiling(samples: Samples, expectation: Expectation | None, machine: Mach
     if samples.counted is not None and (carriers := samples.counted.carriers(samples.transports)):
         nics = tuple(item.device for item in carriers if item.device != "lo")
         if not nics:
-            return None  # the kernel took it to another process of the host
+            return None  # the bytes went over the loopback device, to another process of this host
     if nics is None:
-        # What a GPU reaches says nothing of rows between host memories: those may use every card.
+        # A row between host memories may use every card, not only the cards that one GPU reaches.
         if machine.nics > 1 and "VRAM" not in (samples.key.memory.initiator, samples.key.memory.target):
             return None
         value = machine.ceiling(None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a whole run came to: one verdict, in the same words on the terminal, in every report and in verdict.json."""
+"""The verdict of a whole run, the same on the terminal, in every report and in verdict.json."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 
-#: Failing results that ``verdict.json`` tells, and characters of each text, at most.
+#: The most failing results in ``verdict.json``, and the most characters of each text.
 _MOST_FAILING, _LONGEST = 100, 2000
 
-#: What a run may come to. REFUSED: it did not start.
+#: All verdicts of a run. REFUSED: it did not start.
 RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, "REFUSED")
 
 
@@ -22,9 +22,9 @@ RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, "REFUSED")
 class Conclusion:
     """The verdict of a run.
 
-    :param outcome: the worst of its results; an interrupted run's is FAIL.
+    :param outcome: the worst outcome of its results; FAIL if the run was interrupted.
     :param failed: whether a result fails the run.
-    :param interrupted: how far the run came and what ended it early; empty: it came to its end.
+    :param interrupted: how far the run came and what ended it early; empty: it was completed.
     """
 
     outcome: Outcome
@@ -33,14 +33,17 @@ class Conclusion:
 
     @classmethod
     def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "") -> Conclusion:
-        """Return what the results of a run come to."""
+        """Return the verdict of a run with these results.
+
+        :param gate: whether ``--nixl-gate`` is given.
+        """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
         return cls(Outcome.FAIL if interrupted else worst, worst is Outcome.FAIL, interrupted)
 
     @property
     def word(self) -> str:
-        """One of PASS, FAIL and INTERRUPTED. A run that has failed and was interrupted is FAIL."""
+        """PASS, FAIL or INTERRUPTED. A run that failed and was interrupted is FAIL."""
         if self.failed:
             return "FAIL"
         return INTERRUPTED if self.interrupted else "PASS"
@@ -52,21 +55,21 @@ class Conclusion:
 
 
 def counted(results: Sequence[Result]) -> dict[str, int]:
-    """Return how many results there are of each verdict that occurs, in the order of the verdicts."""
+    """Return the number of results with each verdict that occurs, in the order of the verdicts."""
     counts = Counter(result.verdict for result in results)
     return {str(verdict): counts[verdict] for verdict in Verdict if counts[verdict]}
 
 
 def known_limits(results: Sequence[Result]) -> list[str]:
-    """Return the ids of the known limits of NIXL that were seen and that this deployment does not meet."""
+    """Return the ids of the findings that were seen as known limits, without those that affect this deployment."""
     met = {result.finding for result in results if result.finding and result.verdict is not Verdict.PASS}
     return [id for id in dict.fromkeys(result.finding for result in results if result.known_limit) if id not in met]
 
 
 def known_limits_line(results: Sequence[Result], version: str) -> str:
-    """Say in one line how many known limits this deployment does not meet; empty: there are none.
+    """Return one line with the number of known limits that do not affect this deployment; empty: there are none.
 
-    :param version: of NIXL; empty: it is not known.
+    :param version: the version of NIXL; empty: not known.
     """
     count = len(known_limits(results))
     if not count:
@@ -74,25 +77,29 @@ def known_limits_line(results: Sequence[Result], version: str) -> str:
     nixl = f"NIXL {version}" if version else "NIXL"
     met = any(result.finding and result.verdict is not Verdict.PASS for result in results)
     limits = f"{count} {'more ' if met else ''}known limit{'' if count == 1 else 's'} of {nixl}"
-    rest = "none of which this deployment meets" if count > 1 and not met else "which this deployment does not meet"
+    rest = "none of them affects this deployment" if count > 1 and not met else "not affecting this deployment"
     return f"{limits}, {rest}: `pytest-nixl findings`"
 
 
 def summary_line(results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()) -> str:
-    """Return the last line of the terminal's report: the verdict, then how many checks came to what.
+    """Return the last line of the terminal report: the run's verdict, then the number of checks with each verdict.
 
-    :param left_out: names of the suites that this run did not choose.
+    :param left_out: the names of the suites that were not selected.
     """
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
     measured = sum(result.figures is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
-    others = f"; suites not chosen: {', '.join(left_out)}" if left_out else ""
+    others = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted)
     return f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
 
 
 def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dict[str, Any]:
-    """Return the part of ``verdict.json`` that is the same for every rank, as JSON values."""
+    """Return the part of ``verdict.json`` that is the same for every rank, as JSON values.
+
+    :param gate: whether ``--nixl-gate`` is given.
+    :param interrupted: how far the run came and what ended it early; empty: it was completed.
+    """
     verdict = Conclusion.of(results, gate=gate, interrupted=interrupted)
     failing = [result for result in results if outcome(result.verdict, gate=gate) is Outcome.FAIL]
     return {
@@ -118,20 +125,31 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
 
 
 def interrupted_before(told_before: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """Return what is told of a run that lost a rank after its verdict was told."""
+    """Return the ``verdict.json`` values of a run that lost a rank after its verdict was sent to the ranks.
+
+    :param told_before: the values that were sent.
+    :param why: what happened to the rank.
+    """
     verdict = "FAIL" if told_before.get("verdict") == "FAIL" else INTERRUPTED
     return {**told_before, "verdict": verdict, "interrupted": told_before.get("interrupted") or f"{INTERRUPTED}: {why}"}
 
 
 def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:
-    """Return what is told of a run that pytest ended with an exit code other than 0, whatever its checks came to."""
+    """Return the ``verdict.json`` values of a run that pytest ended with an exit code other than 0: it is FAIL.
+
+    :param told_before: the values by the checks alone.
+    :param code: the exit code.
+    """
     if told_before.get("verdict") != "PASS":
         return dict(told_before)
-    why = "no test was collected" if code == 5 else "a test failed that is no check of NIXL"
+    why = "no test was collected" if code == 5 else "a test failed that is not a NIXL check"
     failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{why} (exit code {code})", "remedy": ""}
     return {**told_before, "verdict": "FAIL", "failing": [failure]}
 
 
 def without_results(verdict: str, interrupted: str = "") -> dict[str, Any]:
-    """Return what is told of a run that has no results here: one that was refused, or whose rank 0 is gone."""
+    """Return the ``verdict.json`` values of a run without results: it was refused, or rank 0 was lost.
+
+    :param verdict: one of :data:`RUN_VERDICTS`.
+    """
     return {**told((), gate=False), "verdict": verdict, "interrupted": interrupted}

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a profile says of the rows that it applies to; None where it says nothing.
+    """An ``[[expect]]`` table of a profile: which rows it applies to, and what it expects of them.
 
-    The fields from ``backend`` to ``blocks`` say which rows those are, and None there is any. ``blocks`` are bytes, the
-    first and the last size; ``floor`` and ``ceiling`` are bytes per second; ``p50`` and ``p99`` are upper bounds in
-    seconds; ``transports`` are accepted names, without the device; ``raw`` is the share that NIXL must reach
-    of what a raw tool moves over the same path; ``source`` says where each figure is from.
+    The fields from ``backend`` to ``blocks`` select the rows; None selects any. The other fields are expectations; None
+    expects nothing.
+
+    :param source: where each figure is from.
+    :param blocks: the first and the last block size in bytes.
+    :param floor: bytes per second; ``ceiling`` too.
+    :param p50: upper bound of the latency in seconds; ``p99`` too.
+    :param transports: the accepted transports, without devices.
+    :param raw: the least share of the bandwidth of a raw tool over the same transport.
     """
 
     source: str
@@ -37,7 +42,7 @@ class Expectation:
     raw: float | None = None
 
     def applies(self, key: RowKey) -> bool:
-        """Whether this is said of the row ``key``."""
+        """Whether this expectation applies to the row ``key``."""
         return (
             (self.backend is None or key.backend in self.backend)
             and (self.op is None or key.op in self.op)
@@ -50,13 +55,14 @@ class Expectation:
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """A figure that somebody reported: shown, never judged by.
+    """A published figure, which is shown but never used for a verdict. A field that the document does not give is None.
 
-    Bandwidth is bytes per second; ``p50``, ``p99`` and ``latency`` (where the report does not say which) are seconds;
-    ``blocks`` are bytes, the first and the last size. What the report does not say is None.
-
-    :param source: the document, with its own words.
-    :param plausible: False: nothing can be so; every figure above the line rate says so.
+    :param source: the document, with a quotation.
+    :param plausible: False: the figure cannot be true, for example because it is above the line rate.
+    :param blocks: the first and the last block size in bytes.
+    :param bandwidth: bytes per second.
+    :param p50: seconds; ``p99`` too.
+    :param latency: seconds, if the document does not say which percentile.
     """
 
     source: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings: known defects by their ids, what a profile accepts of them, and the verdict where one is looked for."""
+"""Findings: known defects of NIXL by id, their acceptance by a profile, and the verdict of a check for one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 class Finding:
     """A known defect of NIXL or its tools.
 
-    :param title: what it does.
-    :param remedy: how to live with it.
-    :param met_by: which deployments meet it.
+    :param title: what the defect does.
+    :param remedy: what an operator can do about it.
+    :param met_by: the deployments that it affects.
     :param seen: the releases in which it was seen.
     """
 
@@ -29,7 +29,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A finding that a profile accepts. ``expires`` is the last day on which it does."""
+    """A finding that a profile accepts.
+
+    :param reason: why it is accepted.
+    :param expires: the last day on which it is accepted.
+    """
 
     id: str
     reason: str
@@ -39,106 +43,111 @@ class Acceptance:
 _ALL = (
     Finding(
         "NIXL-ETCD-HTTPS-PLAINTEXT",
-        "https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in plaintext",
-        "write http:// where the etcd speaks plaintext; for one behind TLS run `etcd grpc-proxy` beside the agent and "
-        "give NIXL its address",
+        "NIXL accepts https:// in NIXL_ETCD_ENDPOINTS and then connects in plaintext",
+        "write http:// if the etcd speaks plaintext; for an etcd with TLS run `etcd grpc-proxy` beside the agent and "
+        "give NIXL the proxy's address",
         "NIXL_ETCD_ENDPOINTS names an https:// member",
     ),
     Finding(
         "NIXL-ETCD-SILENT-FAILURE",
-        "send_local_metadata() returns as after a success where nothing reached etcd; only stderr tells",
-        "look for the key <namespace>/<agent>/metadata in etcd after publishing, and collect the stderr of every agent",
+        "send_local_metadata() returns as if it had succeeded although nothing reached etcd; only stderr has an error",
+        "look for the key <namespace>/<agent>/metadata in etcd after publishing, and collect the stderr of all agents",
         "agents publish while etcd cannot be reached, or NIXL cannot read NIXL_ETCD_ENDPOINTS",
     ),
     Finding(
         "NIXL-ETCD-CREDENTIALS-DROPPED",
-        "a user and password in NIXL_ETCD_ENDPOINTS are never sent: the member that has them is refused or left out",
-        "take them out; let the etcd accept NIXL without a password on a network of its own, or use client "
+        "NIXL never sends a user and password in NIXL_ETCD_ENDPOINTS: the endpoint with them is refused or left out",
+        "remove them; let the etcd accept NIXL without a password on a separate network, or use client "
         "certificates with `etcd grpc-proxy` beside the agent",
-        "NIXL_ETCD_ENDPOINTS holds a user and password",
+        "NIXL_ETCD_ENDPOINTS contains a user and password",
     ),
     Finding(
         "NIXL-ETCD-MEMBER-DROPPED",
-        "a member of NIXL_ETCD_ENDPOINTS that cannot be read or resolved is left out without a word",
-        "check each member by itself: `pytest-nixl endpoint URL`",
-        "NIXL_ETCD_ENDPOINTS lists several members, and one cannot be read or resolved",
+        "NIXL silently leaves out an endpoint in NIXL_ETCD_ENDPOINTS that it cannot parse or resolve",
+        "check each endpoint alone: `pytest-nixl endpoint URL`",
+        "NIXL_ETCD_ENDPOINTS lists several endpoints, and one cannot be parsed or resolved",
     ),
     Finding(
         "NIXL-ETCD-STALE-KEY",
-        "metadata in etcd carries no lease: an agent that ends without invalidate_local_metadata() stays published",
-        "withdraw before every end, and have what restarts agents delete <namespace>/<agent>/ of the dead; in etcd, "
-        "compare the agents published with those alive",
+        "metadata in etcd has no lease: an agent that ends without invalidate_local_metadata() stays published",
+        "call invalidate_local_metadata() before every exit, and let whatever restarts agents delete "
+        "<namespace>/<agent>/ of dead agents; compare the agents published in etcd with those that are alive",
         "agents are killed, or end without invalidate_local_metadata()",
     ),
     Finding(
         "NIXL-ETCD-RESTART-REFUSED",
-        "who knew an agent cannot load the metadata of its successor of the same name",
+        "after an agent restarted under its old name, agents that knew it cannot load its new metadata",
         "call remove_remote_agent(name) before each fetch_remote_metadata(name) of an agent that may have restarted, "
-        "or give every start a name of its own",
+        "or use a new name for every start",
         "an agent restarts under its old name",
     ),
     Finding(
         "NIXL-ETCD-DUPLICATE-NAME",
-        "two agents of one name overwrite each other's metadata without a word, and withdraw each other's",
-        "make names unique: add the host and the process, or a random part",
+        "two agents of one name silently overwrite each other's metadata, and invalidate each other's",
+        "make names unique: add the host name and the process id, or a random part",
         "two agents of one namespace have the same name",
     ),
     Finding(
         "NIXL-ETCD-SERIAL-FETCH",
-        "the fetch of an agent that is not published holds up every later request of the same agent for 5 s",
-        "fetch what is known to be published first, and wait for an agent's key in etcd before fetching it",
+        "the fetch of an agent that is not published blocks every later request of the fetching agent for 5 s",
+        "fetch the agents that are known to be published first, and wait for an agent's key in etcd before fetching it",
         "an agent fetches the metadata of one that is not published yet",
     ),
     Finding(
         "NIXL-ETCD-FETCH-STUCK",
-        "a fetch while etcd is away ends an agent's exchange for good: with etcd back, nothing it is asked is done",
-        "see that etcd answers before each fetch_remote_metadata, give NIXL every member of the etcd, and restart an "
+        "a fetch while etcd is unreachable stops an agent's metadata exchange for good: it carries out no later "
+        "request, even when etcd is back",
+        "check that etcd answers before each fetch_remote_metadata, give NIXL every member of the etcd, and restart an "
         "agent whose stderr says 'failed to create a watch connection'",
         "an agent fetches while etcd cannot be reached",
     ),
     Finding(
         "NIXL-ETCD-WATCH-LOST",
-        "after its connection to etcd was lost once, an agent never hears of what known agents withdraw",
-        "when etcd has been away, make the agents anew, and until then call remove_remote_agent for those that have "
-        "gone: neither that nor fetching again makes the watch anew",
-        "the connection of an agent to etcd is cut, and other agents withdraw later",
+        "after an agent's connection to etcd was lost once, it is never notified when known agents invalidate their "
+        "metadata",
+        "create the agents again after etcd was unreachable; until then call remove_remote_agent for agents that have "
+        "ended (neither this call nor another fetch restores the watch)",
+        "the connection of an agent to etcd is cut, and other agents invalidate their metadata later",
     ),
     Finding(
         "NIXL-ETCD-NAMESPACE-SLASH",
-        "the default namespace is not the documented one: agents without NIXL_ETCD_NAMESPACE publish under "
-        "/nixl/agents//<agent>/, those with NIXL_ETCD_NAMESPACE=/nixl/agents under /nixl/agents/<agent>/",
-        "set NIXL_ETCD_NAMESPACE to the same text for every agent of a deployment, or for none",
+        "the default namespace differs from the documented one: agents without NIXL_ETCD_NAMESPACE publish under "
+        "/nixl/agents//<agent>/, agents with NIXL_ETCD_NAMESPACE=/nixl/agents under /nixl/agents/<agent>/",
+        "set NIXL_ETCD_NAMESPACE to the same text for every agent of a deployment, or for no agent",
         "some agents have NIXL_ETCD_NAMESPACE=/nixl/agents and others have none",
     ),
     Finding(
         "NIXL-DEREGISTERED-KNOWN",
-        "memory that its owner deregistered stays known to who fetched it, also after publishing and fetching again",
-        "have the others call remove_remote_agent and fetch again before the memory is given away",
-        "an agent deregisters memory that others have fetched, and goes on",
+        "memory that its owner deregistered stays known to the agents that fetched it, even after the owner publishes "
+        "and they fetch again",
+        "let the other agents call remove_remote_agent and fetch again before the memory is reused",
+        "an agent deregisters memory that others have fetched, and keeps running",
     ),
     Finding(
         "LIBFABRIC-NO-RECONNECT",
-        "with LIBFABRIC an agent that was forgotten once cannot be reached again, though its metadata is loaded again: "
-        "a transfer to it waits a minute for a handshake that the other does not send, and fails (ai-dynamo/nixl#1736)",
-        "make the agent anew where it was withdrawn, invalidated or removed, and do not publish the old one again",
-        "a LIBFABRIC agent is forgotten by another one, and that one loads its metadata again",
+        "with LIBFABRIC an agent that another one removed cannot be reached from there again, although its metadata is "
+        "loaded again: a transfer to it waits a minute for a handshake that it does not send, and fails "
+        "(ai-dynamo/nixl#1736)",
+        "create a new agent after the old one was withdrawn, invalidated or removed, and do not publish the old one "
+        "again",
+        "a LIBFABRIC agent is removed by another one, which then loads its metadata again",
         "NIXL 1.5.0: earlier releases were not tried",
     ),
     Finding(
         "NIXLBENCH-RANK-TWICE",
-        "nixlbench gives a rank twice after one answer of etcd was lost while its processes registered",
-        "do not take a result of a run in which etcd was restarted, changed its leader or could not be reached",
-        "etcd restarts, changes its leader or is cut off while the processes of nixlbench register",
+        "nixlbench gives the same rank to two processes if an answer of etcd is lost while they register",
+        "do not use the result of a run during which etcd restarted, changed its leader or was unreachable",
+        "etcd restarts, changes its leader or is unreachable while the processes of nixlbench register",
         "every build of nixlbench that was tried",
     ),
     Finding(
         "VRAM-AS-HOST-MEMORY",
-        "memory of a GPU is taken for host memory",
+        "GPU memory is treated as host memory",
         "let UCX load its CUDA modules: UCX_MODULES, UCX_TLS and UCX_MODULE_DIR must not leave cuda out (`ucx_info -d` "
         "lists cuda_copy and cuda_ipc), libuct_cuda must find libcuda.so.1, and UCX must be built with CUDA; with "
         "memory that was not made by CUDA's own allocator set UCX_MEMTYPE_CACHE=n",
         "UCX does not load its CUDA modules, or the memory was not made by CUDA's own allocator",
-        "any release of NIXL: it is the UCX that is loaded",
+        "any release of NIXL: it depends on the UCX that is loaded",
     ),
 )  # fmt: skip
 
@@ -147,7 +156,7 @@ FINDINGS = {finding.id: finding for finding in _ALL}
 
 
 def known_finding(text: str) -> str:
-    """Return the id ``text`` where it is known. :raises ValueError: where there is no such finding."""
+    """Return ``text`` if it is the id of a known finding. :raises ValueError: if it is not."""
     if text not in FINDINGS:
         from difflib import get_close_matches
 
@@ -162,16 +171,17 @@ def judge_finding(
 ) -> Judgement:
     """Return the verdict of a check that looked for a finding.
 
-    :param occurs: whether the defect is there.
-    :param reason: one sentence: what was seen.
-    :param affects: whether the deployment meets the defect. One that was only seen on what we set up ourselves is a
-        known limit, and no fault of this machine: the check passes, and reports name it as a known limit.
-    :param acceptance: what the profile says of it; None: nothing.
+    :param occurs: whether the defect was seen.
+    :param reason: what was seen, as one sentence.
+    :param affects: whether the defect affects this deployment. If it was only seen on processes that the check itself
+        set up, it is a known limit: the check passes, and reports show it as a known limit.
+    :param acceptance: the profile's acceptance of the finding; None: the profile does not accept it.
+    :param today: the day by which an acceptance may have expired.
     """
     if not occurs:
         if acceptance is None:
             return Judgement(Verdict.PASS, reason, finding=finding.id)
-        gone = f"it is accepted by the profile and no longer occurs: {reason}"
+        gone = f"the profile accepts this finding, but it no longer occurs: {reason}"
         return Judgement(Verdict.FAIL, gone, f"remove the [[accept]] of {finding.id} from the profile", finding.id)
     said = f"{finding.title}: {reason}"
     if acceptance is None and affects:
@@ -179,7 +189,7 @@ def judge_finding(
     if acceptance is None or (not affects and today <= acceptance.expires):
         return Judgement(Verdict.PASS, said, finding.remedy, finding.id, known_limit=True)
     if today > acceptance.expires:
-        said = f"its acceptance expired on {acceptance.expires} ({acceptance.reason}): {said}"
+        said = f"the profile's acceptance of it expired on {acceptance.expires} ({acceptance.reason}): {said}"
         remedy = f"{finding.remedy}; or give the [[accept]] of {finding.id} a later date in the profile, or remove it"
         return Judgement(Verdict.FAIL, said, remedy, finding.id)
     said = f"accepted finding, until {acceptance.expires} ({acceptance.reason}): {said}"

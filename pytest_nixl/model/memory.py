@@ -9,11 +9,11 @@ from dataclasses import dataclass
 MEMORIES = ("DRAM", "VRAM")
 
 
-#: What the target may be: a storage backend writes to a file.
+#: Memory types of a target. FILE is for storage backends, which write to a file.
 TARGETS = (*MEMORIES, "FILE")
 
 
-DEVICES_FORM = "INITIATOR:TARGET as numbers of GPUs, or auto"
+DEVICES_FORM = "INITIATOR:TARGET as GPU numbers, or auto"
 
 
 MEMORY_FORM = "INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend"
@@ -24,46 +24,46 @@ OPS = ("WRITE", "READ")
 
 @dataclass(frozen=True)
 class MemoryPair:
-    """The memory types of a link's two ends, ``DRAM`` or ``VRAM``; a storage backend's target is ``FILE``."""
+    """The memory types of the two ends of a link: ``DRAM`` or ``VRAM``; the target of a storage backend is ``FILE``."""
 
     initiator: str
     target: str
 
     @classmethod
     def parse(cls, text: str) -> MemoryPair:
-        """Read ``INITIATOR:TARGET``. :raises ValueError: where it is none."""
+        """Parse ``INITIATOR:TARGET``. :raises ValueError: if the text is not a pair of memory types."""
         initiator, _, target = text.strip().upper().partition(":")
         if initiator not in MEMORIES or target not in TARGETS:
-            raise ValueError(f"{text.strip()!r} is no pair of memory types")
+            raise ValueError(f"{text.strip()!r} is not a pair of memory types")
         return cls(initiator, target)
 
     def __str__(self) -> str:
         return f"{self.initiator}:{self.target}"
 
 
-#: Host memory on both sides.
+#: Host memory at both ends.
 HOST = MemoryPair("DRAM", "DRAM")
 
 
 @dataclass(frozen=True)
 class DevicePair:
-    """The GPUs of a link's two ends, as CUDA counts those that each worker sees."""
+    """The GPUs of the two ends of a link, numbered as CUDA numbers the GPUs visible to each worker."""
 
     initiator: int
     target: int
 
     @classmethod
     def parse(cls, text: str) -> DevicePair | None:
-        """Read ``I:T``; None for ``auto``. :raises ValueError: where it is neither."""
+        """Parse ``I:T``; return None for ``auto``. :raises ValueError: if the text is neither."""
         if text.strip().lower() == "auto":
             return None
         match = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", text.strip())
         if match is None:
-            raise ValueError(f"{text.strip()!r} is no pair of GPUs")
+            raise ValueError(f"{text.strip()!r} is not a pair of GPU numbers")
         return cls(int(match[1]), int(match[2]))
 
     def of(self, memory: MemoryPair) -> str:
-        """Print a pair of memory types with the GPUs: ``DRAM:VRAM@3``."""
+        """Return a pair of memory types as text with the GPU numbers: ``DRAM:VRAM@3``."""
         ends = ((memory.initiator, self.initiator), (memory.target, self.target))
         return ":".join(f"{kind}@{number}" if kind == "VRAM" else kind for kind, number in ends)
 

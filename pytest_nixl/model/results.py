@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each check of a run came to, in a form that travels from an xdist worker to its controller."""
+"""The result of each check, in a form that a worker of pytest-xdist can send to its controller."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for a row: bytes per second and seconds.
+    """The measured values of a row.
 
-    ``floor`` and ``ceiling`` 0: there is none; a latency that is not known is NaN.
+    :param bandwidth: bytes per second; ``floor`` and ``ceiling`` too, where 0 means that there is none.
+    :param p50: seconds, as all latencies; NaN: not known.
+    :param transfers: the number of timed transfers.
     """
 
     bandwidth: float
@@ -42,7 +44,7 @@ class Figures:
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Figures:
-        """Return the figures of a row beside what was expected of it."""
+        """Return the figures of measured samples, with the floor and ceiling of the row."""
         ceiling = row_ceiling(samples, expectation, machine)
         return cls(
             bandwidth=samples.bandwidth,
@@ -62,15 +64,24 @@ _LATENCIES = ("p50", "p90", "p99", "p999")
 _NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
 _TEXTS = ("check", "nodeid", "reason", "remedy", "row", "repeat", "finding")
 
-#: On an item: rows beside what a raw tool moved.
+#: The ratios of rows to a raw tool, on the item of the test that compared them.
 RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
-#: On an item: the figures of the row that its test measured.
+#: The figures of a row, on the item of the test that measured it.
 FIGURES = pytest.StashKey[Figures]()
 
 
 @dataclass(frozen=True)
 class Result:
-    """One check's verdict; ``row`` is the key of the row if it measured one, and ``figures`` what it found."""
+    """The result of one check.
+
+    :param check: the id of the check.
+    :param nodeid: pytest's node id of its test; empty: no test made it.
+    :param reason: one sentence.
+    :param remedy: what to do about it; empty: nothing.
+    :param row: the key of the row that was measured; empty: none was.
+    :param figures: the measured values of that row.
+    :param repeat: the command that repeats the check.
+    """
 
     check: str
     nodeid: str
@@ -82,9 +93,9 @@ class Result:
     repeat: str = ""
     #: The id of the finding that the check looked for.
     finding: str = ""
-    #: Rows beside what a raw tool moved over the same path.
+    #: The ratios of rows to a raw tool over the same transport.
     ratios: tuple[RawRatio, ...] = ()
-    #: Whether a known limit of NIXL was seen that this deployment does not meet.
+    #: Whether a known limit of NIXL was seen that does not affect this deployment.
     known_limit: bool = False
 
     def plain(self) -> dict[str, Any]:
@@ -97,7 +108,7 @@ class Result:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Result:
-        """Restore what :meth:`plain` returned. :raises TypeError: where a value is of another type."""
+        """Restore a result from :meth:`plain`. :raises TypeError: if a value has another type."""
         figures = data["figures"]
         if figures is not None:
             tuples = {
@@ -115,7 +126,7 @@ class Result:
         return found
 
     def properties(self) -> list[tuple[str, object]]:
-        """Yield what JUnit XML shows of it."""
+        """Return the properties of the result for JUnit XML."""
         shown: list[tuple[str, object]] = [("nixl_check", self.check), ("nixl_verdict", self.verdict.value)]
         if self.reason:
             shown.append(("nixl_reason", self.reason))

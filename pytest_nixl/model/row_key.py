@@ -11,9 +11,13 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 
 @dataclass(frozen=True)
 class RowKey:
-    """What was requested of a row; nothing observed is ever part of it. ``pair`` is initiator rank and target rank.
+    """The identity of a row: only what was requested, never what was observed.
 
-    ``devices`` are GPUs that were asked for by number; None: none were, or there is no GPU memory in the row.
+    :param block: block size in bytes.
+    :param batch: blocks in one transfer.
+    :param depth: transfers in flight.
+    :param pair: the ranks of initiator and target.
+    :param devices: the GPUs that were requested by number; None: none were, or the row has no GPU memory.
     """
 
     backend: str

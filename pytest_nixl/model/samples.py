@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One bandwidth measurement: what was asked for, and what was observed."""
+"""The key of a row, and the samples that were measured for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from pytest_nixl.model.row_key import RowKey
 
 @dataclass(frozen=True)
 class Corruption:
-    """Bytes that are not what was sent: how many, and the first of them."""
+    """Bytes that differ from what was sent.
+
+    :param phase: when they were compared, in words.
+    :param offset: the place of the first wrong byte in the buffer.
+    :param expected: the value of the first wrong byte as it should be; ``found`` is its real value.
+    """
 
     phase: str
     wrong_bytes: int
@@ -33,17 +38,18 @@ class Corruption:
 
 @dataclass(frozen=True)
 class Samples:
-    """What one launch, or several, measured for one row.
+    """What one or more launches measured for one row.
 
     :param windows: seconds of wall time of each window, which ends with the last proof of delivery.
-    :param transfers: transfers made in each window; a transfer moves ``block * batch`` bytes.
+    :param transfers: the number of transfers in each window; a transfer moves ``block * batch`` bytes.
     :param latencies: seconds of single transfers, from post to completion.
-    :param transports: what carried the bytes as the backend reports it (``cma/memory``, ``tcp/eth0``); empty: unknown.
-    :param corruption: the first comparison that failed; None: every byte compared was right.
-    :param launches: how many of the windows are of each launch, in order; empty: all are of one.
+    :param transports: the transports as the backend reports them (``cma/memory``, ``tcp/eth0``); empty: unknown.
+    :param corruption: the first comparison that failed; None: every compared byte was right.
+    :param launches: the number of windows of each launch, in order; empty: all windows are of one launch.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
-    :param others: cores that others of the initiator's host took of those that each launch needed; empty: not known.
-    :param obstacle: what forbids that one process of this host copies from another; empty: nothing that is known.
+    :param others: contention of each launch: the cores it needed on the initiator's host that other processes used;
+        empty: not known.
+    :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     """
 
     key: RowKey
@@ -58,7 +64,7 @@ class Samples:
     obstacle: str = ""
 
     def with_launch(self, other: Samples) -> Samples:
-        """Return these samples and those of one more launch of the same row."""
+        """Return these samples together with those of another launch of the same row."""
         return replace(
             self,
             windows=self.windows + other.windows,
@@ -78,23 +84,23 @@ class Samples:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Delivered bandwidth of each window in bytes per second."""
+        """The bandwidth of each window in bytes per second."""
         return tuple(n * self.transfer_bytes / s for n, s in zip(self.transfers, self.windows, strict=True))
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Delivered bandwidth of each launch in bytes per second: the median over its windows."""
+        """The bandwidth of each launch in bytes per second: the median over its windows."""
         windows = iter(self.rates)
         return tuple(median(islice(windows, count)) for count in self.launches or (len(self.windows),))
 
     @property
     def disturbed(self) -> bool:
-        """Whether others took so much beside any launch that it may not fail the row."""
+        """Whether the contention during any launch was too high for that launch to fail the row."""
         return any(cores > DISTURBED_CORES for cores in self.others)
 
     @property
     def bandwidth(self) -> float:
-        """Delivered bandwidth in bytes per second: the median over the launches."""
+        """The bandwidth of the row in bytes per second: the median over the launches."""
         return median(self.values)
 
     @property
@@ -109,10 +115,10 @@ class Samples:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least ``percent`` of ``values`` do not exceed (the nearest-rank method)."""
+    """Return a percentile by the nearest-rank method: the least value that ``percent`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-#: Cores that others may take of those that a launch needs; beside more of them it may support PASS, not FAIL.
+#: Cores of a launch that other processes may use. If they used more, the launch can support PASS but not FAIL.
 DISTURBED_CORES = 0.3

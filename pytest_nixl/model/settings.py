@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
 
-#: More launches of a row than this decide nothing that these do not; a comparison starts with fewer.
+#: The largest number of launches of a row, and the number that a comparison starts with. More launches decide no more.
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
 
-#: Programs that move bytes as NIXL does, without NIXL.
+
+#: Programs that move bytes over the same libraries as NIXL, but without NIXL.
 RAW_TOOLS = ("ucx_perftest", "fi_rma_bw")
 
 
 @dataclass(frozen=True)
 class AlternateImage:
-    """Another image on the same nodes: its label, and the command that its workers are started with."""
+    """Another image to compare with on the same hosts.
+
+    :param image: its label in records.
+    :param prefix: the command that its workers are started with.
+    """
 
     image: str
     prefix: tuple[str, ...]
@@ -31,10 +36,10 @@ class AlternateImage:
 
 @dataclass(frozen=True)
 class Settings:
-    """What this run was asked to do. Sizes are bytes, times are seconds."""
+    """All settings of one run. Sizes are bytes, times are seconds."""
 
     backend: tuple[str, ...]
-    #: May hold a password, as :func:`repr` of it would show.
+    #: May contain a password, so it is left out of :func:`repr`.
     etcd: str = field(repr=False)
     etcd_server: str
     etcd_image: str
@@ -42,9 +47,9 @@ class Settings:
     etcd_cert: str
     etcd_key: str
     etcd_user: str = field(repr=False)
-    #: Where rank 0 serves an etcd; empty: it does not.
+    #: Address at which rank 0 serves an etcd; empty: it does not.
     etcd_listen: str
-    #: Ranks that are asked for; None: as many as the launcher says.
+    #: Number of ranks; None: the number that the launcher gives.
     ranks: int | None
     rank: int | None
     group: str
@@ -64,10 +69,10 @@ class Settings:
     warmup: int
     duration: float
     timeout: float
-    #: For a worker to start: to import NIXL and to make its agent.
+    #: Time limit for a worker to import NIXL and to create its agent.
     start_timeout: float
     profile: str
-    #: Path of a nixlbench program; empty for the one on PATH, if there is one.
+    #: Path of a nixlbench program; empty: the one on PATH, if there is one.
     nixlbench: str
     #: ``auto``, ``ETCD`` or ``ASIO``.
     nixlbench_runtime: str
@@ -76,30 +81,30 @@ class Settings:
     #: Directory of the raw tools; empty: those on PATH.
     raw_tools_dir: str
     gate: bool
-    #: Whether the run goes on after a required check of the infrastructure has failed.
+    #: Whether the run continues after a required infrastructure check has failed.
     keep_going: bool
     image: str
     baseline: str
     compare_image: AlternateImage | None
-    #: Share of its bandwidth that a row may lose and be called unchanged: 0.05 is 5 %.
+    #: Loss of bandwidth up to which a row counts as unchanged: 0.05 is 5 %.
     max_regression: float
-    #: Whole launches of each row, at least; None: one, or as many as a comparison needs.
+    #: Least number of launches of each row; None: one, or as many as a comparison needs.
     min_launches: int | None
     store: str
     report: tuple[str, ...]
-    #: Field name to where its value came from: ``option``, ``ini``, ``environment NAME`` or ``default``.
+    #: The source of each field's value: ``option``, ``ini``, ``environment NAME`` or ``default``.
     sources: Mapping[str, str] = field(default_factory=dict)
-    #: One sentence for every variable that is set and has no effect.
+    #: One sentence for every environment variable that is set and has no effect.
     ignored: tuple[str, ...] = ()
 
     @property
     def etcd_is_deployments(self) -> bool:
-        """Whether the etcd address is the deployment's own (from the environment), and so a suite's to judge."""
+        """Whether the etcd endpoints come from the deployment's environment, so that the endpoint suite checks them."""
         return self.sources.get("etcd", "").startswith("environment")
 
     @property
     def programs(self) -> dict[str, str]:
-        """Paths of other projects' programs that an option names, by their names."""
+        """Paths of the external programs that options name, by program name."""
         found = {"nixlbench": os.path.abspath(self.nixlbench)} if self.nixlbench else {}
         if self.raw_tools_dir:
             paths = {name: os.path.abspath(os.path.join(self.raw_tools_dir, name)) for name in RAW_TOOLS}
@@ -108,12 +113,12 @@ class Settings:
 
     @property
     def compares(self) -> bool:
-        """Whether this run is judged by another one."""
+        """Whether this run is compared with another one."""
         return bool(self.baseline) or self.compare_image is not None
 
     @property
     def judges(self) -> str:
-        """The option by which the run as a whole is judged, beside its tests; empty: there is none."""
+        """The option because of which the run as a whole is judged, not only its tests; empty: there is none."""
         if self.gate:
             return "--nixl-gate"
         if self.baseline:
@@ -122,5 +127,5 @@ class Settings:
 
     @property
     def fewest_launches(self) -> int:
-        """Whole launches that each row is measured in, at least."""
+        """Least number of launches of each row."""
         return self.min_launches or (COMPARED_LAUNCHES if self.compares else 1)

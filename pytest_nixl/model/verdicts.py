@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts, and what each does to a test: the one table that every suite and command follows."""
+"""The verdicts, and the outcome of a test with each verdict. Every suite and command uses this table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Verdict(str, Enum):
-    """What a check or a row came to."""
+    """The verdict of a check or a row."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -31,7 +31,7 @@ class Verdict(str, Enum):
 
 
 class Outcome(str, Enum):
-    """What a verdict makes of the test that reached it."""
+    """The outcome of a test, by its verdict."""
 
     PASS = "pass"
     WARN = "pass with a warning"
@@ -52,10 +52,10 @@ _UNDECIDED = {Verdict.INCONCLUSIVE, Verdict.NO_EXPECTATION, Verdict.UNKNOWN}
 
 
 def outcome(verdict: Verdict, *, gate: bool, required: bool = False) -> Outcome:
-    """Return what ``verdict`` does to its test.
+    """Return the outcome of a test with this verdict.
 
-    :param gate: whether ``--nixl-gate`` is given: what is undecided then fails.
-    :param required: whether the profile requires this check: with the gate it may then not be NOT-APPLICABLE.
+    :param gate: whether ``--nixl-gate`` is given; undecided verdicts then fail.
+    :param required: whether the profile requires this check; with the gate, NOT-APPLICABLE then fails.
     """
     if verdict in _ALWAYS_FAIL:
         return Outcome.FAIL
@@ -66,19 +66,24 @@ def outcome(verdict: Verdict, *, gate: bool, required: bool = False) -> Outcome:
     return Outcome.WARN if verdict is Verdict.WARN else Outcome.PASS
 
 
-#: What needs no word of explanation.
+#: Verdicts that need no explanation in a report.
 GOOD = frozenset((Verdict.PASS, Verdict.UNCHANGED, Verdict.IMPROVED))
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict with its reason in one sentence and what to do about it; ``finding``: the id of that it is about."""
+    """A verdict with its reason.
+
+    :param reason: one sentence.
+    :param remedy: what to do about it; empty: nothing.
+    :param finding: the id of the finding that was seen; empty: none.
+    """
 
     verdict: Verdict
     reason: str
     remedy: str = ""
     finding: str = ""
-    #: Whether a known limit of NIXL was seen that this deployment does not meet: a PASS with a note.
+    #: Whether a known limit of NIXL was seen that does not affect this deployment: a PASS with a note.
     known_limit: bool = False
 
     def __str__(self) -> str:
@@ -88,7 +93,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class TextLine:
-    """A line, and whether it is good, doubtful or bad; None: neither."""
+    """A line of text, and the outcome that decides its colour; None: no colour."""
 
     text: str
     outcome: Outcome | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of a run: bandwidth and latency over block sizes, and each row's history."""
+"""The charts of a report: bandwidth and latency over block sizes, and the history of each row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_nixl.report.names import short
 from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
 from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
 
-#: Charts of history are at most so many: rows that changed come first.
+#: The most history charts in a report. Rows with changes come first.
 _MOST_HISTORIES = 12
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows that differ in operation and block size only, of which a chart makes one line for each operation."""
+    """Rows that differ only in operation and block size. A chart has one line for each operation."""
 
     backend: str
     memory: str
@@ -37,7 +37,7 @@ class _Group:
 
 
 def _groups(run: RecordedRun) -> dict[_Group, dict[str, list[tuple[int, RecordedRow]]]]:
-    """Return by group and operation the rows with their block sizes, smallest first."""
+    """Return the rows with their block sizes in bytes, smallest first, by group and operation."""
     found: dict[_Group, dict[str, list[tuple[int, RecordedRow]]]] = {}
     for key, row in run.rows.items():
         backend, op, memory, block, batch, depth, pair = key.split("/")
@@ -46,13 +46,13 @@ def _groups(run: RecordedRun) -> dict[_Group, dict[str, list[tuple[int, Recorded
     for by_op in found.values():
         for rows in by_op.values():
             rows.sort(key=lambda one: one[0])
-    # Of many links at one size the matrix tells more than a chart of one point each.
+    # For many links at one block size the matrix is clearer than charts of one point.
     wide = {group: by_op for group, by_op in found.items() if any(len(rows) > 1 for rows in by_op.values())}
     return wide or found
 
 
 def bandwidth(run: RecordedRun) -> list[str]:
-    """Return a card for each group: bandwidth with floor, ceiling and the line rate of the card that carried it."""
+    """Return an HTML card for each group of rows: bandwidth with floor, ceiling and line rate of the network card."""
     cards = []
     for group, by_op in _groups(run).items():
         rows = [one for rows in by_op.values() for one in rows]
@@ -79,7 +79,7 @@ def bandwidth(run: RecordedRun) -> list[str]:
 
 
 def latency(run: RecordedRun) -> list[str]:
-    """Return a card for each operation of each group: percentiles of single transfers."""
+    """Return an HTML card for each operation of each group of rows: latency percentiles of single transfers."""
     cards = []
     for group, by_op in _groups(run).items():
         for op, rows in by_op.items():
@@ -100,13 +100,16 @@ def latency(run: RecordedRun) -> list[str]:
 
 
 def history(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a card for each row's course over the runs; those that changed come first."""
+    """Return an HTML card for the history of each row; rows with changes come first.
+
+    :param runs: the runs, the oldest first.
+    """
     if len(runs) < 2:
         return []
     from pytest_nixl.report.history import RowHistory, courses, of_one_machine
 
     kept, _ = of_one_machine(runs)
-    if importlib.util.find_spec("ruptures") is None:  # the course is worth seeing also where nobody looks for changes
+    if importlib.util.find_spec("ruptures") is None:  # show the history also if changes cannot be searched for
         keys = dict.fromkeys(key for run in kept for key in run.rows)
         found = [RowHistory(key, tuple(run for run in kept if key in run.rows), ()) for key in keys]
     else:
@@ -125,14 +128,14 @@ def history(runs: Sequence[RecordedRun]) -> list[str]:
         axes = _runs_axis(course.runs), value_axis(values, _gigabytes, "GB/s", log=False)
         remarks = []
         for step in course.steps:
-            what = "; ".join(str(item) for item in course.differences(step)[:3]) or "nothing that is recorded differs"
+            what = "; ".join(str(item) for item in course.differences(step)[:3]) or "no recorded difference"
             remarks.append(f"{100 * (step.ratio - 1):+.1f} % from {course.runs[step.place].name} on ({what})")
         cards.append(_card(short(course.key), lines(*axes, [one], f"history of {course.key}", marks), [], remarks))
     return cards
 
 
 def _runs_axis(runs: Sequence[RecordedRun]) -> Axis:
-    """Name the first run of each image, as far as there is room."""
+    """Return an axis on which the first run of each image is named, as far as there is space."""
     firsts, seen = [], ""
     for place, run in enumerate(runs):
         if run.provenance.image.reference != seen or not place:
@@ -150,7 +153,7 @@ def _tag(run: RecordedRun) -> str:
 
 
 def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, RecordedRow]]) -> float:
-    """Return the bytes per second of the cards that the transports name, as the host tells them; 0: not known."""
+    """Return the sum of the line rates of the cards that the transports name, in bytes per second; 0: not known."""
     nics = run.provenance.host.get("nics")
     if not isinstance(nics, dict):
         return 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs side by side: a line for each row that both have, the verdict over all, and what differs between them."""
+"""The comparison of two runs as text: a line for each common row, the differences, and the verdict over all rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
 
 
 def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
-    """Yield the table, the verdict over all rows, and what changed."""
+    """Yield the table of rows, the differences between the runs, and the verdict over all rows.
+
+    :param gate: whether ``--nixl-gate`` is given.
+    """
     before, now, comparison = compared.before, compared.now, compared.comparison
     yield TextLine("")
     yield TextLine(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")

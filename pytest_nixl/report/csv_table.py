@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as comma-separated values: one line for each row of a run."""
+"""The CSV report: one line for each row of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = (
 
 
 def table(report: RunReport) -> str:
-    """Return the rows of a run, with a header."""
+    """Return the rows of a run as CSV with a header."""
     run = report.run
     verdicts = {result.row: str(result.verdict) for result in run.results if result.row}
     effects = report.compared.comparison.rows if report.compared is not None else {}

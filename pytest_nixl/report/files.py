@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as files for people and for machines: which form a path's ending asks for."""
+"""Write the report files of a run, in the format of each path's ending."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_nixl.store.store import write_whole
 
 
 def write(report: RunReport, path: Path) -> None:
-    """Write a report whole or not at all, in the form of the path's ending: ``.html``, ``.csv`` or ``.prom``.
+    """Write a report atomically, in the format of the path's ending: ``.html``, ``.csv`` or ``.prom``.
 
-    :raises NixlPluginError: where it cannot be written.
+    :raises NixlPluginError: if it cannot be written.
     """
     if path.suffix == ".html":
         from pytest_nixl.report.page import page as text

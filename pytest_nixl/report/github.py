@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job of GitHub Actions shows: a summary on its page, and an annotation for each failure. Nothing elsewhere."""
+"""The report in a GitHub Actions job: a summary on the job's page, and an annotation for each failure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from pytest_nixl.model.verdicts import GOOD, INTERRUPTED, Outcome, Verdict, outc
 from pytest_nixl.report.names import short
 from pytest_nixl.report.run_report import RunReport
 
-#: Annotations of a step that GitHub shows of each kind.
+#: The most annotations of each kind that GitHub shows for a step.
 _MOST_ANNOTATIONS = 10
 
 
 def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> None:
-    """Add a run to the step's summary, where the job has one. :raises NixlPluginError: where it cannot be written."""
+    """Append a run to the step's summary; do nothing if the job has none.
+
+    :param environ: the environment variables.
+    :raises NixlPluginError: if the summary cannot be written.
+    """
     path = environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
@@ -28,12 +32,13 @@ def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> N
             file.write("\n".join(summary(report)) + "\n")
     except OSError as error:
         raise NixlPluginError(
-            f"the step summary {path} cannot be written ({error.strerror})", "See GITHUB_STEP_SUMMARY in the job."
+            f"the step summary {path} cannot be written ({error.strerror})",
+            "Check the variable GITHUB_STEP_SUMMARY of the job.",
         ) from None
 
 
 def summary(report: RunReport) -> Iterator[str]:
-    """Yield lines of Markdown: the verdict, what is not good with its remedy, the rows, and what changed."""
+    """Yield lines of Markdown: the verdict, bad results with their remedies, the rows, and the differences."""
     run, compared = report.run, report.compared
     conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
@@ -80,7 +85,7 @@ def summary(report: RunReport) -> Iterator[str]:
 
 
 def workflow_commands(report: RunReport) -> Iterator[str]:
-    """Yield workflow commands that annotate the run: an error for what failed, a warning for what is in doubt."""
+    """Yield workflow commands that annotate the job: an error for each failure, a warning for each warning."""
     if report.run.interrupted:
         yield f"::error title=NIXL {INTERRUPTED}::{_data(report.run.interrupted)}"
     for kind, which in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
@@ -92,7 +97,7 @@ def workflow_commands(report: RunReport) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that neither ends a cell nor is taken for Markdown or HTML."""
+    """Escape a text so that it does not end a table cell and is not read as Markdown or HTML."""
     for sign in "\\`*_[]|":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("<", "&lt;").replace("\n", " ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The course of each row over the runs of a store: a line for each change, with what differed there."""
+"""The history of each row over the runs of a store, with its change points and the differences at each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from pytest_nixl.store.record_reader import RecordedRun
 
 @dataclass(frozen=True)
 class RowHistory:
-    """A row in all runs that have it, the oldest first, and where it changed."""
+    """The history of a row.
+
+    :param key: the row key as text.
+    :param runs: the runs that have the row, the oldest first.
+    :param steps: its change points.
+    """
 
     key: str
     runs: tuple[RecordedRun, ...]
@@ -28,7 +33,7 @@ class RowHistory:
         return tuple(run.rows[self.key].bandwidth for run in self.runs)
 
     def differences(self, step: Step) -> list[Change]:
-        """Return what differs between the last run before a step and the first after it."""
+        """Return the differences between the last run before a change point and the first run after it."""
         before, after = self.runs[step.place - 1], self.runs[step.place]
         found = changes(before.provenance, after.provenance)
         ways = ["+".join(run.rows[self.key].transports) for run in (before, after)]
@@ -36,7 +41,10 @@ class RowHistory:
 
 
 def courses(runs: Sequence[RecordedRun]) -> list[RowHistory]:
-    """Return the course of every row of the runs, which are in order, the oldest first."""
+    """Return the history of every row.
+
+    :param runs: the runs, the oldest first.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.rows)
     found = []
     for key in keys:
@@ -47,20 +55,24 @@ def courses(runs: Sequence[RecordedRun]) -> list[RowHistory]:
 
 
 def of_one_machine(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[str]]:
-    """Leave out the runs of other kinds of machine than the newest one, with a sentence for each."""
+    """Return the runs of the same kind of machine as the newest one, and one sentence for each run left out."""
     if not runs:
         return [], []
     newest, kept, said = runs[-1], [], []
     for run in runs:
         if different := other_machine(run.provenance, newest.provenance):
-            said.append(f"left out: {run.source} is of another kind of machine ({different[0]})")
+            said.append(f"left out: {run.source} was measured on another kind of machine ({different[0]})")
         else:
             kept.append(run)
     return kept, said
 
 
 def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[TextLine]:
-    """Yield a line for each row with its course, and lines for each change in it."""
+    """Yield a line for each row, and lines for each change point of it.
+
+    :param runs: all runs, the oldest first.
+    :param found: the history of each row.
+    """
     if not runs:
         yield TextLine("no run")
         return
@@ -69,7 +81,7 @@ def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[
         values = course.values
         text = f"{course.key}: {len(values)} runs, {units.gigabytes(values[0])} to {units.gigabytes(values[-1])} GB/s"
         if len(values) < 2 * FEWEST_RUNS:
-            yield TextLine(f"{text}, too few to find a change in: {2 * FEWEST_RUNS} are needed")
+            yield TextLine(f"{text}; finding a change needs at least {2 * FEWEST_RUNS} runs")
             continue
         yield TextLine(f"{text}, {len(course.steps) or 'no'} change{'' if len(course.steps) == 1 else 's'}")
         for step in course.steps:
@@ -83,4 +95,4 @@ def lines(runs: Sequence[RecordedRun], found: Sequence[RowHistory]) -> Iterator[
             for item in different:
                 yield TextLine(f"        {item}")
             if not different:
-                yield TextLine("        nothing that is recorded differs: look at what is not, such as other jobs")
+                yield TextLine("        no recorded difference: check what is not recorded, such as other jobs")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no test could fail, as test cases in pytest's JUnit file: rows that regressed, checks that are missing.
+"""Add test cases to pytest's JUnit file for failures that belong to no test, such as regressed rows or missing checks.
 
-They go to that file only: pytest neither counts them as tests nor prints them, and its exit code stays.
+They appear only in that file: pytest does not count or print them, and its exit code does not change.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.session.completeness import completeness_of
 from pytest_nixl.session.run import Run
 
-#: The class name of test cases that are about the run and not a test.
+#: The class name of test cases about the whole run.
 RUN_CASES = "nixl_run"
 
 
 def junit_files(config: pytest.Config) -> Iterator[Any]:
-    """Yield pytest's own writers of JUnit files: there is one with ``--junit-xml``."""
+    """Yield pytest's writers of JUnit files; with ``--junit-xml`` there is one."""
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "LogXML" and hasattr(plugin, "logfile"):
             yield plugin
 
 
 def add_run_cases(config: pytest.Config, run: Run) -> None:
-    """Add a failed test case for each result that fails the run and no test's own, and for an interruption."""
+    """Add a failed test case for each result that fails the run but no test, and for an interruption."""
     for writer in junit_files(config):
         _name_the_unfinished(writer)
         for name, words, properties in _cases(run):
@@ -37,7 +37,7 @@ def add_run_cases(config: pytest.Config, run: Run) -> None:
 
 
 def write_again(config: pytest.Config, run: Run) -> None:
-    """Write the JUnit file once more, because the verdict has changed since."""
+    """Write the JUnit file again, because the verdict has changed since."""
     for writer in junit_files(config):
         for report in _reports(INTERRUPTED.lower(), run.interrupted, []):
             writer.pytest_runtest_logreport(report)
@@ -52,7 +52,7 @@ def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
         if outcome(result.verdict, gate=run.settings.gate) is not Outcome.FAIL:
             continue
         if result.nodeid in completeness_of(run).failed:
-            continue  # a test case of its own says so
+            continue  # its own test case has failed already
         name = f"{result.check}[{result.row}]" if result.row else result.check
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
@@ -66,7 +66,7 @@ def _words(result: Result) -> str:
 
 
 def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Iterator[pytest.TestReport]:
-    """Yield the reports of a test that failed, as pytest makes them."""
+    """Yield the reports of a failed test as pytest creates them."""
     nodeid = f"{RUN_CASES}.py::{name}"
     location = (f"{RUN_CASES}.py", None, name)
     for when in ("setup", "call", "teardown"):
@@ -83,7 +83,7 @@ def _reports(name: str, words: str, properties: list[tuple[str, object]]) -> Ite
 
 
 def _name_the_unfinished(writer: Any) -> None:
-    """Name the test that ran when the run was ended: pytest leaves it a test case without a name and a result."""
+    """Add name and result to the test that was running when the run ended, because pytest writes neither."""
     for reporter in getattr(writer, "node_reporters_ordered", ()):
         attributes = getattr(reporter, "attrs", None)  # None: it is finished
         if attributes is None or "name" in attributes:

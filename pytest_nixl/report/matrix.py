@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks and the links between them, as tables in which the slow one is seen."""
+"""Tables of the bandwidth between each two ranks, in which a slow link is marked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_nixl.store.record_reader import RecordedRun
 
 
 def matrices(run: RecordedRun) -> list[str]:
-    """Return a card for each kind of row that was measured between several pairs, at its largest block."""
+    """Return an HTML card for each kind of row that was measured between several pairs, for its largest block size."""
     kinds: dict[tuple[str, ...], dict[int, dict[tuple[int, int], float]]] = {}
     for key, row in run.rows.items():
         backend, op, memory, block, batch, depth, pair = key.split("/")
@@ -45,7 +45,7 @@ def _card(title: str, links: dict[tuple[int, int], float]) -> str:
 def _cell(value: float | None, fast: float, slowest: bool) -> str:
     if value is None:
         return '<td class="cell">–</td>'
-    # Full colour for the fastest, none for half of it or less.
+    # Full colour for the fastest link, no colour for half of its bandwidth or less.
     share = max(0.0, 2 * value / fast - 1)
     style = f"background: color-mix(in srgb, var(--pass) {35 * share:.0f}%, var(--fail-bg))"
     return f'<td class="cell{" slow" if slowest else ""}" style="{style}">{units.gigabytes(value)}</td>'

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row keys as people read them."""
+"""Short names of row keys for reports."""
 
 from __future__ import annotations
 
 
 def short(key: str) -> str:
-    """Name a row by what is not usual of it: ``UCX WRITE DRAM:DRAM 64KiB``, with counts and ranks that are not."""
+    """Return a short name of a row: ``UCX WRITE DRAM:DRAM 64KiB``. Default batch, depth and ranks are left out."""
     parts = key.split("/")
     if len(parts) != 7:
         return key

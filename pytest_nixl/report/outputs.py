@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves at its end: its record in the store, and the reports that were asked for.
+"""Write the outputs of a run at its end: its record in the store, and the requested reports.
 
-Nothing of this can change the verdict: what cannot be written is a note that everybody sees.
+An output that cannot be written never changes the verdict; the run reports it in a note.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def in_action() -> bool:
-    """Whether this runs in a job of GitHub Actions, which shows summaries and annotations."""
+    """Whether this process runs in a GitHub Actions job, which shows summaries and annotations."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def leave_again(config: pytest.Config, run: Run) -> None:
-    """Write the record and the reports once more, because the verdict has changed since; the old record goes."""
+    """Write the record and the reports again, because the verdict has changed, and delete the old record."""
     old, run.stored = run.stored, []
     leave(config, run)
     if run.stored:
@@ -77,7 +77,7 @@ def _report(run: Run) -> None:
         try:
             history, skipped = Store(Path(run.settings.store)).summaries()
         except OSError as error:
-            skipped = [f"{run.settings.store} has no history to show ({error.strerror})"]
+            skipped = [f"the reports have no history: {run.settings.store} cannot be read ({error.strerror})"]
     report = RunReport(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
     if in_action():
         run.annotations = list(workflow_commands(report))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as one HTML page that needs nothing else: the verdict first, then what was measured, then why."""
+"""The HTML report: one self-contained page with the verdict, the measurements and the findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: 
 
 
 def page(report: RunReport) -> str:
-    """Return the whole page. It asks for nothing: no script, no font, no image from elsewhere."""
+    """Return the whole page. It loads nothing: no script, font or image from elsewhere."""
     name = escape(report.run.name)
     sections = "\n".join(
         section
@@ -52,13 +52,13 @@ def page(report: RunReport) -> str:
 
 
 _BANDWIDTH = (
-    "Delivered bandwidth: bytes that arrived and were compared, by the time until the last proof of delivery. A line "
-    "joins the medians over launches; each launch is a dot."
+    "Delivered bandwidth: the bytes that arrived and were verified, divided by the time until the last proof of "
+    "delivery. A line joins the medians over launches; each launch is a dot."
 )
 _LATENCY = "From post to completion of one transfer, over all launches. Both scales are logarithmic."
 _HISTORY = (
-    "Each point is a run, the median over its launches, the oldest on the left. A dashed red line is where the "
-    "bandwidth changed by 5 % or more and stayed changed."
+    "Each point is the median over the launches of one run, the oldest on the left. A dashed red line marks a lasting "
+    "change of the bandwidth by 5 % or more."
 )
 
 
@@ -127,8 +127,8 @@ def _comparison(report: RunReport) -> str:
     pooled = compared.comparison.pooled
     together = f" All rows together: {pooled.words}." if pooled is not None else ""
     words = (
-        f"The run is {compared.comparison.verdict}.{together} The band is what is called unchanged, "
-        f"{100 * compared.margin:.3g} % each way; the bar is a 90 % interval."
+        f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
+        f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."
     )
     return _section(f"Against {compared.before.name}", words, _table(heads, rows) if rows else "")
 
@@ -168,8 +168,8 @@ def _raw(report: RunReport) -> str:
         cells += [f'<td class="text">{escape(text)}</td>' for text in told]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     words = (
-        "The same blocks over the same path without NIXL: a low raw figure is a slow fabric, and a low ratio is NIXL's "
-        "own loss. Where it waits for each block (depth 1), small ones are slow for that alone."
+        "The same blocks over the same transport without NIXL: a low raw bandwidth is a slow fabric, a low ratio is a "
+        "loss in NIXL. At depth 1 NIXL waits for each block, which alone makes small blocks slow."
     )
     heads = ("row", "NIXL GB/s", "raw GB/s", "ratio", "by", "over")
     return _section("NIXL and raw", words, _table(heads, rows))
@@ -195,7 +195,7 @@ def _findings(report: RunReport) -> str:
         cards.append(
             f'<div class="card {kind}"><h3>{verdict}: {escape(checks)}</h3>{reasons}{more}{said}{repeat}</div>'
         )
-    return _section("Findings", "What is not good, why, and what to do about it.", "".join(cards))
+    return _section("Findings", "Every result that is not good, with its reason and remedy.", "".join(cards))
 
 
 def _known_limits(report: RunReport) -> str:
@@ -207,8 +207,8 @@ def _known_limits(report: RunReport) -> str:
         first = next(result for result in report.run.results if result.known_limit and result.finding == id)
         cells = [f'<td class="wrap">{escape(text)}</td>' for text in (id, first.reason, first.remedy)]
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    words = "Defects of NIXL that were seen on what the suites set up themselves. This deployment meets none of these."
-    return _section("Known limits of NIXL", words, _table(("id", "what was seen", "if you meet it"), rows))
+    words = "Defects of NIXL that were seen only on processes that the suites started. None affects this deployment."
+    return _section("Known limits of NIXL", words, _table(("id", "what was seen", "remedy"), rows))
 
 
 def _provenance(report: RunReport) -> str:
@@ -228,9 +228,9 @@ def _provenance(report: RunReport) -> str:
     notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in run.notes)
     if not rows:
         return ""
-    words, heads = "Where these figures come from.", ["", "this run"]
+    words, heads = "The circumstances in which this run was measured.", ["", "this run"]
     if before is not None:
-        words, heads = f"What changed since {before.name} comes first.", ["", before.name, "this run"]
+        words, heads = f"The differences from {before.name} come first.", ["", before.name, "this run"]
     head = "".join(f'<th class="text">{escape(text)}</th>' for text in heads)
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     return _section("Provenance and what changed", words, table + notes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run in Prometheus' text format, for the textfile collector of its node exporter: gauges of the last run."""
+"""The Prometheus report: gauges of the last run, for the textfile collector of the node exporter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_nixl.report.run_report import RunReport
 
 
 def metrics(report: RunReport) -> str:
-    """Return all metrics of a run: base units, as Prometheus wants them."""
+    """Return all metrics of a run, in base units."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -44,20 +44,20 @@ def _lines(report: RunReport) -> Iterator[str]:
             ({**labels[key], "quantile": f"{float(name[1:]) / 100:g}"}, seconds)
             for key, row in run.rows.items()
             for name, seconds in row.latencies.items()
-            if seconds == seconds  # a recorded run may not tell it
+            if seconds == seconds  # a recorded run may have NaN
         ],
     )
-    for name, text in (("floor", "What the profile expects of a row."), ("ceiling", "What no row can exceed.")):
+    for name, text in (("floor", "The least a row may show."), ("ceiling", "The most a row may show.")):
         bounds = [(labels[key], float(getattr(row, name))) for key, row in run.rows.items() if getattr(row, name)]
         yield from _metric(f"nixl_bandwidth_{name}_bytes_per_second", text, bounds)
     if report.compared is not None:
         yield from _metric(
             "nixl_bandwidth_change_ratio",
-            "Bandwidth of a row now by that of the baseline.",
+            "Bandwidth of a row divided by that of the baseline.",
             [(labels[key], effect.ratio) for key, effect in report.compared.comparison.rows.items()],
         )
         regressed = report.compared.comparison.verdict is Verdict.REGRESSED
-        yield from _metric("nixl_regressed", "1 where the run is slower than its baseline.", [({}, float(regressed))])
+        yield from _metric("nixl_regressed", "1 if the run is slower than its baseline.", [({}, float(regressed))])
 
 
 def _metric(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:

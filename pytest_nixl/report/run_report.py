@@ -11,11 +11,12 @@ from pytest_nixl.store.record_reader import RecordedRun
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a report tells of.
+    """The contents of a report.
 
-    :param compared: what came of judging the run by another one; None: it was not.
+    :param run: the run.
+    :param compared: its comparison with another run; None: there is none.
     :param history: earlier runs, the oldest first; the run itself may be among them.
-    :param gate: whether what is undecided fails.
+    :param gate: whether ``--nixl-gate`` is given.
     """
 
     run: RecordedRun

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the page looks: light and dark by the reader's own setting, and readable on a phone."""
+"""The style sheet of the HTML report: light or dark by the reader's setting, and readable on a phone."""
 
 STYLE = """
 :root { color-scheme: light dark;

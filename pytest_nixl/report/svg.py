@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as inline SVG: lines over block sizes or runs, bars of change, and a matrix. Colours are the page's."""
+"""Charts as inline SVG: lines over block sizes or runs, and bars of change. The style sheet has the colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-#: Points of the drawing, which the page scales to its width.
+#: Size of a drawing in points; the page scales it to its width.
 WIDTH, HEIGHT = 520.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 14.0, 46.0
 
@@ -19,9 +19,9 @@ Point = tuple[float, float]
 class Series:
     """A line of a chart.
 
-    :param style: a class of the page's style sheet: ``s0`` to ``s5``, ``floor``, ``limit``.
-    :param spread: at each x, other values that were measured there; drawn as small dots.
-    :param labels: what a point says when it is pointed at; empty: nothing.
+    :param style: a class of the style sheet: ``s0`` to ``s5``, ``floor``, ``limit``.
+    :param spread: further measured values at each x, drawn as small dots.
+    :param labels: the tooltip of each point; empty: no tooltips.
     """
 
     name: str
@@ -33,7 +33,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale from values to points: ``log`` or linear, with the values that are named on it."""
+    """A scale from values to points.
+
+    :param ticks: the values that are named on it.
+    :param show: turns a value into its name.
+    :param log: whether the scale is logarithmic.
+    """
 
     low: float
     high: float
@@ -43,7 +48,7 @@ class Axis:
     title: str = ""
 
     def share(self, value: float) -> float:
-        """Return where a value is between the ends, from 0 to 1."""
+        """Return the position of a value between the ends, from 0 to 1."""
         if self.low == self.high:
             return 0.5
         if self.log:
@@ -52,14 +57,17 @@ class Axis:
 
 
 def sizes_axis(values: Sequence[float], show: Callable[[float], str]) -> Axis:
-    """An axis of powers of two with at most six names."""
+    """Return an axis of block sizes with at most six names."""
     ordered = sorted(set(values))
     step = max(1, math.ceil(len(ordered) / 6))
     return Axis(ordered[0], ordered[-1], tuple(ordered[::step]), show, log=True, title="block")
 
 
 def value_axis(values: Sequence[float], show: Callable[[float], str], title: str, *, log: bool | None = None) -> Axis:
-    """An axis for values above zero: from zero, or logarithmic where they differ thirtyfold."""
+    """Return an axis for values above zero. It starts at zero, or is logarithmic if the values differ thirtyfold.
+
+    :param log: whether it is logarithmic; None: by the values.
+    """
     least, most = min(values), max(values)
     if log or (log is None and most > 30 * least):
         low, high = 10 ** math.floor(math.log10(least)), 10 ** math.ceil(math.log10(most) + 1e-9)
@@ -78,8 +86,8 @@ def _nice(value: float) -> float:
 def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
     """Draw series over two axes.
 
-    :param label: what the chart shows, for who cannot see it.
-    :param marks: places on the x axis to draw a vertical line at, each with what it says.
+    :param label: what the chart shows, for screen readers.
+    :param marks: values of the x axis at which a vertical line is drawn, each with its tooltip.
     """
     parts = [*_grid(x, y)]
     for place, text in marks:
@@ -138,7 +146,11 @@ def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float =
 
 
 def change_bar(ratio: float, interval: tuple[float, float] | None, margin: float, style: str) -> str:
-    """Draw a change with its interval around the zero line, and the band that is called unchanged."""
+    """Draw a change and its interval around the zero line, with the band of changes that count as unchanged.
+
+    :param ratio: the bandwidth now divided by the bandwidth before.
+    :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    """
     width, height, most = 180.0, 22.0, max(0.15, 3 * margin)
 
     def at(share: float) -> float:

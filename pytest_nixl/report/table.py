@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of rows, and what to do about those that are not PASS: lines of text, coloured by whoever prints them."""
+"""The terminal report: the table of rows, and the reasons and remedies of results that are not PASS."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
 _COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
 _TEXT = {"backend", "op", "memory", "transport"}
 
-#: A row that did not move right bytes over an accepted transport has no bandwidth to compare.
+#: A row with one of these verdicts has no bandwidth to compare.
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
 def lines(
     results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()
 ) -> Iterator[TextLine]:
-    """Yield the table, then each result that is not PASS with reason, remedy and how to repeat it, then the sums.
+    """Yield the table of rows, then each result that is not PASS with reason and remedy, then the verdict.
 
-    :param left_out: names of the suites that this run did not choose, which its verdict says nothing of.
+    :param gate: whether ``--nixl-gate`` is given.
+    :param interrupted: how far the run came and what ended it early; empty: it was completed.
+    :param left_out: the names of the suites that were not selected, about which the verdict says nothing.
     """
     rows = [result for result in results if _shown(result)]
     if rows:
@@ -44,7 +46,7 @@ def lines(
 
 
 def _shown(result: Result) -> bool:
-    """Whether the table has this result: it is a row's, and not of a program that is not here."""
+    """Whether the table shows this result: it is of a row, and not of an external program that is not installed."""
     by_program = bool(program_of(result.row.partition("/")[0]))
     return bool(result.row) and not (by_program and result.verdict is Verdict.NOT_APPLICABLE)
 
@@ -52,7 +54,7 @@ def _shown(result: Result) -> bool:
 def _table(rows: Sequence[Result], gate: bool) -> Iterator[TextLine]:
     cells = [_cells(row) for row in rows]
     ranks = _COLUMNS.index("ranks")
-    # Where there is one pair of ranks, nobody asks which.
+    # The ranks are left out if there is only one pair.
     shown = [n for n in range(len(_COLUMNS)) if n != ranks or {line[n] for line in cells} - {"0-1", "0-0"}]
     widths = [max(len(line[n]) for line in [_COLUMNS, *cells]) for n in shown]
     yield TextLine(_join([_COLUMNS[n] for n in shown], widths, shown) + "  verdict")
@@ -61,7 +63,7 @@ def _table(rows: Sequence[Result], gate: bool) -> Iterator[TextLine]:
 
 
 def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
-    """Compare each backend's rows with those of the first one, and with what other projects' programs measured."""
+    """Compare the rows of each backend with those of the first backend, and with those of external programs."""
     by_rest: dict[str, list[tuple[str, float]]] = {}
     for row in rows:
         if row.figures is not None and row.verdict not in _NO_BANDWIDTH:
@@ -76,12 +78,12 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
 
 
 def _is_by_program(backend: str, own: str) -> bool:
-    """Whether a row is of the same backend as one of our own, measured by a program of another project."""
+    """Whether an external program measured this backend, and it is the same backend as ``own``."""
     return bool(program_of(backend)) and backend_of(backend) == own
 
 
 def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
-    """Compare rows with what a raw tool moved over the same path."""
+    """Compare rows with the bandwidth of a raw tool over the same transport."""
     for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
         backend, rest = ratio.row.split("/", 1)
         raw = ratio.raw
@@ -90,7 +92,7 @@ def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
 
 
 def _rest(key: str) -> str:
-    """Show a row's key behind its backend: the counts and ranks only where they are not the usual ones."""
+    """Return a row's key after the backend as text. Default counts and ranks are left out."""
     op, memory, block, batch, depth, ranks = key.split("/")
     usual = ("batch1", "depth1", "0-1", "0-0")
     counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
@@ -115,7 +117,7 @@ def _cells(row: Result) -> tuple[str, ...]:
 
 
 def _microseconds(seconds: float) -> str:
-    """Print a latency; a recorded run may not tell it."""
+    """Return a latency as text; a recorded run may not have it."""
     return "-" if math.isnan(seconds) else units.microseconds(seconds)
 
 
@@ -127,12 +129,12 @@ def _join(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -
 
 
 def _explained(group: Sequence[Result], gate: bool) -> Iterator[TextLine]:
-    """Explain results of one verdict and one remedy: each reason once, the remedy, and how to repeat the first."""
+    """Explain results of one verdict and one remedy: each reason once, the remedy, and one command to repeat."""
     alike: dict[str, list[Result]] = {}
     for result in group:
         alike.setdefault(result.reason, []).append(result)
     for reason, results in alike.items():
-        # The reason that a row was judged by names the row itself.
+        # The reason of a measured row already names the row.
         named = (_name(result) for result in results if result.figures is None)
         names = ", ".join(dict.fromkeys(named))
         yield TextLine(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))

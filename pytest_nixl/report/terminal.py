@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pytest's terminal shows of us: the header, a word for each test, the table at the end."""
+"""The plugin's part of pytest's terminal output: the header, a word for each test, and the report at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", 
 
 
 def header(settings: Settings, asked: Placement) -> Iterator[str]:
-    """Yield each setting with where it came from, and which rank this is."""
+    """Yield each setting with its source, and this process's rank."""
     yield f"pytest-nixl {_own_version()}:"
     for line in setting_lines(settings):
         yield f"  {line}"
@@ -37,22 +37,22 @@ def header(settings: Settings, asked: Placement) -> Iterator[str]:
     if asked.several or asked.placement is not None:
         yield f"  {asked}"
     if asked.several and not settings.group_token:
-        yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; NIXL_GROUP_TOKEN sets one"
+        yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; set NIXL_GROUP_TOKEN"
 
 
 def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """Return what ``-v`` shows for a measured row: its verdict and bandwidth."""
+    """Return category, letter and verbose word for a measured row: its verdict and bandwidth; None: not a row."""
     plain = getattr(report, "nixl_result", None)
     letter = {"passed": ".", "failed": "F", "skipped": "s"}.get(report.outcome)
     if report.when != "call" or plain is None or not plain["figures"] or letter is None:
-        return None  # another plugin's outcome, such as a rerun, has a word of its own
+        return None  # an outcome of another plugin, such as a rerun, has its own word
     result = Result.from_plain(plain)
     assert result.figures is not None
     return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
-    """Write the table and the verdict."""
+    """Write the table of rows, the results that are not PASS, and the verdict."""
     run.reported = True
     terminal.section("NIXL")
     if run.party is not None and run.party.ending is not None:
@@ -73,21 +73,21 @@ def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
 
 
 def report_if_left_out(config: pytest.Config, run: Run) -> None:
-    """Write the report if pytest has left it out, as it does after SIGTERM and after a crash."""
+    """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and not run.reported and run.usable:
         write_report(terminal, run)
 
 
 def last_word(config: pytest.Config, run: Run) -> None:
-    """Say as the last line of all that the run was interrupted."""
+    """Write the verdict of an interrupted run again, as the very last line."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         terminal.write_line(summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted), red=True)
 
 
 def nixl_version(run: Run) -> str:
-    """Return the version of NIXL: what workers told, else that of the installed package; empty: it is not known."""
+    """Return the version of NIXL: as the workers report it, else of the installed package; empty: not known."""
     if told := run.versions.get("nixl"):
         return told
     from pytest_nixl.model.nixl_releases import PACKAGES
@@ -101,11 +101,11 @@ def nixl_version(run: Run) -> str:
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what to type where ``--nixl-*`` options met no test of ours."""
+    """Write the command to type, because ``--nixl-*`` options were given but no test of the plugin was collected."""
     given = (flag if flag == "--nixl-gate" else f"{flag}={value}" for flag, value in given_options(config).items())
     command = shlex.join(["pytest", "--pyargs", "pytest_nixl.suites", *given])
     terminal.section("NIXL")
-    terminal.write_line("no NIXL check ran: these options are for the validation suites, which come with the plugin;")
+    terminal.write_line("no NIXL check ran, because the validation suites were not selected; to run them")
     terminal.write_line(f"type: {command}")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run that this one is judged by: found before anything is measured, and held against it at the end."""
+"""Find the run that this one is compared with before anything is measured, and compare the two at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def find(run: Run) -> None:
-    """Find the baseline of the settings. :raises pytest.UsageError: where there is none, or of another machine."""
+    """Find the baseline that the settings name and keep it in ``run.baseline``.
+
+    :raises pytest.UsageError: if there is none, or if it was measured on another kind of machine.
+    """
     settings = run.settings
     if not settings.baseline or run.baseline is not None:
         return
@@ -25,7 +28,7 @@ def find(run: Run) -> None:
     try:
         found, skipped = find_baseline(settings.baseline, settings.store)
         if not found.rows:
-            raise ValueError(f"{found.source} has no row to judge by: expected the record of a run that measured")
+            raise ValueError(f"{found.source} has no row to compare with: expected the record of a run that measured")
         refuse_other_machine(found, this_run(run))
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-baseline: {error}") from None
@@ -34,7 +37,10 @@ def find(run: Run) -> None:
 
 
 def another_to_compare(samples: Samples, run: Run) -> bool:
-    """Whether one more launch of a row could decide what the comparison of it leaves open."""
+    """Whether one more launch of a row could decide its comparison, which is undecided so far.
+
+    :param samples: the launches of the row so far.
+    """
     from pytest_nixl.store.record_reader import RecordedRow
 
     if not run.settings.compares:
@@ -50,7 +56,7 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
 
 
 def compare(run: Run) -> None:
-    """Judge this run, at its end, by its baseline or by what was measured in turn with it."""
+    """Compare this run, at its end, with its baseline or with the other image that was measured in turn with it."""
     settings = run.settings
     if run.compared is not None or not settings.compares:
         return
@@ -61,7 +67,7 @@ def compare(run: Run) -> None:
     in_turn = before is None
     if before is None:
         if settings.compare_image is None:
-            return  # the settings were refused before the baseline was read
+            return  # the run ended before its baseline was read
         before = other_run(run, settings.compare_image)
     run.compared = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
     run.results += run.compared.results

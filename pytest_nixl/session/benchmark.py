@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as pytest-benchmark records them: its statistics, its files, its comparisons, over samples taken in a worker."""
+"""Hand the samples that a worker measured to pytest-benchmark, so that its statistics, files and comparisons work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class ReplayClock:
-    """A timer for pytest-benchmark that tells the times measured elsewhere.
+    """A timer for pytest-benchmark that replays times which were measured in a worker.
 
-    pytest-benchmark reads its timer before and after each round; round ``i`` then lasts ``seconds[i]``.
+    pytest-benchmark reads its timer before and after each round, so round ``i`` lasts ``seconds[i]``.
     """
 
     __name__ = "pytest_nixl_replay_clock"
@@ -27,7 +27,7 @@ class ReplayClock:
         self._now = 0.0
 
     def load(self, seconds: tuple[float, ...]) -> None:
-        """Take the rounds to replay."""
+        """Set the rounds to replay. :param seconds: the duration of each round."""
         self._ticks = iter([tick for second in seconds for tick in (0.0, second)])
 
     def __call__(self) -> float:
@@ -35,25 +35,28 @@ class ReplayClock:
         return self._now
 
 
-#: On an item: the clock that its ``benchmark`` fixture reads.
+#: The clock that a test's ``benchmark`` fixture reads, on its item.
 CLOCK = pytest.StashKey[ReplayClock]()
 
 
 def prepare_row(item: pytest.Item) -> None:
-    """Make a test that measures a row a benchmark of pytest-benchmark, with a clock of its own."""
+    """Turn a test that measures a row into a benchmark of pytest-benchmark with a separate clock."""
     item.stash[CLOCK] = ReplayClock()
     item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
     fixtures: list[str] = getattr(item, "fixturenames", [])
     if item.config.pluginmanager.has_plugin("benchmark") and "benchmark" not in fixtures:
-        # By name, so that pytest-benchmark's own options know the test for a benchmark.
+        # pytest-benchmark's own options recognize a benchmark by the name of this fixture.
         fixtures.append("benchmark")
 
 
 def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: Mapping[str, object]) -> None:
     """Hand a row to pytest-benchmark.
 
-    A round is one window, and its time the seconds for one transfer in it: the median round is the row's delivered
-    bandwidth. ``fullname`` is the row's key, so that runs from a clone and from a wheel compare.
+    A round is one window, and its time is the seconds of one transfer in it, so that the median round gives the row's
+    bandwidth. ``fullname`` is the row's key, so that runs from a clone and from a wheel can be compared.
+
+    :param benchmark: pytest-benchmark's fixture.
+    :param extra: further ``extra_info``.
     """
     clock.load(rounds(samples))
     key = samples.key
@@ -65,7 +68,7 @@ def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: 
 
 
 def versions_of(link: Link) -> dict[str, str]:
-    """Return what the workers of a link told of themselves; the target's only where it differs."""
+    """Return the versions that the workers of a link report. The target's is included only if it differs."""
     here, there = (
         {
             name: str(value)
@@ -78,12 +81,12 @@ def versions_of(link: Link) -> dict[str, str]:
 
 
 def rounds(samples: Samples) -> tuple[float, ...]:
-    """Return what pytest-benchmark takes for a round: in each window, the seconds for one transfer."""
+    """Return the rounds for pytest-benchmark: for each window, the seconds of one transfer."""
     return tuple(s / n for s, n in zip(samples.windows, samples.transfers, strict=True))
 
 
 def described(samples: Samples) -> dict[str, object]:
-    """Return what a record says of a row beside pytest-benchmark's statistics; ``launches`` are bytes per second."""
+    """Return the ``extra_info`` of a row. ``launches`` are bytes per second; other units are in the names."""
     percents = (50, 90, 99, 99.9) if samples.latencies else ()
     latencies = {f"p{percent:g}_us": percentile(samples.latencies, percent) * 1e6 for percent in percents}
     return {
@@ -102,10 +105,10 @@ def described(samples: Samples) -> dict[str, object]:
 
 
 def _counted(samples: Samples) -> dict[str, int]:
-    """Bytes that each device of the initiator's host carried of the payload, as its own counters say."""
+    """Return the bytes of the payload that each device of the initiator's host carried, by the device's counters."""
     carriers = samples.counted.carriers(samples.transports) if samples.counted is not None else ()
     return {item.device: item.carried for item in carriers}
 
 
 def _nothing() -> None:
-    """The work was done in the workers."""
+    """Do nothing, because the workers have already measured the row."""

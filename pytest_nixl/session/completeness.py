@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run came to its end: how many of the selected checks ran, and what ended the run early.
+"""Whether a run was completed: how many of the selected checks ran, and what ended the run early.
 
-A run that was ended early is INTERRUPTED. It never passes: nobody knows what the rest would have said.
+A run that ended early is INTERRUPTED. It never passes, because the remaining checks might have failed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from pytest_nixl.session.run import Run
 
 
-#: What is said if pytest ends with an exception.
+#: The cause if pytest ends with an exception.
 _CRASH = "pytest or one of its plugins failed"
 
-#: Exit codes with which pytest comes to the end of its tests.
+#: Exit codes of pytest after it ran all of its tests.
 _WHOLE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Completeness:
-    """A plugin that counts the selected tests and those that ended, and remembers what ended the run early."""
+    """A pytest plugin that counts the selected tests and the tests that ended, and keeps what ended the run early."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -37,7 +37,7 @@ class Completeness:
         self._ended: set[str] = set()
         #: Tests that pytest reported as failed or in error.
         self.failed: set[str] = set()
-        #: Whether tests were to be run: --fixtures, say, collects them and runs none.
+        #: Whether pytest began to run tests. With --fixtures, for example, it only collects them.
         self._started = False
         #: What ended the run early; empty: nothing did.
         self._cause = ""
@@ -48,7 +48,7 @@ class Completeness:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Iterable[str]) -> None:
-        """Take the number of tests from a worker of pytest-xdist: its controller collects none."""
+        """Take the number of tests from a worker of pytest-xdist, because the controller collects none."""
         self._planned = max(self._planned, len(list(ids)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -82,9 +82,9 @@ class Completeness:
                 self._cause = self._cause or keep_a_directory(self._run.config)
 
     def interruption(self, session: pytest.Session) -> str:
-        """Say how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.
+        """Describe how far the run came and what ended it, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``.
 
-        :returns: an empty text if the run came to its end.
+        :returns: an empty text if the run was completed.
         """
         if session.config.option.collectonly:
             return ""
@@ -93,7 +93,7 @@ class Completeness:
         if not why and lost:
             why = lost[0].reason
         if not why and self._started and len(self._ended) < self._planned:
-            why = str(session.shouldfail or session.shouldstop or "") or "the rest never ran"
+            why = str(session.shouldfail or session.shouldstop or "") or "the remaining tests did not run"
         if not why and session.exitstatus not in (*_WHOLE, pytest.ExitCode.USAGE_ERROR):
             why = f"pytest ended with exit code {int(session.exitstatus)}"
         if not why:
@@ -101,7 +101,10 @@ class Completeness:
         return f"{INTERRUPTED} {self._progress(lost=bool(lost))}: {why}"
 
     def crash(self, error: BaseException) -> str:
-        """Say how far the run came if pytest fails while it writes its reports."""
+        """Describe how far the run came if pytest fails while it writes its reports.
+
+        :param error: the exception.
+        """
         return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {_cause_of(error)}"
 
     def _progress(self, *, lost: bool) -> str:
@@ -109,19 +112,19 @@ class Completeness:
             return "before any check ran"
         if self._planned_checks:
             ran, planned = self._ended & self._planned_checks, len(self._planned_checks)
-            if lost:  # an error of a rank that is gone is not an answer
+            if lost:  # a check that only failed because a rank was lost did not run
                 ran -= {result.nodeid for result in self._run.results if result.verdict.value == "ERROR"}
             return f"after {len(ran)} of {planned} check{'' if planned == 1 else 's'}"
         return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
 
 
 def _cause_of(error: BaseException) -> str:
-    """Say in one line what ended the run."""
+    """Describe in one line what ended the run."""
     if isinstance(error, pytest.exit.Exception):
         text = str(error.msg)
     elif type(error) is KeyboardInterrupt:
         text = str(error) or "Ctrl-C (SIGINT)"
-    elif isinstance(error, KeyboardInterrupt):  # pytest's own, with its words
+    elif isinstance(error, KeyboardInterrupt):  # a subclass, with a message of its own
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"

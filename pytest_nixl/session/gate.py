@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With ``--nixl-gate``, nothing goes green by accident: what is refused at the start, and what is missed at the end."""
+"""Keep a gated run from passing by accident: refuse useless options at its start, report what is missing at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
-    """Refuse what judges a run where it could see nothing. :raises pytest.UsageError: naming what is at fault."""
+    """Refuse to judge a run that would measure nothing. :raises pytest.UsageError: with the option that prevents it."""
     option = settings.judges
     for fault in _accidents(config, settings.ranks):
         raise pytest.UsageError(f"{option} is refused with {fault}")
@@ -31,32 +31,32 @@ def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
 
 def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
     if config.getoption("collectonly", False):
-        yield "--collect-only: nothing would be measured; leave one of them out"
+        yield "--collect-only: nothing would be measured; leave one of the two options out"
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no" or config.getoption("tx", None):
-        yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of them out"
+        yield "pytest-xdist (-n, --dist, --tx): bandwidth is not measured in parallel; leave one of the two out"
     if not config.pluginmanager.has_plugin("benchmark"):
-        yield "-p no:benchmark: no row would be recorded; let pytest-benchmark load"
+        yield "-p no:benchmark: no row would be recorded; leave `-p no:benchmark` out"
     if config.getoption("benchmark_disable", False):
-        yield "--benchmark-disable: no row would be recorded; leave one of them out"
+        yield "--benchmark-disable: no row would be recorded; leave one of the two options out"
     if config.getoption("benchmark_skip", False):
-        yield "--benchmark-skip: no row would be measured; leave one of them out"
+        yield "--benchmark-skip: no row would be measured; leave one of the two options out"
     yield from accidents(config)
     tasks = os.environ.get("SLURM_NTASKS", "")
     if tasks.isdecimal() and int(tasks) > 1 and ranks is None and not os.environ.get("SLURM_STEP_NUM_TASKS"):
         yield (
-            f"SLURM_NTASKS={tasks} in the environment: {tasks} ranks were asked for, and this is none of a step's; "
-            "start it by srun, or give --nixl-ranks=1"
+            f"SLURM_NTASKS={tasks} in the environment: the job has {tasks} tasks, but this process is not in a job "
+            "step; start it with srun, or give --nixl-ranks=1"
         )
 
 
 def missed(profile: Profile, run: Run) -> list[Result]:
-    """Return a MISSING result for every required check, row and kind of memory that was asked for and has no result."""
+    """Return a MISSING result for every required check, requested row and requested memory type without a result."""
     if run.ended:
-        remedy = "mend what failed first, or give --nixl-keep-going to run the rest all the same"
+        remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
         return [Result("whole-run", "", Verdict.MISSING, run.ended, remedy)]
     if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and not _measures_rows(run):
-        reason = "no check came to an answer: there is nothing to accept"
-        return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or none, which is all of them")]
+        reason = "no check ran, or all checks were skipped: there is nothing to accept"
+        return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or no suite to run all of them")]
     return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
@@ -66,18 +66,18 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
         made = [result for result in results if result.check == check]
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
         if not made:
-            reason = f"the check {check!r} is required by the profile {profile.name!r} and did not run"
-            remedy = "run the whole of its suite, with no -k, -m, --deselect or node id"
+            reason = f"the profile {profile.name!r} requires the check {check!r}, which did not run"
+            remedy = "run its whole suite, without -k, -m, --deselect or a node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
         elif len(skipped) == len(made):
             why = skipped[0].reason
-            reason = f"the check {check!r} is required by the profile {profile.name!r} and was skipped: {why}"
-            remedy = "make it apply, or change the profile"
+            reason = f"the profile {profile.name!r} requires the check {check!r}, which was skipped: {why}"
+            remedy = "remove the reason for the skip, or remove the check from [required] of the profile"
             yield Result(check, skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 
 def _measures_rows(run: Run) -> bool:
-    """Whether the run chose the bandwidth suite, or a test of the user's own that measures rows."""
+    """Whether the run selected the bandwidth suite, or a user's test that measures rows."""
     return BANDWIDTH in run.suites or any(result.row for result in run.results)
 
 
@@ -85,19 +85,19 @@ def _missed_rows(run: Run) -> Iterator[Result]:
     if not _measures_rows(run):
         return
     if not any(result.figures for result in run.results):
-        reason = "no row was measured: there is nothing to accept"
-        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole of the bandwidth suite")
+        reason = "no row was measured, so there is nothing to accept"
+        yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole bandwidth suite")
         return
     judged = {result.row for result in run.results}
     for row in asked_rows(run):
         if row not in judged:
-            reason = f"the row {row} was asked for and not measured: its test was not selected or never ran"
-            remedy = "run the whole suite, with no -k, -m, -x, --deselect or node id"
+            reason = f"the requested row {row} was not measured: its test was not selected or did not run"
+            remedy = "run the whole suite, without -k, -m, -x, --deselect or a node id"
             yield Result("bandwidth", "", Verdict.MISSING, reason, remedy, row=row)
 
 
 def _missed_memory(run: Run) -> Iterator[Result]:
-    """GPU memory is never asked for by accident: that this machine has none is no reason to pass."""
+    """Yield a MISSING result for requested GPU memory of which no row ran: a machine without GPUs must not pass."""
     if not _measures_rows(run):
         return
     found = {result.row: result for result in run.results if result.row}
@@ -106,16 +106,19 @@ def _missed_memory(run: Run) -> Iterator[Result]:
         rows = [found.get(row) for row in asked_rows(run, memory)]
         skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
         if skipped and len(skipped) == len(rows):
-            count = "its row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
+            count = "its only row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
             source = run.settings.sources["memory"].removeprefix("environment ")
             asked = "--nixl-memory" if source == "option" else source
-            reason = f"{memory} was asked for ({asked}), and {count}: {skipped[0].reason}"
-            remedy = skipped[0].remedy or "run it where there is such memory, or leave it out of --nixl-memory"
+            reason = f"{memory} was requested ({asked}), but {count}: {skipped[0].reason}"
+            remedy = skipped[0].remedy or "run it on a machine with such memory, or leave it out of --nixl-memory"
             yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
 
 
 def asked_rows(run: Run, memory: MemoryPair | None = None) -> Iterator[str]:
-    """Yield the key of every row that is asked for, or of those between two kinds of memory."""
+    """Yield the key of every requested row.
+
+    :param memory: only rows between these memory types; None: all rows.
+    """
     settings = run.settings
     links = [link for link in asked_links(settings, run.asked) if memory in (None, link.memory)]
     for link, block, batch, depth in product(links, settings.blocks, settings.batch, settings.depth):
@@ -123,7 +126,10 @@ def asked_rows(run: Run, memory: MemoryPair | None = None) -> Iterator[str]:
 
 
 def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:
-    """Return the results that fail the run."""
+    """Return the results that fail the run.
+
+    :param gate: whether ``--nixl-gate`` is given.
+    """
     return [
         result
         for result in results

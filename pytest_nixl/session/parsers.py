@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What options may be, and how their text is read: a bad one is a :class:`ValueError` of one sentence."""
+"""Parsers of option values. Each raises a :class:`ValueError` of one sentence for a bad text."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from pytest_nixl.model.settings import MOST_LAUNCHES, RAW_TOOLS, AlternateImage
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
 DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
 
-#: The most that can be asked for: more is a slip of the finger, and would end in a worker that has no memory.
+#: The largest accepted numbers. A larger number is a typing error, and a worker would run out of memory.
 MOST_BATCH, MOST_DEPTH, MOST_ITERATIONS, MOST_RANKS = 1_000_000, 65_536, 100_000_000, 65_536
-#: The longest time that a setting may be, in seconds: a week.
+#: The longest accepted time in seconds: a week.
 LONGEST = 7 * 86_400.0
 
 
 NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
 NIXLBENCH_ARGUMENTS_FORM = (
-    "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
+    "flags of nixlbench as on its command line, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
 )
 
 REPORT_ENDINGS = (".html", ".csv", ".prom")
 
 
 def parse_backends(text: str) -> tuple[str, ...]:
-    """Read names of backends. :raises ValueError: where one is none that can be driven."""
+    """Parse a list of backend names. :raises ValueError: if a backend is not supported."""
     from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name.upper() not in BACKENDS:
             why = UNSUPPORTED.get(name.upper())
-            raise ValueError(f"{name!r} is no backend that this version can drive{(why and f': {why}') or ''}")
+            raise ValueError(f"{name!r} is not a supported backend{(why and f': {why}') or ''}")
     return _unique(tuple(name.upper() for name in names))
 
 
 def parse_ops(text: str) -> tuple[str, ...]:
+    """Parse a list of operations. :raises ValueError: if one is unknown or named twice."""
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name.upper() not in OPS:
-            raise ValueError(f"{name!r} is no operation")
+            raise ValueError(f"{name!r} is not an operation")
     return _unique(tuple(name.upper() for name in names))
 
 
 def parse_memories(text: str) -> tuple[MemoryPair, ...]:
+    """Parse a list of pairs of memory types. :raises ValueError: if one is invalid or named twice."""
     return _unique(tuple(MemoryPair.parse(part) for part in text.split(",")))
 
 
 def parse_target_memory(text: str) -> tuple[MemoryPair, ...]:
-    """NIXL_TARGET_SEG_TYPE names the target's memory only; the initiator's is then DRAM."""
+    """Parse NIXL_TARGET_SEG_TYPE, which gives the target's memory type only; the initiator's is then DRAM."""
     return parse_memories(f"DRAM:{text}")
 
 
@@ -69,71 +71,80 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def counts_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
-    """Return what reads a list of whole numbers from 1 to ``most``."""
+    """Return a parser of a list of integers from 1 to ``most``."""
     return lambda text: _unique(tuple(_count(part, most) for part in text.split(",")))
 
 
 def _count(text: str, most: int) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text.strip()):
-        raise ValueError(f"{text.strip()!r} is not a whole number above zero")
+        raise ValueError(f"{text.strip()!r} is not a positive integer")
     return _at_most(text, most)
 
 
 def _at_most(text: str, most: int) -> int:
-    """Read digits; they are counted first, since Python refuses to read very many."""
+    """Parse digits. Count them first, because Python refuses to convert very long numbers."""
     digits = text.strip().lstrip("0") or "0"
     if len(digits) > len(str(most)) or int(digits) > most:
         shown = digits if len(digits) <= 30 else f"{digits[:30]}… ({len(digits)} digits)"
-        raise ValueError(f"{shown} is more than {most}, the most that can be asked for")
+        raise ValueError(f"{shown} is more than the maximum of {most}")
     return int(digits)
 
 
 def parse_ranks(text: str) -> int | None:
+    """Parse the number of ranks. :raises ValueError: if it is not an integer from 1 to 65,536."""
     return _count(text, MOST_RANKS)
 
 
 def parse_rank(text: str) -> int:
+    """Parse a rank. :raises ValueError: if it is not an integer from 0 to 999,999."""
     if not re.fullmatch(r"[0-9]{1,6}", text.strip()):
-        raise ValueError(f"{text.strip()!r} is no whole number")
+        raise ValueError(f"{text.strip()!r} is not a non-negative integer of at most 6 digits")
     return int(text)
 
 
 def parse_group(text: str) -> str:
+    """Check the name of a group. :raises ValueError: if it has characters other than those allowed, or too many."""
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text):
-        raise ValueError(f"{text!r} is no name of 1 to 64 characters")
+        raise ValueError(f"{text!r} is not a valid name")
     return text
 
 
 def parse_token(text: str) -> str:
+    """Check the shared secret of a group. :raises ValueError: if it is empty."""
     if not text.strip():
-        raise ValueError("it is empty")
+        raise ValueError("the token is empty")
     return text
 
 
 def parse_listen(text: str) -> str:
+    """Check the address at which rank 0 serves an etcd. :raises ValueError: if it is not ``ADDR:PORT``."""
     from pytest_nixl.etcd_servers.rank0 import ListenAddress
 
     return str(ListenAddress.parse(text))
 
 
 def parse_iterations(text: str) -> int | None:
+    """Parse the least number of timed transfers; return None for ``auto``. :raises ValueError: if it is neither."""
     return None if text == "auto" else _count(text, MOST_ITERATIONS)
 
 
 def parse_warmup(text: str) -> int:
+    """Parse the number of transfers before the clock starts. :raises ValueError: if it is not an integer from 0 on."""
     if not re.fullmatch(r"[0-9]+", text.strip()):
-        raise ValueError(f"{text.strip()!r} is no whole number")
+        raise ValueError(f"{text.strip()!r} is not a non-negative integer")
     return _at_most(text, MOST_ITERATIONS)
 
 
 def parse_seconds(text: str) -> float:
+    """Parse a time in seconds; a bare number is seconds. :raises ValueError: if it is not a time, or over a week."""
     seconds = units.parse_time(text, default_unit="s")
     if seconds > LONGEST:
-        raise ValueError(f"{text.strip()!r} is more than {LONGEST / 3600:g} h, the longest time that can be asked for")
+        raise ValueError(f"{text.strip()!r} is more than the maximum of {LONGEST / 3600:g} h")
     return seconds
 
 
 def parse_timeout(text: str) -> float:
+    """Parse a time limit in seconds. :raises ValueError: as :func:`parse_seconds`, and for zero."""
     seconds = parse_seconds(text)
     if seconds <= 0:
         raise ValueError(f"{text!r} is not above zero")
@@ -141,69 +152,80 @@ def parse_timeout(text: str) -> float:
 
 
 def parse_etcd(text: str) -> str:
+    """Check a list of etcd endpoints. :raises ValueError: if one of them is invalid."""
     parse_endpoints(text)
     return text
 
 
 def parse_user(text: str) -> str:
+    """Check a user and password. :raises ValueError: if one is missing; the message does not show the value."""
     name, _, password = text.partition(":")
     if not name or not password:
-        raise ValueError("the name or the password is missing (what was given is not shown)")
+        raise ValueError("the name or the password is missing (the value is not shown)")
     return text
 
 
 def parse_program(text: str) -> str:
+    """Check the path of a program. :raises ValueError: if it is not an executable file."""
     if not os.path.isfile(text) or not os.access(text, os.X_OK):
-        raise ValueError(f"{text!r} is no file that can be executed")
+        raise ValueError(f"{text!r} is not an executable file")
     return text
 
 
 def parse_nixlbench_arguments(text: str) -> tuple[str, ...]:
+    """Split flags of nixlbench, each as ``--name=value``. :raises ValueError: if one cannot be passed on."""
     from pytest_nixl.session.nixlbench_flags import parse_arguments
 
     return parse_arguments(text)
 
 
 def parse_raw_tools(text: str) -> str:
+    """Check the directory of the raw tools. :raises ValueError: if it contains none of them."""
     parse_directory(text)
     if not any(os.access(os.path.join(text, name), os.X_OK) for name in RAW_TOOLS):
-        raise ValueError(f"{text!r} has none of them that can be executed")
+        raise ValueError(f"directory {text!r} has no executable raw tool")
     return text
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts only these choices."""
+
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"{text!r} is none of them")
+            raise ValueError(f"{text!r} is not one of the choices")
         return text
 
     return parse
 
 
 def parse_file(text: str) -> str:
-    if not os.path.isfile(text):  # Path.is_file raises where a name is too long or a directory is closed to us
+    """Check the path of a file. :raises ValueError: if it is not an existing file."""
+    if not os.path.isfile(text):  # Path.is_file raises if a name is too long or a directory is not readable
         raise ValueError(f"there is no file {text!r}")
     return text
 
 
 def parse_directory(text: str) -> str:
+    """Check the path of a directory. :raises ValueError: if it does not exist."""
     if not os.path.isdir(text):
         raise ValueError(f"there is no directory {text!r}")
     return text
 
 
 def parse_image(text: str) -> str:
+    """Check an image reference. :raises ValueError: if it is empty or contains a space."""
     if not text or text != text.strip() or any(c.isspace() for c in text):
-        raise ValueError(f"{text!r} is no image reference")
+        raise ValueError(f"{text!r} is not an image reference")
     return text
 
 
 def parse_validated_image(text: str) -> str:
-    """What is validated goes into every record and report: a user or password before its registry does not."""
+    """Parse an image reference and redact a user and password in it: every record and report shows it."""
     return redact(parse_image(text))
 
 
 def parse_profile(text: str) -> str:
+    """Check the name or path of a profile by loading it. :raises ValueError: if it cannot be loaded."""
     from pytest_nixl.judge.profiles import load_profile
 
     load_profile(text)
@@ -211,43 +233,51 @@ def parse_profile(text: str) -> str:
 
 
 def parse_compared_image(text: str) -> AlternateImage:
+    """Parse another image and its command. :raises ValueError: if one of the two is missing or invalid."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no command ({error})") from None
+        raise ValueError(f"{text!r} is not a command ({error})") from None
     if len(words) < 2:
-        raise ValueError(f"{text!r} names no command after the image")
+        raise ValueError(f"{text!r} has no command after the image")
     return AlternateImage(parse_image(words[0]), tuple(words[1:]))
 
 
 def parse_min_launches(text: str) -> int | None:
+    """Parse the least number of launches; return None for ``auto``. :raises ValueError: if it is not 1 to 7."""
     if text == "auto":
         return None
     return _count(text, MOST_LAUNCHES)
 
 
 def parse_baseline(text: str) -> str:
+    """Check a baseline: any existing path, else an image reference. :raises ValueError: if it is neither."""
     return text if os.path.exists(text) else parse_image(text)
 
 
 def parse_store(text: str) -> str:
+    """Check the path of a directory that may not exist yet. :raises ValueError: if it is another kind of file."""
     if not text or (os.path.exists(text) and not os.path.isdir(text)):
-        raise ValueError(f"{text!r} is no directory")
+        raise ValueError(f"{text!r} is not a directory")
     return text
 
 
 def parse_reports(text: str) -> tuple[str, ...]:
-    """Read paths of reports, separated by commas. :raises ValueError: where an ending or a directory is none."""
+    """Parse paths of reports, separated by commas.
+
+    :raises ValueError: if a path has an unknown ending or its directory does not exist.
+    """
     paths = _unique(tuple(part.strip() for part in text.split(",")))
     for path in paths:
         if os.path.splitext(path)[1] not in REPORT_ENDINGS:
-            raise ValueError(f"{path!r} ends with none of {', '.join(REPORT_ENDINGS)}")
+            raise ValueError(f"{path!r} does not end with one of {', '.join(REPORT_ENDINGS)}")
         if not os.path.isdir(os.path.dirname(path) or "."):
             raise ValueError(f"there is no directory {os.path.dirname(path)!r}")
     return paths
 
 
 def parse_yes_no(text: str) -> bool:
+    """Parse ``yes``, ``no``, ``true``, ``false``, ``1``, ``0``; empty is False. :raises ValueError: for any other."""
     if text.lower() not in ("yes", "no", "true", "false", "1", "0", ""):
         raise ValueError(f"{text!r} is neither yes nor no")
     return text.lower() in ("yes", "true", "1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The infrastructure suite runs first, and a check of it that the profile requires ends the run where it fails."""
+"""Run the infrastructure suite first, and end the run if one of its checks that the profile requires fails."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import pytest
 if TYPE_CHECKING:
     from pytest_nixl.session.run import Run
 
-#: The file of the checks of the endpoints that this deployment uses.
+#: The file with the checks of the etcd endpoints that this deployment uses.
 DEPLOYMENT = "test_deployment.py"
 
 
 class Preconditions:
-    """Orders the tests of one run, and ends it where nothing that follows could mean anything.
+    """A pytest plugin that orders the tests of a run, and ends the run if a failed check makes the rest meaningless.
 
-    First come the checks of the infrastructure suite that the profile requires, then, where it requires one of them,
-    all checks of the etcd endpoints, then the rest of the infrastructure suite, then all else. A required check of the
-    first two groups that fails ends the run: of the infrastructure at once, of the endpoints after the last of them,
-    because together they say what is wrong with an endpoint.
+    The order is: the infrastructure checks that the profile requires; all checks of the etcd endpoints, if the profile
+    requires one of them; the other infrastructure checks; all other tests. A required check of the first two groups
+    that fails ends the run. An infrastructure check ends it at once. An endpoint check ends it after the last endpoint
+    check, because only together they show what is wrong with an endpoint.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._session: pytest.Session | None = None
-        #: Node ids in the order in which they run, and how many of them have ended.
+        #: Node ids in the order in which they run, and the number of those that have ended.
         self._order: list[str] = []
         self._ended = 0
-        #: Node ids of those that must hold, and of the checks of the endpoints.
+        #: Node ids of the checks that end the run if they fail, and node ids of the endpoint checks.
         self._required: set[str] = set()
         self._endpoints: set[str] = set()
-        #: The check that failed, and why; None: none did.
+        #: The first required check that failed, and its reason; None: no such check failed.
         self._failed: tuple[str, str] | None = None
 
-    @pytest.hookimpl(trylast=True)  # after every plugin that shuffles or deselects
+    @pytest.hookimpl(trylast=True)  # after every plugin that shuffles or deselects tests
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         run = self._run
         if not run.used or run.parallel or not run.usable:
@@ -61,7 +61,7 @@ class Preconditions:
                 return 0 if item.nodeid in required else 2
             return 3
 
-        items.sort(key=place)  # stable: all else stays as it is
+        items.sort(key=place)  # a stable sort keeps the order within each group
         self._order = [item.nodeid for item in items]
         self._session = session
 
@@ -80,6 +80,7 @@ class Preconditions:
         check, why = self._failed
         tests = "1 test did not run" if left == 1 else f"{left} tests did not run"
         self._run.ended = (
-            f"the run ended at the check {check!r}, which the profile {self._run.settings.profile!r} requires: {tests}"
+            f"the run ended because the check {check!r} failed, which the profile {self._run.settings.profile!r} "
+            f"requires: {tests}"
         )
         self._session.shouldfail = f"{self._run.ended}; {why}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The present run as its record will tell it, and that record: what pytest-benchmark writes, and our own part of it."""
+"""Build the record of the present run: what pytest-benchmark writes, and the part that this plugin adds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_nixl.store.record_reader import FORM, OURS, RecordedRow, RecordedRun
 
 
 def this_run(run: Run) -> RecordedRun:
-    """Return this run as far as it has come."""
+    """Return this run with the results so far, in the form in which recorded runs are read."""
     return RecordedRun(
         source="this run",
         when=datetime.now(timezone.utc),
@@ -59,7 +59,10 @@ def _latencies(figures: Figures) -> Iterator[tuple[str, float]]:
 
 
 def other_run(run: Run, against: AlternateImage) -> RecordedRun:
-    """Return what was measured in turn with this run, as a run of its own."""
+    """Return the other image's part of this run as a separate run.
+
+    :param against: the other image, which was measured in turn with this one.
+    """
     rows = {
         key: RecordedRow(
             key,
@@ -79,7 +82,7 @@ def other_run(run: Run, against: AlternateImage) -> RecordedRun:
 
 
 def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
-    """The other image's: the same host, with what its command sets where that is ``env NAME=VALUE``."""
+    """Return the other image's provenance: this host, with the variables that its ``env NAME=VALUE`` command sets."""
     changed = {}
     if os.path.basename(against.prefix[0]) == "env":
         changed = dict(word.split("=", 1) for word in against.prefix[1:] if "=" in word)
@@ -90,7 +93,10 @@ def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
 
 
 def add_ours(record: dict[str, Any], run: Run) -> None:
-    """Add our part to a record of pytest-benchmark: provenance, results, and of each row what was expected of it."""
+    """Add this plugin's part to a record of pytest-benchmark: provenance, results, floors and ceilings.
+
+    :param record: the record, which is changed in place.
+    """
     found = this_run(run)
     record[OURS] = _ours(found)
     for benchmark in record["benchmarks"]:
@@ -111,7 +117,7 @@ def _ours(found: RecordedRun) -> dict[str, Any]:
 
 
 def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
-    """Return this run's record, by pytest-benchmark's own hooks, with every sample."""
+    """Return this run's record with every sample, made by the hooks of pytest-benchmark."""
     hook = config.hook
     machine = hook.pytest_benchmark_generate_machine_info(config=config)
     hook.pytest_benchmark_update_machine_info(config=config, machine_info=machine)
@@ -125,7 +131,7 @@ def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
 
 
 def _last_of_each_row(run: Run) -> list[Any]:
-    """Return each row's last measurement: pytest-repeat and pytest-rerunfailures measure one several times."""
+    """Return the last measurement of each row: pytest-repeat and pytest-rerunfailures may measure a row repeatedly."""
     last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.benchmarks}
     if len(last) < len(run.benchmarks):
         note = f"{len(run.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
@@ -135,7 +141,11 @@ def _last_of_each_row(run: Run) -> list[Any]:
 
 
 def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dict[str, Any]:
-    """Return the record of what was measured in turn, in the form of this run's."""
+    """Return the record of the other image, in the same form as this run's.
+
+    :param record: this run's record.
+    :param other: the other image's run, from :func:`other_run`.
+    """
     found = []
     for benchmark in record["benchmarks"]:
         samples = run.others.get(benchmark["fullname"])

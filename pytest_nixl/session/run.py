@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pytest process knows of its run: the settings, the rows that were asked for, the results so far."""
+"""The state of the run in one pytest process: settings, requested rows, and results so far."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RUN = pytest.StashKey["Run"]()
 
-#: Fixtures that need settings: a test that uses one is ours to configure.
+#: The plugin's fixtures. A test that uses one of them needs the settings.
 OUR_FIXTURES = frozenset(
     (
         "nixl_settings",
@@ -53,16 +53,16 @@ OUR_FIXTURES = frozenset(
 
 @dataclass(frozen=True)
 class LinkParam:
-    """What one parameter of ``nixl_link`` asks for."""
+    """One parameter of the fixture ``nixl_link``: a requested link."""
 
     backend: str
     op: str
     memory: MemoryPair
-    #: Ranks of initiator and target; a storage backend's are one.
+    #: Ranks of initiator and target; the same rank for a storage backend.
     ranks: RankPair = (0, 1)
-    #: Whether the run has several, so that they are told.
+    #: Whether the run has several ranks, so that the test id names them.
     several: bool = False
-    #: GPUs that are asked for by number; None: none are, or there is no GPU memory in it.
+    #: GPUs that were requested by number; None: none were, or the link has no GPU memory.
     devices: DevicePair | None = None
 
     def __str__(self) -> str:
@@ -70,14 +70,18 @@ class LinkParam:
         return f"{self.backend}-{self.op}-{self.memory}{ranks}"
 
     def key(self, block: int, batch: int, depth: int) -> RowKey:
-        """Return the key of a row of this link."""
+        """Return the key of a row of this link.
+
+        :param block: block size in bytes.
+        :param batch: blocks in one transfer; ``depth`` is the number of transfers in flight.
+        """
         from pytest_nixl.model.row_key import RowKey
 
         return RowKey(self.backend, self.op, self.memory, block, batch, depth, self.ranks, self.devices)
 
 
 def asked_links(settings: Settings, asked: Placement) -> list[LinkParam]:
-    """Return the links that are asked for: operations vary fastest, then pairs of ranks, and backends slowest."""
+    """Return the requested links: operations vary fastest, then pairs of ranks, and backends slowest."""
     from pytest_nixl.nixl.backends import BACKENDS
 
     links: dict[LinkParam, None] = {}
@@ -95,61 +99,61 @@ def asked_links(settings: Settings, asked: Placement) -> list[LinkParam]:
 
 @dataclass
 class Run:
-    """The state of this run."""
+    """The state of this run in this process."""
 
     config: pytest.Config
     results: list[Result] = field(default_factory=list)
     announced: bool = False
-    #: Whether a test of ours was collected, and whether a check of the suites was.
+    #: Whether a test that uses the plugin was collected, and whether a test that makes a check was.
     used: bool = False
     checks: bool = False
-    #: Suites of ours of which a test was collected, whether it was deselected or not.
+    #: The suites of which a test was collected, even if it was deselected later.
     suites: set[str] = field(default_factory=set)
-    #: Why the run ended before its last test: a check that must hold failed. Empty: it did not.
+    #: The required check that ended the run before its last test, as a sentence; empty: there is none.
     ended: str = ""
     #: pytest-benchmark's statistics of each row, for the record.
     benchmarks: list[Any] = field(default_factory=list)
-    #: The keys of rows that were measured, by their text.
+    #: The keys of the measured rows, by their text.
     keys: dict[str, RowKey] = field(default_factory=dict)
-    #: What workers told of themselves: this image's, and those of ``--nixl-compare-image``.
+    #: The versions that workers report: of this image, and of the other image that is measured in turn.
     versions: dict[str, str] = field(default_factory=dict)
     other_versions: dict[str, str] = field(default_factory=dict)
-    #: By row key, what was measured of the other image, in turn with the row.
+    #: The samples of the other image that is measured in turn, by row key.
     others: dict[str, Samples] = field(default_factory=dict)
-    #: The run to judge this one by, and what came of it.
+    #: The run to compare this one with, and the result of the comparison.
     baseline: RecordedRun | None = None
     compared: RunComparison | None = None
-    #: Sentences on what went wrong beside the checks: a record that could not be stored, say.
+    #: Sentences about other events, such as a record that could not be stored.
     notes: list[str] = field(default_factory=list)
-    #: This process's place among several ranks; None: it is alone, or has not joined yet.
+    #: This process's membership in a group of several ranks; None: it is alone, or has not joined yet.
     party: RankSession | None = None
-    #: Workflow commands for GitHub Actions, to be written on lines of their own.
+    #: Workflow commands for GitHub Actions, to be written on separate lines.
     annotations: list[str] = field(default_factory=list)
     #: How far the run came and what ended it early, such as ``INTERRUPTED after 2 of 10 checks: Ctrl-C``; empty: it is
-    #: not over, or it came to its end.
+    #: not over yet, or it was completed.
     interrupted: str = ""
-    #: Whether the terminal has had its report.
+    #: Whether the report was written to the terminal.
     reported: bool = False
-    #: Records of this run in the store.
+    #: Paths of this run's records in the store.
     stored: list[Path] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: pytest.Config) -> Run:
-        """Return the state of ``config``'s run."""
+        """Return the state of the run that ``config`` belongs to; create it if necessary."""
         if RUN not in config.stash:
             config.stash[RUN] = cls(config)
         return config.stash[RUN]
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings, read when first asked for. :raises pytest.UsageError: where one of them is bad."""
+        """The settings, read on first use. :raises pytest.UsageError: if one of them is bad."""
         from pytest_nixl.session.settings import read_settings
 
         return read_settings(self.config)
 
     @property
     def asked(self) -> Placement:
-        """How many ranks there are. :raises pytest.UsageError: where options and launcher contradict each other."""
+        """The ranks of this run. :raises pytest.UsageError: if options and launcher contradict each other."""
         from pytest_nixl.cluster.placement import ALONE
 
         return self._asked if self.asked_for or self.checks else ALONE
@@ -162,34 +166,38 @@ class Run:
 
     @property
     def in_cluster(self) -> bool:
-        """Whether this process is one of several ranks. Settings are not read for a run that uses nothing of ours."""
+        """Whether this process is one of several ranks. A run that does not use the plugin never reads the settings."""
         return (self.asked_for or self.checks) and self.usable and self.asked.several
 
     @property
     def serves(self) -> bool:
-        """Whether this rank serves another one, and runs no tests itself."""
+        """Whether this process is a peer, which serves rank 0 and runs no tests itself."""
         return self.party is not None and not self.party.drives
 
     @property
     def usable(self) -> bool:
-        """Whether the settings are good."""
+        """Whether all settings are valid."""
         try:
             return bool(self.settings and self.asked)
         except pytest.UsageError:
             return False
 
     def add(self, result: Result) -> None:
-        """Take a result; one from a test's teardown replaces that of its call."""
+        """Add a result. The result of a test's teardown replaces that of its call."""
         self.results = [one for one in self.results if one.nodeid != result.nodeid]
         self.results.append(result)
 
     def explain(self, row: str, why: str) -> None:
-        """Add to the reason of a row's result what was found out of it since."""
+        """Append an explanation to the reason of a row's result.
+
+        :param row: the row key as text.
+        :param why: the explanation.
+        """
         self.results = [replace(one, reason=f"{one.reason}; {why}") if one.row == row else one for one in self.results]
 
     @property
     def asked_for(self) -> bool:
-        """Whether an option or an ini value of ours is given: bad values then end the run at once."""
+        """Whether an option or ini value of the plugin is given, so that a bad value ends the run at once."""
         return bool(given_options(self.config)) or any(self.config.getini(item.ini) for item in OPTIONS)
 
     @property
@@ -199,17 +207,17 @@ class Run:
 
 
 def uses_ours(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of ours or makes a check of ours."""
+    """Whether a test uses a fixture of the plugin or makes a check."""
     return bool(OUR_FIXTURES.intersection(getattr(item, "fixturenames", ()))) or check_of(item) is not None
 
 
 def row_of(item: pytest.Item) -> RowKey | None:
-    """Return the key of the row that a test of the bandwidth suite measures, from its parameters."""
+    """Return the key of the row that a test measures, by its parameters; None: it measures no row."""
     if "row_benchmark" not in getattr(item, "fixturenames", ()):
         return None
     callspec = getattr(item, "callspec", None)
     params: dict[str, Any] = callspec.params if callspec is not None else {}
-    if "program_row" in params:  # of a program of another project
+    if "program_row" in params:  # the row of an external program
         row: RowKey | None = params["program_row"]
         return row
     link = params.get("nixl_link")
@@ -219,7 +227,7 @@ def row_of(item: pytest.Item) -> RowKey | None:
 
 
 def result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
-    """Return what a test came to, at the end of its call or at the failure or skip before or after it."""
+    """Return the result of a check after its call, or after a failure or skip in its setup or teardown; else None."""
     check = check_of(item)
     if check is None or (report.when != "call" and report.passed):
         return None
@@ -264,13 +272,13 @@ def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     return Judgement(kind, _first_line(error))
 
 
-_LESS_TO_DO = "stop what else runs on this host, and run it again"
+_LESS_TO_DO = "stop other processes on this host, and run it again"
 _LOAD: pytest.StashKey[HostLoad] = pytest.StashKey()
 _BUSY = pytest.StashKey[str]()
 
 
 def watch_load(item: pytest.Item) -> None:
-    """Begin to count what other processes take while a test runs."""
+    """Begin to measure the CPU time that other processes use while a test runs."""
     from pytest_nixl.core.host_load import HostLoad
 
     with contextlib.suppress(OSError):
@@ -278,7 +286,7 @@ def watch_load(item: pytest.Item) -> None:
 
 
 def _late_because(item: pytest.Item, error: NixlPluginError) -> str:
-    """Say what kept the host busy, where a deadline that passed is all that went wrong; empty where nothing did."""
+    """Return what kept the host busy if the error is only a missed deadline; empty: it is not, or nothing did."""
     if not error.late or _LOAD not in item.stash:
         return ""
     if _BUSY not in item.stash:
@@ -298,9 +306,14 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool) -> None:
-    """Show our own errors and verdicts by their words, with no traceback; skip where the question does not arise.
+    """Replace the traceback in a report by the message if the error or verdict is the plugin's; skip if not applicable.
 
-    A deadline that passed on a busy host decides nothing: such a test is skipped, with the gate a check of our own.
+    A missed deadline on a busy host decides nothing, so the test is skipped. With the gate, only a check of pytest-nixl
+    itself is skipped for that.
+
+    :param report: the report, which is changed in place.
+    :param gate: whether ``--nixl-gate`` is given.
+    :param required: whether the profile requires the check.
     """
     path, line, _ = item.location
     busy = _late_because(item, error) if isinstance(error, NixlPluginError) else ""
@@ -315,7 +328,7 @@ def shorten(report: pytest.TestReport, item: pytest.Item, error: BaseException, 
 
 
 def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
-    """Return the command that runs this test, or this row, once more."""
+    """Return the command that runs this test, or this row, again."""
     left_out = {"--nixl-gate", "--nixl-baseline", "--nixl-store", "--nixl-report", "--nixl-rank", "--nixl-log-dir"}
     from pytest_nixl.model.row_source import backend_of
 
@@ -344,7 +357,7 @@ def repeat_line(item: pytest.Item, row: RowKey | None) -> str:
 
 
 def _suite(item: pytest.Item) -> list[str]:
-    """How to name the suite of an item on the command line: its module where that is importable, else its file."""
+    """Return the command-line arguments that select the suite of a test: its module if importable, else its file."""
     if item.config.getoption("pyargs"):
         module = getattr(item, "module", None)
         if module is not None and module.__name__.startswith("pytest_nixl."):

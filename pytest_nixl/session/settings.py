@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options, ini values and environment variables, read once into one frozen dataclass.
 
-An option wins over an ini value, and that over the environment. Every bad value is a :class:`pytest.UsageError` of one
-sentence that names the value, where it came from and the accepted form.
+An option wins over an ini value, and an ini value over an environment variable. Every bad value raises a
+:class:`pytest.UsageError` of one sentence that names the value, its source and the accepted form.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.options import OPTIONS, Option
 from pytest_nixl.session.parsers import parse_target_memory
 
-#: How the text of a variable is read where that differs from the option's own.
+#: Parsers of environment variables that differ from the option's parser.
 _ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
-    # What the deployment says is a suite's to judge, so it is taken as it is.
+    # Any text is accepted here, because the endpoint suite judges the endpoints of the deployment.
     "NIXL_ETCD_ENDPOINTS": str,
     "ETCD_ENDPOINTS": str,
 }
 
 
 def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read every setting. :raises pytest.UsageError: at the first bad value."""
+    """Read every setting.
+
+    :param environ: the environment variables.
+    :raises pytest.UsageError: for the first bad value.
+    """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for item in OPTIONS:
@@ -56,12 +60,12 @@ def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tu
             parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
             text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
             return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
-    # Nothing is the default of some; whoever types nothing meant something.
+    # An empty text is not parsed here: only a person who gives an empty text gets an error for it.
     return item.parse(item.default) if item.default else item.empty, "default"
 
 
 def _with_password(environ: Mapping[str, str]) -> str:
-    """ETCDCTL_USER, with the password of ETCDCTL_PASSWORD where it has none, as etcdctl takes them."""
+    """Return ETCDCTL_USER, with ETCDCTL_PASSWORD added if it contains no password, as etcdctl does."""
     user, password = environ["ETCDCTL_USER"], environ.get("ETCDCTL_PASSWORD")
     return f"{user}:{password}" if password and ":" not in user else user
 
@@ -77,7 +81,10 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
 
 
 def _target_segment(values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]) -> Iterator[str]:
-    """The seeds' NIXL_TARGET_SEG_TYPE: the target's memory, where ``--nixl-memory`` says nothing."""
+    """Take the target's memory type from NIXL_TARGET_SEG_TYPE, unless ``--nixl-memory`` is given.
+
+    Yield a sentence if the variable is ignored.
+    """
     name = "NIXL_TARGET_SEG_TYPE"
     text = environ.get(name)
     if not text:
@@ -100,7 +107,7 @@ def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
                 yield f"{name}={value} is set and ignored: {why}"
     namespace = environ.get("NIXL_ETCD_NAMESPACE")
     if namespace:
-        yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: our keys are under a prefix of each test's own"
+        yield f"NIXL_ETCD_NAMESPACE={namespace} is set and ignored: each test has its own key prefix in etcd"
     worker = environ.get("NIXL_WORKER_TYPE")
     if worker and worker.lower() != "nixl":
         yield f"NIXL_WORKER_TYPE={worker} is set and ignored: transfers are always made by NIXL"
@@ -109,20 +116,21 @@ def _ignored(sources: Mapping[str, str], environ: Mapping[str, str]) -> Iterator
 def _check_together(settings: Settings) -> None:
     if settings.etcd_server == "external" and not settings.etcd:
         raise pytest.UsageError(
-            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS"
+            "--nixl-etcd-server=external needs an endpoint: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS"
         )
     if settings.etcd_server in ("container", "embedded") and settings.sources["etcd"] == "option":
         raise pytest.UsageError(
-            f"--nixl-etcd names an etcd that is there already, and --nixl-etcd-server={settings.etcd_server} "
-            "asks for one of our own: give one of the two"
+            f"--nixl-etcd names an existing etcd, but --nixl-etcd-server={settings.etcd_server} starts a new one: "
+            "give only one of the two"
         )
     from pytest_nixl.nixl.backends import BACKENDS
 
     for name in settings.backend:
         if not BACKENDS[name].STORAGE and all(pair.target == "FILE" for pair in settings.memory):
             raise pytest.UsageError(
-                f"--nixl-backend={name} moves bytes from agent to agent, and --nixl-memory="
-                f"{','.join(map(str, settings.memory))} names only files as targets: expected DRAM or VRAM, or POSIX"
+                f"--nixl-backend={name} moves bytes between two agents, but every target in --nixl-memory="
+                f"{','.join(map(str, settings.memory))} is FILE: expected a target of DRAM or VRAM, or "
+                "--nixl-backend=POSIX"
             )
     _check_ranks(settings)
     _check_memory(settings)
@@ -131,15 +139,15 @@ def _check_together(settings: Settings) -> None:
         given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
         source = settings.sources[f"etcd_{given}"]
         raise pytest.UsageError(
-            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) is of no use alone: "
-            f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} beside it"
+            f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) cannot be used alone: "
+            f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} as well"
         )
 
 
 def _check_ranks(settings: Settings) -> None:
     if settings.rank is not None and settings.ranks is None:
         raise pytest.UsageError(
-            f"--nixl-rank={settings.rank} says nothing of how many ranks there are: expected --nixl-ranks N beside it"
+            f"--nixl-rank={settings.rank} is given without the number of ranks: expected --nixl-ranks N as well"
         )
     if settings.rank is not None and settings.ranks is not None and settings.rank >= settings.ranks:
         raise pytest.UsageError(
@@ -148,12 +156,15 @@ def _check_ranks(settings: Settings) -> None:
         )
 
 
-#: Bytes of both ends' descriptors, and of the message that makes them, for each block in flight.
+#: Bytes for each block in flight: the descriptors of both ends, and the message that creates them.
 _DESCRIPTOR = 1024
 
 
 def _check_memory(settings: Settings) -> None:
-    """Refuse rows whose buffers do not fit this host: a worker would be killed for them, if not something else is."""
+    """Refuse rows whose buffers do not fit into this host's memory: the kernel would kill a worker or another process.
+
+    :raises pytest.UsageError: with the bytes needed and the bytes available.
+    """
     given = [name for name in ("blocks", "batch", "depth") if settings.sources.get(name) != "default"]
     if not given:
         return
@@ -162,7 +173,7 @@ def _check_memory(settings: Settings) -> None:
 
     block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
     ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
-    # Of several ranks, which may be on several hosts, one end is here at least.
+    # Several ranks may be on several hosts: then only one end is certain to be on this host.
     ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
     wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
     available = available_memory(FactsRoot())
@@ -170,19 +181,20 @@ def _check_memory(settings: Settings) -> None:
         flags = ", ".join(f"--nixl-{name}" for name in given)
         raise pytest.UsageError(
             f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
-            f"memory here, and {available} are available: expected less, by {flags}"
+            f"memory on this host, but {available} are available: expected smaller values of {flags}"
         )
 
 
 def _check_comparison(settings: Settings) -> None:
     if settings.baseline and settings.compare_image is not None:
         raise pytest.UsageError(
-            "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two"
+            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only one of the "
+            "two"
         )
     if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
         raise pytest.UsageError(
-            f"--nixl-baseline={settings.baseline} is no path, and an image is looked up in the store: "
-            "expected --nixl-store DIR beside it, or the path of a record"
+            f"--nixl-baseline={settings.baseline} is not an existing path, and an image is looked up in the store: "
+            "expected --nixl-store DIR as well, or the path of a record"
         )
     if settings.compares and importlib.util.find_spec("scipy") is None:
         flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"

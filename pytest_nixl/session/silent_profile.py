@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile that expects nothing of any row: it says so, and no gate judges rows by it."""
+"""Report a profile that expects nothing of any row, and refuse to gate rows by it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from pytest_nixl.session.run import row_of
 
 
 def silence(profile: Profile) -> str:
-    """Say that a profile expects nothing, and how to learn one that does; empty: it expects something."""
+    """Return a sentence if a profile expects nothing of any row, with the remedy; empty: it expects something."""
     if profile.expectations:
         return ""
     return (
-        f"the profile {profile.name!r} has no [[expect]]: it knows the machine and expects nothing of a row, so "
-        f"that every row is NO-EXPECTATION; {how_to_learn(profile.name)}"
+        f"the profile {profile.name!r} has no [[expect]]: it describes the machine but expects nothing of a row, so "
+        f"every row is NO-EXPECTATION; {how_to_learn(profile.name)}"
     )
 
 
 def how_to_learn(name: str) -> str:
-    """The commands that make a profile from runs on a machine that is known to be good."""
+    """Return the remedy: the commands that create a profile from runs on machines that are known to be good.
+
+    :param name: the name of the present profile.
+    """
     file = f"{name}-learned"
     return (
         "learn one from three runs on machines that are known to be good, each with --benchmark-json=runN.json and "
@@ -32,6 +35,10 @@ def how_to_learn(name: str) -> str:
 
 
 def refuse_silence(profile: Profile, items: Iterable[pytest.Item]) -> None:
-    """:raises pytest.UsageError: where a gate would judge rows by a profile that expects nothing of any."""
+    """Refuse to gate rows by a profile that expects nothing of any row.
+
+    :param items: the collected tests.
+    :raises pytest.UsageError: if a test measures a row and the profile has no expectation.
+    """
     if not profile.expectations and any(row_of(item) is not None for item in items):
         raise pytest.UsageError(f"--nixl-gate is refused: {silence(profile)}")

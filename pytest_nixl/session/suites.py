@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suites that come with the plugin: which checks each can answer, and which suites a run chose."""
+"""The suites that come with the plugin: the checks of each suite, and the suites that a run selected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BANDWIDTH, INFRASTRUCTURE, ENDPOINTS = "bandwidth", "infrastructure", "uri_valid
 def checks_of_suites() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite, read from the markers in its files without importing them."""
     package = Path(__file__).resolve().parents[1]
-    # The wheel has the suites inside of the package, a clone beside it.
+    # The wheel has the suites inside the package, a clone has them beside the package.
     root = next(place for place in (package / "suites", package.parent / "suites") if place.is_dir())
     return {
         folder.name: frozenset(id for file in sorted(folder.glob("test_*.py")) for id in _marked(file))
@@ -25,14 +25,14 @@ def checks_of_suites() -> Mapping[str, frozenset[str]]:
 
 
 def _marked(file: Path) -> list[str]:
-    """Return the ids in the calls ``nixl_check("id")`` of a file."""
+    """Return the ids in the ``nixl_check("id")`` calls of a file."""
     calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     marks = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "nixl_check"]
     return [str(mark.args[0].value) for mark in marks if mark.args and isinstance(mark.args[0], ast.Constant)]
 
 
 def suite_of(path: Path) -> str | None:
-    """Return the name of the suite that a test file belongs to; None: it is not one of ours."""
+    """Return the name of the suite that a test file belongs to; None: it belongs to none."""
     for folder in path.parents:
         if folder.parent.name == "suites" and folder.name in checks_of_suites():
             return folder.name
@@ -40,14 +40,21 @@ def suite_of(path: Path) -> str | None:
 
 
 def not_chosen(chosen: Collection[str]) -> list[str]:
-    """Return the names of our suites that a run did not choose."""
+    """Return the names of the suites that a run did not select.
+
+    :param chosen: the names of the suites that it selected.
+    """
     return [suite for suite in checks_of_suites() if suite not in chosen]
 
 
 def answerable(check: str, chosen: Collection[str]) -> bool:
-    """Whether a run that chose these suites should have made this check.
+    """Whether a run that selected these suites should have made this check.
 
-    A check that no suite of ours makes is a user's own. It is never excused, because nothing tells where its test is.
+    A check that is in no suite belongs to a user's test. It always should have been made, because nothing shows which
+    selection contains its test.
+
+    :param check: the id of the check.
+    :param chosen: the names of the selected suites.
     """
     suites = [suite for suite, checks in checks_of_suites().items() if check in checks]
     return not suites or any(suite in chosen for suite in suites)

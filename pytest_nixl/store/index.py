@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a store: what histories need of each run, so that ten thousand files need not be read for one chart.
+"""The index of a store: a summary of each run for histories, so that a chart does not read ten thousand files.
 
-It is written whole beside the runs by whoever had to read many of them, and nothing depends on it: a file that changed
-is read again, and an index that cannot be read or written is done without.
+A process that had to read many records writes a new index beside them. Nothing depends on the index: a record that
+changed is read again, and an index that cannot be read or written is ignored.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any
 from pytest_nixl.store.provenance import Provenance
 from pytest_nixl.store.record_reader import RecordedRow, RecordedRun, parse_json, read_regular, shallow
 
-#: The name of the file in a store, and the number of its form: another one whenever records are read otherwise.
+#: The name of the index file, and the version of its format, which changes whenever records are read differently.
 INDEX, FORM = ".pytest-nixl-index", 1
 
-#: An index is written where so many files had to be read; fewer are read as fast.
+#: A new index is written if at least this many records had to be read.
 FEWEST_NEW = 64
 
 _LARGEST = 512 << 20
 
-#: Seconds since a file was changed before its state tells whether it changes again: clocks of file systems are coarse.
+#: Seconds that a record must be unchanged before the index keeps it, because file times are coarse.
 _SETTLED = 3.0
 
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """What is known of a file.
+    """The entry of one file.
 
-    :param state: what the file looked like before it was read; None: it is no regular file, and is never known.
-    :param run: its summary; None: it is no record.
-    :param fault: why it is none, to be said after its path.
+    :param state: the file's size and time before it was read; None: it is not a regular file and is never indexed.
+    :param run: the summary of its run; None: the file is not a record.
+    :param fault: why it is not a record, to follow its path in a message.
     """
 
     state: os.stat_result | tuple[int, int] | None
@@ -48,17 +48,20 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Index:
-    """What is known of the files of a store, by name."""
+    """The entries of a store's files, by file name."""
 
     entries: Mapping[str, IndexEntry] = field(default_factory=dict)
 
     def entry(self, name: str, state: os.stat_result | None) -> IndexEntry | None:
-        """Return what is known of a file; None: nothing, or it is another one now."""
+        """Return the entry of a file; None: there is none, or the file has changed.
+
+        :param state: the file's present state.
+        """
         found = self.entries.get(name)
         return replace(found, state=state) if found and state and found.state == _mark(state) else None
 
     def text(self) -> str:
-        """Return the index as it is written: what many runs have in common is there once."""
+        """Return the index as JSON text. Values that many runs share are written once."""
         provenances: dict[str, int] = {}
         keys: dict[str, int] = {}
         ways: dict[tuple[str, ...], int] = {}
@@ -89,13 +92,13 @@ class Index:
 
 
 def summary(run: RecordedRun) -> RecordedRun:
-    """Return a run with the bandwidth and the transports of each row only."""
+    """Return a run with only the bandwidth and the transports of each row."""
     rows = {key: RecordedRow(key, (row.bandwidth,), {}, row.transports) for key, row in run.rows.items()}
     return RecordedRun(run.source, run.when, run.provenance, rows, interrupted=run.interrupted)
 
 
 def read_index(path: Path) -> Index:
-    """Read an index; it is empty where there is none that can be used. It never raises."""
+    """Read an index. It is empty if the file is missing or unusable; this function never raises."""
     try:
         return Index(dict(_entries(parse_json(read_regular(path, _LARGEST, "an index")))))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

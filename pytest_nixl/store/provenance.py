@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever could explain a change: the image, versions, the environment that steers transports, and the host."""
+"""The provenance of a run: image, versions, environment and host, so that a change can be explained later."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ from typing import Any
 
 from pytest_nixl.core.redaction import shown
 
-#: Variables that steer NIXL and what is below it; all others are nobody's business.
+#: Environment variables that steer NIXL and the libraries below it. No other variable is recorded.
 _STEERING = re.compile(
     r"(UCX_|NIXL_|FI_|NCCL_|CUDA_|NVIDIA_|IBV_|RDMAV_|MLX[45]_|OMP_|LD_LIBRARY_PATH$|LD_PRELOAD$|MALLOC_)"
 )
-#: Of those, ours: they name this run and explain no change.
+#: Variables of this plugin among them: they label the run and cannot explain a change.
 _OWN = frozenset(("NIXL_IMAGE", "NIXL_IMAGE_DIGEST", "NIXL_NODE_NAME", "NIXL_PODINFO"))
 
-#: Where the manifests mount a Kubernetes downward API volume with the pod's ``labels`` and ``annotations``.
+#: The directory at which the manifests mount a Kubernetes downward API volume with ``labels`` and ``annotations``.
 PODINFO = "/etc/podinfo"
 _IMAGE_KEY, _DIGEST_KEY = "pytest-nixl/image", "pytest-nixl/image-digest"
 
-#: What makes two hosts the same kind of machine; a host's name does not.
+#: The facts that must be equal on two hosts of the same kind of machine.
 SAME_MACHINE = ("cpu", "cores", "nics", "gpus")
 
 
 @dataclass(frozen=True)
 class ImageIdentity:
-    """What was validated. ``digest`` is ``sha256:…``; ``source`` says who told it. Empty: nobody did."""
+    """The validated image.
+
+    :param reference: its name; empty: not known.
+    :param digest: ``sha256:…``; empty: not known.
+    :param source: where the reference comes from, in words.
+    """
 
     reference: str = ""
     digest: str = ""
@@ -38,16 +43,18 @@ class ImageIdentity:
 
     def __str__(self) -> str:
         short = self.digest.removeprefix("sha256:")[:12]
-        return f"{self.reference or 'an image that nobody named'}{f' ({short})' if short else ''}"
+        return f"{self.reference or 'unnamed image'}{f' ({short})' if short else ''}"
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a run's figures come from.
+    """The circumstances of a run.
 
-    :param versions: of NIXL, UCX, libfabric, Python as the workers told them, and of the NVIDIA driver and the kernel.
-    :param environment: the variables that steer transports, secrets hidden.
-    :param host: of rank 0: name, CPU, cores, network cards with their rates, GPUs; of several ranks, their hosts.
+    :param versions: versions of NIXL, UCX, libfabric and Python, as the workers report them, and of the NVIDIA driver
+        and the kernel.
+    :param environment: the environment variables that steer transports, with secrets hidden.
+    :param host: facts of rank 0's host: name, CPU, cores, network cards with their rates, GPUs; with several ranks,
+        also the host of each.
     """
 
     image: ImageIdentity = field(default_factory=ImageIdentity)
@@ -56,12 +63,12 @@ class Provenance:
     host: Mapping[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the provenance as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Provenance:
-        """Restore what :meth:`plain` returned. :raises TypeError: where it is something else."""
+        """Restore a provenance from :meth:`plain`. :raises TypeError: if ``data`` has another form."""
         return cls(
             ImageIdentity(**{str(name): str(value) for name, value in data["image"].items()}),
             {str(name): str(value) for name, value in data["versions"].items()},
@@ -72,7 +79,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Change:
-    """What differs between two runs; an empty side: it was not there."""
+    """One difference between two runs. An empty side means that the run did not have it."""
 
     what: str
     before: str
@@ -90,9 +97,10 @@ def gather(
 ) -> Provenance:
     """Return this run's provenance.
 
-    :param reference: the image as a setting names it; empty: the environment or the downward API may.
-    :param versions: what the workers told.
-    :param ranks: the host of each rank; none: there is one.
+    :param reference: the image from the settings; empty: take it from the downward API.
+    :param versions: the versions that the workers report.
+    :param environ: the environment variables.
+    :param ranks: the host of each rank; empty: there is one rank.
     """
     return Provenance(
         image=image_of(reference, environ),
@@ -103,7 +111,11 @@ def gather(
 
 
 def image_of(reference: str, environ: Mapping[str, str] = os.environ) -> ImageIdentity:
-    """Return the image: by its setting, else by the annotations or labels of a downward API volume."""
+    """Return the image of the settings, or else of the annotations or labels of a downward API volume.
+
+    :param reference: the image from the settings; empty: not set.
+    :param environ: the environment variables.
+    """
     digest, source = environ.get("NIXL_IMAGE_DIGEST", ""), "--nixl-image or NIXL_IMAGE"
     if not reference or not digest:
         told = _podinfo(Path(environ.get("NIXL_PODINFO", PODINFO)))
@@ -128,12 +140,12 @@ def _podinfo(folder: Path) -> dict[str, str]:
 
 
 def steering(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that steer transports; values that may hold a secret are hidden."""
+    """Return the environment variables that steer transports. Values that may contain a secret are hidden."""
     return {name: shown(name, environ[name]) for name in sorted(environ) if _STEERING.match(name) and name not in _OWN}
 
 
 def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return what this host is."""
+    """Return the facts of this host."""
     return {
         "name": environ.get("NIXL_NODE_NAME") or platform.node(),
         "cpu": _cpu_model(),
@@ -153,7 +165,7 @@ def _cpu_model() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.machine()
-    # Not every architecture names a model; Arm tells numbers.
+    # Not every architecture has a model name; Arm has numbers.
     for name in ("model name", "CPU part", "cpu"):
         match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
         if match:
@@ -162,7 +174,7 @@ def _cpu_model() -> str:
 
 
 def _nics() -> Iterator[tuple[str, str]]:
-    """Yield the network cards that are hardware, with their rates: those of a container's own network are not."""
+    """Yield the physical network cards with their rates, without the virtual ones of a container's network."""
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         yield f"{port.parent.parent.name}:{port.name}", _first_line(port / "rate")
     for device in sorted(Path("/sys/class/net").glob("*/device")):
@@ -173,19 +185,19 @@ def _nics() -> Iterator[tuple[str, str]]:
 def _first_line(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # a device that is down refuses to tell its speed
+    except OSError:  # the speed of a device that is down cannot be read
         return ""
 
 
 def changes(before: Provenance, now: Provenance) -> list[Change]:
-    """Return all that differs between two runs, the image first."""
+    """Return all differences between two runs, the image first."""
     one, other = _flat(before), _flat(now)
     names = dict.fromkeys((*one, *other))
     return [Change(name, one.get(name, ""), other.get(name, "")) for name in names if one.get(name) != other.get(name)]
 
 
 def other_machine(before: Provenance, now: Provenance) -> list[Change]:
-    """Return what makes the two hosts different kinds of machine; empty: nothing that is known of both does."""
+    """Return the differences that make two hosts different kinds of machine; empty: no known fact differs."""
     return [
         Change(name, str(before.host[name]), str(now.host[name]))
         for name in SAME_MACHINE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as its record tells it: a file of pytest-benchmark, with our rows and what we add to them."""
+"""Read a recorded run: a file of pytest-benchmark with the rows and the additional part of this plugin."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.store.provenance import Provenance
 
-#: The part of a record that is ours, and the number that its form has.
+#: The key of this plugin's part of a record, and the version of its format.
 OURS, FORM = "nixl", 1
 
-#: A larger file is no record: a run of 1,000 rows with all its windows has less than a tenth of it.
+#: The largest size of a record in bytes. A run of 1,000 rows with all its windows has less than a tenth of it.
 LARGEST = 64 << 20
 
-#: How deep the values of a host may be nested; our own have three levels.
+#: How deep the facts of a host may be nested. This plugin writes three levels.
 _DEEPEST = 16
 
-#: ``UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1``: reports split it at its slashes.
+#: A row key: ``UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1``. Reports split it at its slashes.
 _KEY = re.compile(
     r"[^/\s\x00-\x1f\x7f]{1,100}/[A-Z]{1,20}/[^/\s\x00-\x1f\x7f]{1,100}/0*[1-9][0-9]{0,14}(?:B|KiB|MiB|GiB)"
     r"/batch[0-9]{1,15}/depth[0-9]{1,15}/[0-9]{1,9}-[0-9]{1,9}"
 )
 
-RECORD_FORM = "a file that --nixl-store, --benchmark-json or --benchmark-autosave of the bandwidth suite has written"
+RECORD_FORM = "a file that the bandwidth suite wrote with --nixl-store, --benchmark-json or --benchmark-autosave"
 
 
 @dataclass(frozen=True)
 class RecordedRow:
-    """One row of a run: bytes per second of each launch, and seconds of each percentile of single transfers."""
+    """One row of a run.
+
+    :param key: the row key as text.
+    :param values: bytes per second of each launch.
+    :param latencies: seconds of each percentile (``p50``) of single transfers.
+    :param floor: bytes per second; 0: there is none; ``ceiling`` too.
+    """
 
     key: str
     values: tuple[float, ...]
@@ -56,7 +62,14 @@ class RecordedRow:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run: when it was, where its figures come from, its rows by key, and what each of its checks came to."""
+    """A recorded run.
+
+    :param source: the path of its record.
+    :param when: when it ended.
+    :param rows: its rows, by row key.
+    :param results: the result of each of its checks.
+    :param notes: further sentences, such as what could not be written.
+    """
 
     source: str
     when: datetime
@@ -64,26 +77,26 @@ class RecordedRun:
     rows: Mapping[str, RecordedRow]
     results: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
-    #: How far the run came and what ended it early; empty: it came to its end.
+    #: How far the run came and what ended it early; empty: it was completed.
     interrupted: str = ""
 
     @property
     def name(self) -> str:
-        """What the run is called: by its image, or where it has none, by its file."""
+        """The run's name: its image, or its file if it has no image."""
         return str(self.provenance.image) if self.provenance.image.reference else Path(self.source).stem
 
     @property
     def order(self) -> tuple[datetime, str]:
-        """What runs are sorted by: the oldest is the first."""
+        """The key to sort runs by, the oldest first."""
         return self.when, self.source
 
 
 def read_recorded(path: Path) -> RecordedRun:
     """Read a record.
 
-    :raises ValueError: in one sentence that begins with the path, where the file is torn, foreign, too large, no
-        regular file, or has neither a row nor a result of ours.
-    :raises OSError: where it cannot be read.
+    :raises ValueError: if the file is torn, foreign, too large or not a regular file, or has neither a row nor a
+        result: one sentence that begins with the path.
+    :raises OSError: if it cannot be read.
     """
     text = read_regular(path, LARGEST, RECORD_FORM)
     try:
@@ -91,7 +104,7 @@ def read_recorded(path: Path) -> RecordedRun:
     except UnicodeError:
         raise ValueError(f"{path} is not UTF-8: expected {RECORD_FORM}") from None
     except ValueError as error:
-        why = "is empty" if not text.strip() else f"is torn or no JSON ({error})"
+        why = "is empty" if not text.strip() else f"is incomplete or not JSON ({error})"
         raise ValueError(f"{path} {why}: expected {RECORD_FORM}") from None
     except RecursionError:
         raise ValueError(f"{path} is JSON that is nested too deep: expected {RECORD_FORM}") from None
@@ -99,28 +112,31 @@ def read_recorded(path: Path) -> RecordedRun:
 
 
 def parse_json(text: bytes) -> Any:
-    """Read JSON whose texts can be printed.
+    """Parse JSON, and check that its texts can be printed.
 
-    :raises ValueError: where it is none.
-    :raises RecursionError: where it is nested too deep.
+    :raises ValueError: if it is not JSON, or a text contains half a surrogate pair.
+    :raises RecursionError: if it is nested too deep.
     """
     data = json.loads(text)
     if b"\\ud" in text.lower():
-        json.dumps(data, ensure_ascii=False).encode()  # half a character cannot be printed or written again
+        json.dumps(data, ensure_ascii=False).encode()  # fails for half a surrogate pair, which cannot be printed
     return data
 
 
 def read_regular(path: Path, largest: int, form: str) -> bytes:
-    """Read a regular file of at most ``largest`` bytes; a FIFO or a device is never waited for.
+    """Read a regular file. A FIFO or a device is refused without waiting for it.
 
-    :raises ValueError: in one sentence that begins with the path.
-    :raises OSError: where it cannot be read.
+    :param largest: the most bytes that it may have.
+    :param form: what is expected, for the error message.
+    :raises ValueError: if it is not a regular file or too large: one sentence that begins with the path.
+    :raises OSError: if it cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}: expected {form}")
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
+            raise ValueError(f"{path} is {kind}: expected {form}")
         with open(descriptor, "rb", closefd=False) as file:
             text = file.read(largest + 1) if found.st_size <= largest else b""
     finally:
@@ -134,26 +150,30 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a 
 
 
 def parse_recorded(data: Any, source: str) -> RecordedRun:
-    """Read the JSON values of a record. :raises ValueError: as :func:`read_recorded`."""
+    """Read a run from the JSON values of a record.
+
+    :param source: the path of the record, for messages.
+    :raises ValueError: as :func:`read_recorded`.
+    """
     try:
         found = _parse(data, source)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         why = f"{type(error).__name__}: {error}"
         why = why if len(why) <= _QUOTED else f"{why[:_QUOTED]}…"
-        raise ValueError(f"{source} is no record of a run ({why}): expected {RECORD_FORM}") from None
+        raise ValueError(f"{source} is not a record of a run ({why}): expected {RECORD_FORM}") from None
     if not found.rows and not found.results:
         raise ValueError(f"{source} has no row of the bandwidth suite: expected {RECORD_FORM}")
     return found
 
 
-#: Characters of what a file says that a message quotes.
+#: The most characters of a file that a message quotes.
 _QUOTED = 200
 
 
 def _parse(data: Any, source: str) -> RecordedRun:
     ours = data.get(OURS) or {}
     if ours and ours["form"] != FORM:
-        raise ValueError(f"its form is {ours['form']!r}, and this version reads {FORM}")
+        raise ValueError(f"its format version is {ours['form']!r}, and this pytest-nixl reads {FORM}")
     when = datetime.fromisoformat(str(data["datetime"]).replace("Z", "+00:00"))
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
     provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
@@ -162,7 +182,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
     rows: dict[str, RecordedRow] = {}
     for row in _rows(data["benchmarks"]):
         if row.key in rows:
-            raise ValueError(f"the row {row.key} is there twice")
+            raise ValueError(f"it contains the row {row.key} twice")
         rows[row.key] = row
     return RecordedRun(
         source=source,
@@ -180,13 +200,13 @@ def _rows(records: Any) -> Iterator[RecordedRow]:
         extra = record.get("extra_info") or {}
         if "key" not in extra:
             continue
-        # One launch was recorded as one figure before launches were.
+        # Older records have no launches, only one bandwidth.
         values = tuple(float(value) for value in extra.get("launches") or (float(extra["GB/s"]) * 1e9,))
         if len(values) > MOST_LAUNCHES:
-            raise ValueError(f"a row has {len(values)} launches, and at most {MOST_LAUNCHES} are ever made")
+            raise ValueError(f"a row has {len(values)} launches, more than the maximum of {MOST_LAUNCHES}")
         key = str(extra["key"])
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:_QUOTED]!r} is no key of a row")
+            raise ValueError(f"{key[:_QUOTED]!r} is not a row key")
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"the row {key} has a launch that is not a number above zero")
         latencies = {
@@ -205,7 +225,7 @@ def _rows(records: Any) -> Iterator[RecordedRow]:
 
 
 def shallow(value: Any) -> bool:
-    """Whether a value is nested at most so deep that whoever walks through it may call itself."""
+    """Whether a value is nested no deeper than is safe for recursive functions."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [
@@ -219,7 +239,7 @@ def shallow(value: Any) -> bool:
 
 
 def _older(data: Any) -> Provenance:
-    """What a record of pytest-benchmark alone tells: its host's name, and the versions that rows were given."""
+    """Return the provenance of a record without this plugin's part: the host's name, and the versions of the rows."""
     machine = data.get("machine_info") or {}
     versions: dict[str, str] = {}
     for record in data["benchmarks"]:

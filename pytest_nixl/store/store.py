@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where runs leave their records: a directory, which many jobs on many hosts may share and write at once.
+"""The store: a directory of records, which many jobs on many hosts may share and write at the same time.
 
-A record is written under a name that nobody looks for, flushed to the disk, and only then given its own name, which no
-other record has. Nobody ever sees a part of one, and nobody ever overwrites one.
+A record is written under a temporary name, flushed to the disk, and then renamed to a unique name. So no reader ever
+sees an incomplete record, and no record is ever overwritten.
 
-Beside many records stands an index of what histories need of each (:mod:`pytest_nixl.store.index`). It may be missing,
-old or wrong at any time: it only saves reading files that have not changed.
+A large store also has an index with a summary of each run (:mod:`pytest_nixl.store.index`). It may be missing, old or
+wrong at any time, because it only avoids reading unchanged files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Store:
     directory: Path
 
     def write(self, record: Mapping[str, Any], label: str) -> Path:
-        """Add a record and return its path; ``label`` is a part of its name.
+        """Add a record and return its path.
 
-        :raises NixlPluginError: where the disk is full, the directory is read-only, or the like. Nothing is left then.
+        :param label: a part of the file name, such as the image.
+        :raises NixlPluginError: if the record cannot be written, for example because the disk is full. No file is left.
         """
         now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.")[-80:]
@@ -49,9 +50,9 @@ class Store:
         return path
 
     def runs(self) -> tuple[list[RecordedRun], list[str]]:
-        """Return all records, the oldest first, and one sentence for each file that is none.
+        """Return all runs, the oldest first, and one sentence for each file that is not a record.
 
-        :raises OSError: where the directory cannot be read.
+        :raises OSError: if the directory cannot be read.
         """
         found, skipped = [], []
         for path, _ in self._files():
@@ -63,11 +64,11 @@ class Store:
         return sorted(found, key=lambda run: run.order), skipped
 
     def summaries(self) -> tuple[list[RecordedRun], list[str]]:
-        """Return what :meth:`runs` does, but of each row its bandwidth and transports only, and no result.
+        """Return the same as :meth:`runs`, but with only the bandwidth and transports of each row, and no results.
 
-        Files that the index knows are not opened. Where many are new, a new index is left, if the directory allows it.
+        Files in the index are not opened. If many files are new, a new index is written, if the directory allows it.
 
-        :raises OSError: where the directory cannot be read.
+        :raises OSError: if the directory cannot be read.
         """
         index = read_index(self.directory / INDEX)
         found, skipped, entries, new = [], [], {}, 0
@@ -88,7 +89,7 @@ class Store:
         return sorted(found, key=lambda run: run.order), skipped
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result | None]]:
-        """Yield each file that may be a record, by name, with its state; None: it has none that can be seen."""
+        """Yield each file that may be a record, by name, with its state; None: not a regular file, or not readable."""
         with os.scandir(self.directory) as entries:
             found = sorted((entry for entry in entries if entry.name.endswith(".json")), key=lambda entry: entry.name)
         for entry in found:
@@ -101,7 +102,7 @@ class Store:
 
 
 def _read(path: Path) -> tuple[RecordedRun | None, str]:
-    """Return a record, or None and what is wrong with the file, to be said after its path."""
+    """Return a run, or None and what is wrong with the file, to follow its path in a message."""
     try:
         return read_recorded(path), ""
     except OSError as error:
@@ -111,9 +112,9 @@ def _read(path: Path) -> tuple[RecordedRun | None, str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, also for who reads it meanwhile and after a power cut.
+    """Write a file atomically: readers see it complete or not at all, even after a power failure.
 
-    :raises NixlPluginError: where it cannot be written. Nothing is left then.
+    :raises NixlPluginError: if it cannot be written. No file is left.
     """
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -134,20 +135,25 @@ def _flush_directory(directory: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        pass  # some shared file systems do not flush directories: the file itself is on the disk
+        pass  # some shared file systems cannot flush directories; the file itself is on the disk
     finally:
         os.close(descriptor)
 
 
 def _not_stored(path: Path, error: OSError) -> NixlPluginError:
     return NixlPluginError(
-        f"{path} cannot be written ({error.strerror}): this run's verdict stands, its record is lost",
-        "Free or mount the directory for writing and run again; --benchmark-json writes a record elsewhere.",
+        f"{path} cannot be written ({error.strerror}): this run's verdict is not affected, but its record is lost",
+        "Free space there or make the directory writable and run again; --benchmark-json FILE writes a record "
+        "elsewhere.",
     )
 
 
 def newest(runs: Sequence[RecordedRun], image: str) -> RecordedRun | None:
-    """Return the newest run of an image, which is named by its reference, its digest, or both as ``NAME@DIGEST``."""
+    """Return the newest run of an image; None: there is none.
+
+    :param runs: the runs, the oldest first.
+    :param image: the image's reference, its digest, or both as ``NAME@DIGEST``.
+    """
     for run in reversed(runs):
         its = run.provenance.image
         if image in (its.reference, its.digest) or (its.digest and image == f"{its.reference}@{its.digest}"):
@@ -156,11 +162,12 @@ def newest(runs: Sequence[RecordedRun], image: str) -> RecordedRun | None:
 
 
 def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[RecordedRun, list[str]]:
-    """Return the run that ``--nixl-baseline`` names, and one sentence for each file of a store that is left out.
+    """Return the run that ``--nixl-baseline`` names, and one sentence for each file of the store that is left out.
 
-    :param whole: whether only runs count that came to their end.
-
-    :raises ValueError: in one sentence, where there is none.
+    :param wanted: a record, a store, or an image of the store.
+    :param directory: the store in which an image is looked up.
+    :param whole: whether only completed runs count.
+    :raises ValueError: if there is no such run: one sentence.
     """
     path = Path(wanted)
     try:
@@ -168,14 +175,16 @@ def find_baseline(wanted: str, directory: str, *, whole: bool = True) -> tuple[R
             named = read_recorded(path)
             if whole and named.interrupted:
                 raise ValueError(
-                    f"{path} is no baseline ({named.interrupted}): expected the record of a run that came to its end"
+                    f"{path} cannot be a baseline ({named.interrupted}): expected the record of a completed run"
                 )
             return named, []
         runs, skipped = Store(path if path.is_dir() else Path(directory)).summaries()
     except OSError as error:
         raise ValueError(f"{error.filename} cannot be read ({error.strerror}): expected a record or a store") from None
     if whole:
-        skipped += [f"left out: {run.source} is no baseline ({run.interrupted})" for run in runs if run.interrupted]
+        skipped += [
+            f"left out: {run.source} cannot be a baseline ({run.interrupted})" for run in runs if run.interrupted
+        ]
         runs = [run for run in runs if not run.interrupted]
     latest = runs[-1] if runs else None
     found = latest if path.is_dir() else newest(runs, wanted)

@@ -78,7 +78,7 @@ def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str
     """Run the bandwidth suite on few blocks; again, where a row is in doubt as others took the cores meanwhile."""
     for _ in range(5):
         done = run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
-        if "Stop what else runs on the machine" not in done.output:
+        if "Stop other processes on the machine" not in done.output:
             break
     return done
 

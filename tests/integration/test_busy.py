@@ -78,7 +78,7 @@ def checks(tmp_path: Path) -> Callable[..., Finished]:
 
 
 @pytest.mark.parametrize("gate", [(), ("--nixl-gate",)], ids=["without-the-gate", "with-the-gate"])
-def test_what_is_only_late_on_a_busy_host_is_inconclusive(
+def test_a_missed_deadline_on_a_busy_host_is_inconclusive(
     checks: Callable[..., Finished], gate: tuple[str, ...]
 ) -> None:
     with busy(2 * len(os.sched_getaffinity(0))):
@@ -86,7 +86,7 @@ def test_what_is_only_late_on_a_busy_host_is_inconclusive(
     assert verdicts(done) == {"late": "INCONCLUSIVE", "late-in-setup": "INCONCLUSIVE", "late-own": "WARN"}, done.output
     assert "waited 2 s for what never comes; other processes used " in done.output
     assert "processors meanwhile" in done.output
-    assert "stop what else runs on this host, and run it again" in done.output
+    assert "remedy: stop other processes on this host" in done.output
     assert done.code == (1 if gate else 0), done.output
 
 

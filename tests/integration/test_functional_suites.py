@@ -32,7 +32,7 @@ def test_a_malformed_endpoint_of_the_deployment_is_named(endpoints: str, words: 
 
 def test_an_endpoint_with_https_fails_for_nixl_speaks_plaintext() -> None:
     done = run(DEPLOYMENT, "-k", "HTTPS", env={"NIXL_ETCD_ENDPOINTS": "https://127.0.0.1:2379"})
-    assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in" in done.output
+    assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: " in done.output
     assert done.code == 1
 
 

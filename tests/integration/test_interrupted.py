@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is ended early is INTERRUPTED: it never passes, and it leaves its reports, which say so."""
+"""A run that ends early is INTERRUPTED: it never passes, and it writes reports that show this."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS = """
 import os, signal, time, pytest
 
 HOW = os.environ["HOW"]
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 started = []
 
 def pytest_runtest_setup(item):
@@ -68,7 +68,7 @@ def test_ten(number):
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that was ended, and what it left."""
+    """A run that was ended, and its outputs."""
 
     code: int
     output: str
@@ -96,7 +96,7 @@ class Ended:
 
 @pytest.fixture
 def end_run(tmp_path: Path) -> Callable[..., Ended]:
-    """Run ten checks, or others, and end them when the third one starts."""
+    """Run ten checks, or others, and end the run when the third one starts."""
 
     def end(how: str, *arguments: str) -> Ended:
         (tmp_path / "ends_runs.py").write_text(ENDS)
@@ -124,7 +124,7 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
         ("fail", ("--maxfail=1",), 1, "stopping after 1 failures", True),
     ],
 )
-def test_a_run_that_is_ended_early_is_interrupted_and_leaves_its_reports(
+def test_a_run_that_ends_early_is_interrupted_and_writes_its_reports(
     end_run: Callable[..., Ended], how: str, arguments: tuple[str, ...], code: int, why: str, failed: bool
 ) -> None:
     ended = end_run(how, *arguments)
@@ -138,7 +138,7 @@ def test_a_run_that_is_ended_early_is_interrupted_and_leaves_its_reports(
     assert ended.metrics["nixl_run_passed"] == 0
     assert ended.metrics["nixl_run_interrupted"] == 1
     suite = ended.junit
-    # The run's own case; and the test that failed before its call, or pytest's own internal error.
+    # One case for the run, and one for the test that failed in setup or for pytest's internal error.
     assert (suite.attrib["failures"], suite.attrib["errors"]) == ("1", "1" if failed or how == "crash" else "0")
     assert suite.find("testcase[@classname='nixl_run'][@name='interrupted']/failure") is not None
 
@@ -149,7 +149,7 @@ def test_a_plugin_that_stops_the_run_interrupts_it(end_run: Callable[..., Ended]
     assert "NIXL gate: INTERRUPTED after 3 of 10 checks: the operator wants it" in ended.last_line
 
 
-def test_a_crash_while_reports_are_written_is_no_pass(end_run: Callable[..., Ended]) -> None:
+def test_a_crash_while_reports_are_written_is_not_a_pass(end_run: Callable[..., Ended]) -> None:
     ended = end_run("late crash")
     assert ended.code != 0
     said = "INTERRUPTED after 10 of 10 checks: pytest or one of its plugins failed: RuntimeError: planted"
@@ -157,7 +157,7 @@ def test_a_crash_while_reports_are_written_is_no_pass(end_run: Callable[..., End
     assert f"NIXL verdict: {said} (10 PASS; 0 rows measured)" in ended.output
 
 
-def test_a_failure_of_the_last_check_ends_nothing_early(tmp_path: Path) -> None:
+def test_a_failure_of_the_last_check_is_not_an_interruption(tmp_path: Path) -> None:
     (tmp_path / "test_last.py").write_text(TEN.replace("    pass", "    assert number < 9"))
     done = run(str(tmp_path / "test_last.py"), "-x")
     assert "NIXL verdict: FAIL (9 PASS, 1 FAIL; 0 rows measured)" in done.output
@@ -166,14 +166,14 @@ def test_a_failure_of_the_last_check_ends_nothing_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--fixtures", "--collect-only", "--setup-plan"])
-def test_what_is_to_run_no_test_is_not_interrupted(tmp_path: Path, option: str) -> None:
+def test_a_command_that_runs_no_test_is_not_interrupted(tmp_path: Path, option: str) -> None:
     (tmp_path / "test_ten.py").write_text(TEN)
     done = run(str(tmp_path / "test_ten.py"), option)
     assert "INTERRUPTED" not in done.output
     assert done.code == 0
 
 
-def test_the_record_of_an_interrupted_run_is_stored_and_is_no_baseline(
+def test_the_record_of_an_interrupted_run_is_stored_but_refused_as_a_baseline(
     end_run: Callable[..., Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
@@ -189,7 +189,10 @@ def test_the_record_of_an_interrupted_run_is_stored_and_is_no_baseline(
     assert stored.interrupted == "INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)"
 
     for baseline, words in (
-        (stored.source, "is no baseline (INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)): expected the record of a"),
+        (
+            stored.source,
+            "cannot be a baseline (INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)): expected the record",
+        ),
         (str(tmp_path / "store"), "has no record; left out: "),
     ):
         refused = run(BANDWIDTH, f"--nixl-baseline={baseline}")
@@ -211,7 +214,7 @@ def test_an_interrupted_run_of_a_store_is_left_out_as_a_baseline_with_a_note(
     write(store / "whole.json", whole)
     path = write(store / "broken.json", broken)
     assert main(["compare", "a:1", str(now), "--store", str(store)]) == 0
-    assert f"left out: {path} is no baseline (INTERRUPTED after 1 of 2 checks" in capsys.readouterr().out
+    assert f"left out: {path} cannot be a baseline (INTERRUPTED after 1 of 2 checks" in capsys.readouterr().out
     assert main(["compare", str(store / "whole.json"), str(path)]) == 1
     assert "INTERRUPTED after 1 of 2 checks" in capsys.readouterr().out
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each verdict of a row, on the real NIXL: the fault is made, and the run names it."""
+"""Each verdict of a row with the real NIXL: each test causes a fault that the run must report."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import bandwidth, profile
 
-#: What every machine is far above, and what none can reach.
+#: A floor that every machine is far above, and one that no machine can reach.
 LOW, HIGH = "0.000001 GB/s", "100000 GB/s"
 
 
-def test_a_floor_below_what_the_machine_does_passes(tmp_path: Path) -> None:
+def test_a_floor_below_the_bandwidth_passes(tmp_path: Path) -> None:
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {LOW!r}')}")
     assert done.verdicts == {"WRITE 64KiB": "PASS", "READ 64KiB": "PASS"}
     assert "NIXL verdict: PASS (2 PASS; 2 rows measured)" in done.output
     assert done.code == 0
 
 
-def test_a_floor_above_what_the_machine_can_do_fails(tmp_path: Path) -> None:
+def test_a_floor_above_the_bandwidth_fails(tmp_path: Path) -> None:
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {HIGH!r}')}", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "FAIL"}
     assert "of the floor of 100000 GB/s" in done.output
     assert done.code == 1
 
 
-def test_the_failure_names_the_one_line_that_repeats_its_row(tmp_path: Path) -> None:
+def test_a_failure_names_the_command_that_repeats_its_row(tmp_path: Path) -> None:
     given = f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {HIGH!r}')}"
     done = bandwidth(given, "--nixl-op=READ", "--nixl-warmup=3", blocks="64KiB,128KiB")
     [repeat] = {line for line in done.output.splitlines() if line.startswith("repeat: ") and "131072" in line}
@@ -37,21 +37,21 @@ def test_the_failure_names_the_one_line_that_repeats_its_row(tmp_path: Path) -> 
     assert again.verdicts == {"READ 128KiB": "FAIL"}
 
 
-def test_a_ceiling_below_what_the_machine_does_is_implausible(tmp_path: Path) -> None:
+def test_a_ceiling_below_the_bandwidth_is_implausible(tmp_path: Path) -> None:
     ceiling = f"floor = {LOW!r}\nceiling = '0.00001 GB/s'"
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', ceiling)}", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "IMPLAUSIBLE"}
     assert done.code == 1
 
 
-def test_a_latency_bound_below_what_the_machine_does_fails(tmp_path: Path) -> None:
+def test_a_latency_bound_below_the_latency_fails(tmp_path: Path) -> None:
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', 'p99 = {!r}'.format('1 ns'))}", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "FAIL"}
     assert "p99" in done.output
     assert done.code == 1
 
 
-def test_another_transport_than_the_profile_accepts_is_wrong_whatever_its_speed() -> None:
+def test_a_transport_that_the_profile_does_not_accept_is_wrong_at_any_speed() -> None:
     done = bandwidth(env={"UCX_TLS": "tcp"})
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
     assert "tcp/lo" in done.output
@@ -59,15 +59,15 @@ def test_another_transport_than_the_profile_accepts_is_wrong_whatever_its_speed(
 
 
 @pytest.mark.parametrize(("gate", "code"), [((), 0), (("--nixl-gate",), 1)], ids=["plain", "gate"])
-def test_a_transport_that_nobody_reports_is_unknown(gate: tuple[str, ...], code: int) -> None:
+def test_an_unreported_transport_is_unknown(gate: tuple[str, ...], code: int) -> None:
     done = bandwidth("--nixl-op=WRITE", *gate, env={"UCX_PROTO_INFO": "n"})
     assert done.verdicts == {"WRITE 64KiB": "UNKNOWN"}
     assert done.code == code
-    assert "nothing tells which transport carried the bytes" in done.output
+    assert "the transport that carried the bytes is not known" in done.output
 
 
 @pytest.mark.parametrize(("gate", "code"), [((), 0), (("--nixl-gate",), 1)], ids=["plain", "gate"])
-def test_a_row_that_the_profile_says_nothing_of_has_no_expectation(
+def test_a_row_that_no_expectation_applies_to_has_no_expectation(
     tmp_path: Path, gate: tuple[str, ...], code: int
 ) -> None:
     other = profile(tmp_path / "p.toml", f"backend = ['LIBFABRIC']\nfloor = {LOW!r}")
@@ -76,8 +76,8 @@ def test_a_row_that_the_profile_says_nothing_of_has_no_expectation(
     assert done.code == code
 
 
-#: A plugin that disturbs the run from outside while a row is measured: it overwrites a byte in the memory of the worker
-#: where the bytes arrive, again and again, through the kernel.
+#: A plugin that overwrites a byte of the receiving worker's memory again and again, through the kernel, while a row is
+#: measured.
 POKER = """
 import os, threading
 import pytest
@@ -107,7 +107,7 @@ def pytest_runtest_call(item):
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_a_byte_corrupted_where_it_arrived_makes_the_row_corrupt(tmp_path: Path, op: str) -> None:
+def test_a_byte_corrupted_at_its_destination_makes_the_row_corrupt(tmp_path: Path, op: str) -> None:
     (tmp_path / "poker.py").write_text(POKER)
     done = bandwidth("-p", "poker", f"--nixl-op={op}", env={"PYTHONPATH": str(tmp_path)})
     assert done.verdicts == {f"{op} 64KiB": "CORRUPT"}
@@ -139,7 +139,7 @@ def pytest_runtest_call(item):
         ("SIGSTOP", "rank 1 (target worker, pid {pid}), which was stopped by a signal, did not answer 'serve'"),
     ],
 )
-def test_a_worker_that_ends_or_hangs_costs_its_row_and_no_other(tmp_path: Path, signal: str, words: str) -> None:
+def test_a_worker_that_ends_or_hangs_fails_only_its_row(tmp_path: Path, signal: str, words: str) -> None:
     (tmp_path / "killer.py").write_text(KILLER.replace("{signal}", signal))
     done = bandwidth(
         "-p", "killer", "--nixl-op=WRITE", "--nixl-duration=2s", "--nixl-timeout=5s",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside the plugins that people combine: xdist, rerunfailures, timeout, randomly, repeat, cov, asyncio and html."""
+"""The plugin together with xdist, rerunfailures, timeout, randomly, repeat, cov, asyncio and html."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_steady(nixl_settings):
 """
 
 
-def test_rows_are_measured_beside_all_of_them(tmp_path: Path) -> None:
+def test_rows_are_measured_with_all_plugins(tmp_path: Path) -> None:
     done = run(
         *ROW, "--count=2", "--timeout=300", "--cov=pytest_nixl", "--cov-report=", f"--html={tmp_path}/r.html",
         f"--nixl-store={tmp_path}/store", f"--junit-xml={tmp_path}/r.xml", env={"COVERAGE_FILE": f"{tmp_path}/cover"},
@@ -49,7 +49,7 @@ def test_rows_are_measured_beside_all_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").exists()
 
 
-def test_checks_run_in_parallel_and_in_any_order_beside_all_of_them(tmp_path: Path) -> None:
+def test_checks_run_in_parallel_and_in_any_order_with_all_plugins(tmp_path: Path) -> None:
     done = run(
         "suites/infrastructure/test_nixl.py", "-n", "2", "--timeout=300", "--reruns=1", f"--html={tmp_path}/r.html",
         "-p", "randomly",
@@ -59,7 +59,7 @@ def test_checks_run_in_parallel_and_in_any_order_beside_all_of_them(tmp_path: Pa
     assert done.code == 0, done.output
 
 
-def test_a_row_that_fails_again_and_again_fails(tmp_path: Path) -> None:
+def test_a_row_that_fails_in_every_rerun_fails(tmp_path: Path) -> None:
     done = run(*ROW, "--reruns=1", "-v", env={"UCX_TLS": "tcp"})
     assert "INTERNALERROR" not in done.output
     assert "NIXL verdict: FAIL (1 WRONG-TRANSPORT; 1 row measured)" in done.output
@@ -90,7 +90,7 @@ def test_a_rerun_that_passes_is_inconclusive(tmp_path: Path, mark: str, argument
     ],
     ids=["option", "ini", "mark"],
 )
-def test_reruns_are_refused_under_the_gate(tmp_path: Path, mark: str, arguments: tuple[str, ...], words: str) -> None:
+def test_the_gate_refuses_reruns(tmp_path: Path, mark: str, arguments: tuple[str, ...], words: str) -> None:
     (tmp_path / "test_flaky.py").write_text(FLAKY.replace("MARK", mark))
     done = run(str(tmp_path), "--nixl-gate", *arguments, directory=tmp_path)
     assert words in done.output

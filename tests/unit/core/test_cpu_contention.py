@@ -43,7 +43,7 @@ def test_what_is_free_on_a_larger_host_disturbs_nobody(taken: float, processors:
     assert too_many(taken, processors, own) == pytest.approx(of_ours)
 
 
-def test_only_the_processors_that_a_process_may_use_count() -> None:
+def test_only_processors_that_a_process_may_use_count() -> None:
     stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 1 5000 7 8 9 1000 0 0\ncpu1 3 0 0 9 9\ncpu10 70 0 0 9 9\nctxt 5\n"
     assert busy_ticks(stat, {"cpu0"}) == 1111
     assert busy_ticks(stat, {"cpu0", "cpu1"}) == 1114
@@ -56,20 +56,19 @@ def samples(gigabytes: Sequence[float], others: Sequence[float]) -> Samples:
                    others=tuple(others))  # fmt: skip
 
 
-def test_disturbed_launches_fail_no_row_and_more_are_asked_for() -> None:
+def test_launches_with_contention_fail_no_row_and_another_launch_is_requested() -> None:
     row = samples((0.9, 0.9, 0.9), (0.0, 1.2, 0.5))
     assert another_launch(row, FLOOR)
     judgement = judge(row, FLOOR)
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert (
-        "below the floor, but beside 2 of 3 others took up to 1.2 of the cores that the row needs" in judgement.reason
-    )
+    assert "2 of 3" in judgement.reason
+    assert "1.2" in judgement.reason
     seven = samples((0.9,) * 7, (1.0,) * 7)
     assert not another_launch(seven, FLOOR)
     assert judge(seven, FLOOR).verdict is Verdict.INCONCLUSIVE
 
 
-def test_quiet_launches_among_them_do() -> None:
+def test_enough_launches_without_contention_fail_a_row() -> None:
     row = samples((0.8, 0.9, 0.9, 0.9), (2.0, 0.0, 0.1, 0.3))
     assert judge(row, FLOOR).verdict is Verdict.FAIL
     assert not another_launch(row, FLOOR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a row's history changed: changes that were put there are found, and none where there is none."""
+"""Change points of a row's history: artificial changes are found, and none is found in a history without a change."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Values = NDArray[numpy.float64]
 
 
 def noise(seed: int, count: int, spread: float) -> Values:
-    """A heavy-tailed course around 1, as real rows have it."""
+    """Return a heavy-tailed history around 1, similar to real rows."""
     return numpy.asarray(numpy.exp(numpy.random.default_rng(seed).standard_t(3, count) * spread * 0.6))
 
 
 @pytest.mark.parametrize("spread", [0.002, 0.01, 0.08], ids=["quiet", "usual", "noisy"])
-def test_a_course_without_a_change_has_none(spread: float) -> None:
-    """Of 60 courses of 40 runs at most 2 are said to have one."""
+def test_a_history_without_a_change_has_no_change_point(spread: float) -> None:
+    """At most 2 of 60 histories of 40 runs have a false change point."""
     assert sum(bool(steps((1e9 * noise(seed, 40, spread)).tolist())) for seed in range(60)) <= 2
 
 
 @pytest.mark.parametrize(("spread", "ratio"), [(0.002, 0.93), (0.01, 0.9), (0.08, 0.7), (0.002, 1.1)])
-def test_a_change_is_found_where_it_is(spread: float, ratio: float) -> None:
+def test_a_change_is_found_at_its_run(spread: float, ratio: float) -> None:
     found = 0
     for seed in range(20):
         values = noise(seed, 40, spread)
@@ -44,8 +44,8 @@ def test_a_change_is_found_where_it_is(spread: float, ratio: float) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.08], ids=["quiet", "noisy"])
-def test_a_course_of_4000_runs_takes_seconds(spread: float) -> None:
-    """Not the hours that a search over all pairs of runs takes; other programs' CPU time does not count."""
+def test_a_history_of_4000_runs_takes_seconds(spread: float) -> None:
+    """A search over all pairs of runs would take hours. Only this process's CPU time is measured."""
     values = noise(5, 4000, spread)
     values[1000:] *= 0.85
     values[3900:] *= 1.3
@@ -56,15 +56,15 @@ def test_a_course_of_4000_runs_takes_seconds(spread: float) -> None:
     assert steps((1e9 * noise(6, 4000, spread)).tolist()) == []
 
 
-def test_a_change_is_found_wherever_it_is_in_a_long_course() -> None:
-    """At each place about where one window of the search ends and the next begins."""
+def test_a_change_is_found_anywhere_in_a_long_history() -> None:
+    """The positions are around the borders of the windows of the search."""
     for place in (3, 127, 128, 129, 255, 256, 383, 384, 385, 512, 640, 1020, 1197):
         values = noise(7, 1200, 0.002)
         values[place:] *= 0.9
         assert [step.place for step in steps((1e9 * values).tolist())] == [place]
 
 
-def test_two_changes_are_two() -> None:
+def test_two_changes_are_both_found() -> None:
     values = noise(3, 45, 0.003)
     values[15:] *= 0.8
     values[30:] *= 1.25
@@ -76,23 +76,23 @@ def test_two_changes_are_two() -> None:
     [
         [1.0] * 12,
         [1.0] * 6 + [0.96] * 6,  # four percent
-        [1.0] * 10 + [0.5] * 2,  # two runs are not three
+        [1.0] * 10 + [0.5] * 2,  # only two runs after the change
         [1.0] * 5 + [0.3] + [1.0] * 6,  # one bad night
         [1.0, 0.5, 1.0, 0.5, 1.0],  # too few
         [],
     ],
 )
-def test_what_is_no_lasting_change_of_five_percent_is_none(values: list[float]) -> None:
+def test_a_change_that_is_small_or_not_lasting_is_not_reported(values: list[float]) -> None:
     assert steps(values) == []
 
 
-def test_a_course_has_one_answer() -> None:
+def test_a_history_always_gives_the_same_answer() -> None:
     values = (noise(5, 40, 0.2)).tolist()
     assert steps(values) == steps(values)
 
 
 def history(**lost: Any) -> list[RecordedRun]:
-    """Twelve weeks, of which the last five are on a newer UCX and 12 % slower."""
+    """Return runs of twelve weeks. The last five have a newer UCX and are 12 % slower."""
     return [
         parse_recorded(
             record(
@@ -105,7 +105,7 @@ def history(**lost: Any) -> list[RecordedRun]:
     ]  # fmt: skip
 
 
-def test_a_change_is_told_with_its_image_and_what_differed() -> None:
+def test_a_change_is_reported_with_its_image_and_the_differences() -> None:
     runs = history()
     shown = [line.text for line in lines(runs, courses(runs))]
     assert shown == [
@@ -116,11 +116,11 @@ def test_a_change_is_told_with_its_image_and_what_differed() -> None:
     ]
 
 
-def test_runs_of_another_kind_of_machine_are_left_out_and_named() -> None:
+def test_runs_of_another_kind_of_machine_are_left_out_and_reported() -> None:
     kept, said = of_one_machine(history(cores=4096))
     assert len(kept) == 5
     assert len(said) == 7
-    assert said[0].startswith("left out: 0.json is of another kind of machine (cores: ")
+    assert said[0].startswith("left out: 0.json was measured on another kind of machine (cores: ")
 
 
 def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture
     (store / "torn.json").write_text("{")
     assert main(["history", str(store)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith(f"skipped: {store}/torn.json is torn or no JSON")
+    assert shown[0].startswith(f"skipped: {store}/torn.json is incomplete or not JSON")
     assert "    -20.0 % (1 to 0.8 GB/s) from nixl:4 of 2026-03-30 03:00 UTC on" in shown
     assert "        image: nixl:3 -> nixl:4" in shown
     assert main(["history", str(store), "--row", "64MiB"]) == 2
@@ -139,7 +139,7 @@ def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["history", "/nowhere"]) == 2
     assert capsys.readouterr().err == "pytest-nixl: /nowhere cannot be read (No such file or directory)\n"
     assert main(["history", str(store), "--last", "2"]) == 0
-    assert "2 runs, 0.8 to 0.8 GB/s, too few to find a change in: 6 are needed" in capsys.readouterr().out
+    assert "2 runs, 0.8 to 0.8 GB/s; finding a change needs at least 6 runs" in capsys.readouterr().out
 
 
 def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,9 +162,9 @@ def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFix
         ((one, "/nowhere"), "has no run of the image /nowhere"),
         (
             (one, two, "--max-regression", "5"),
-            "--max-regression: '5' is no percentage: expected a percentage, such as 5%",
+            "--max-regression: '5' is not a percentage: expected a percentage, such as 5%",
         ),
-        ((one, two, "--report", "x.txt"), "'x.txt' ends with none of .html, .csv, .prom"),
+        ((one, two, "--report", "x.txt"), "'x.txt' does not end with one of .html, .csv, .prom"),
     ):
         assert main(["compare", *given]) == 2
         assert words in capsys.readouterr().err

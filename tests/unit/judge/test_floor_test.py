@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several launches: each rule of the floor at its edge, error rates by simulation, and floors learned from runs."""
+"""Floor decisions by several launches: each rule at its limit, error rates by simulation, and learned floors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ G = 1e9
 
 
 def decide(*gigabytes: float, budget: int = 7) -> FloorDecision:
-    """Decide by launches in GB/s against a floor of 1 GB/s."""
+    """Decide about a floor of 1 GB/s, with launches in GB/s."""
     return decide_floor([value * G for value in gigabytes], G, budget=budget)
 
 
 @pytest.mark.parametrize("degrees", range(1, 7))
 def test_the_table_of_students_t_is_right(degrees: int) -> None:
-    """Integrate the density from 0 by Simpson's rule: half of 99 % is on that side."""
+    """Integrate the density from 0 by Simpson's rule: the result is half of 99 %."""
 
     def density(x: float) -> float:
         scale = math.gamma((degrees + 1) / 2) / (math.sqrt(degrees * math.pi) * math.gamma(degrees / 2))
@@ -38,17 +38,17 @@ def test_the_table_of_students_t_is_right(degrees: int) -> None:
 @pytest.mark.parametrize(
     ("value", "verdict"), [(4.0, Verdict.PASS), (3.99, None), (1.0, None), (0.251, None), (0.25, Verdict.FAIL)]
 )
-def test_one_launch_decides_only_by_far(value: float, verdict: Verdict | None) -> None:
+def test_one_launch_decides_only_if_it_is_far_from_the_floor(value: float, verdict: Verdict | None) -> None:
     assert decide(value).verdict is verdict
 
 
-def test_one_launch_says_how_far() -> None:
-    assert decide(20).reason == "one launch is enough: it is 20 times above the floor"
-    assert decide(0.1).reason == "one launch is enough: it is 10 times below the floor"
+def test_one_launch_reports_its_factor_to_the_floor() -> None:
+    assert decide(20).reason == "one launch decides: it is above the floor by a factor of 20"
+    assert decide(0.1).reason == "one launch decides: it is below the floor by a factor of 10"
 
 
 def test_two_launches_decide_nothing() -> None:
-    assert decide(3, 3) == FloorDecision(None, "2 of at least 3 launches", 2)
+    assert decide(3, 3) == FloorDecision(None, "2 of the 3 launches needed at least", 2)
     assert decide(0.3, 0.3).verdict is None
 
 
@@ -64,7 +64,7 @@ def test_three_launches_decide_by_their_interval() -> None:
     assert decide(0.90, 0.89, 0.88).reason.endswith(": below the floor")
 
 
-def test_no_spread_is_taken_for_less_than_a_fifth_of_a_percent() -> None:
+def test_the_least_spread_is_a_fifth_of_a_percent() -> None:
     edge = math.exp(9.924843 * 0.002 / math.sqrt(3))
     assert decide(*[edge * 1.00001] * 3).verdict is Verdict.PASS
     assert decide(*[edge * 0.99999] * 3).verdict is None
@@ -72,11 +72,11 @@ def test_no_spread_is_taken_for_less_than_a_fifth_of_a_percent() -> None:
     assert decide(*[1.00001 / edge] * 3).verdict is None
 
 
-def test_a_wide_spread_wants_five_launches() -> None:
+def test_a_wide_spread_needs_five_launches() -> None:
     wide = [2.0, 2.1, 1.95, 2.05, 1.9]
     for k in (3, 4):
         assert decide(*wide[:k]).verdict is None
-        assert decide(*wide[:k]).reason.endswith("over 3 % it takes 5")
+        assert decide(*wide[:k]).reason.endswith("needs 5 launches")
     assert decide(*wide).verdict is Verdict.PASS
     assert decide(*[1 / value for value in wide]).verdict is Verdict.FAIL
 
@@ -91,14 +91,14 @@ def test_the_budget_ends_in_inconclusive() -> None:
         assert decide(*near[:k]).verdict is None
     last = decide(*near)
     assert last.verdict is Verdict.INCONCLUSIVE
-    assert last.reason.endswith("and the floor is among them, 4 launches above it; no launch is left")
+    assert last.reason.endswith("4 launches above it; that was the last launch")
     assert decide(*near[:3], budget=3).verdict is Verdict.INCONCLUSIVE
     assert decide(1.0, budget=1).verdict is Verdict.INCONCLUSIVE
     assert decide(2.0, 2.2, 1.9, budget=3).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("values", [(), (1.0,) * 8, (0.0,), (-1.0,), (math.nan,), (math.inf,)])
-def test_what_is_no_launch_is_refused(values: tuple[float, ...]) -> None:
+def test_an_invalid_launch_is_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError):
         decide_floor(values, 1.0)
     with pytest.raises(ValueError):
@@ -106,7 +106,7 @@ def test_what_is_no_launch_is_refused(values: tuple[float, ...]) -> None:
 
 
 def simulate(mean: float, spread: float, runs: int = 1000) -> tuple[Counter[Verdict], float]:
-    """Return the verdicts of rows with log-normal launches about ``mean`` times the floor, and launches per row."""
+    """Return verdicts of rows with log-normal launches around ``mean`` times the floor, and the launches per row."""
     noise = random.Random(20261120)
     verdicts: Counter[Verdict] = Counter()
     launches = 0
@@ -122,7 +122,7 @@ def simulate(mean: float, spread: float, runs: int = 1000) -> tuple[Counter[Verd
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.002, 0.005])
-def test_quiet_rows_five_percent_off_are_always_decided_rightly_and_soon(spread: float) -> None:
+def test_quiet_rows_five_percent_off_the_floor_are_decided_correctly_and_early(spread: float) -> None:
     verdicts, launches = simulate(1.05, spread)
     assert verdicts == {Verdict.PASS: 1000}
     assert launches < 3.2
@@ -132,23 +132,23 @@ def test_quiet_rows_five_percent_off_are_always_decided_rightly_and_soon(spread:
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.005, 0.02, 0.05])
-def test_a_row_at_its_floor_is_not_decided_more_often_than_one_in_twenty(spread: float) -> None:
+def test_a_row_at_its_floor_is_decided_in_at_most_one_of_twenty_runs(spread: float) -> None:
     verdicts, _ = simulate(1.0, spread)
     assert verdicts[Verdict.PASS] + verdicts[Verdict.FAIL] < 50
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.05])
-def test_a_noisy_row_is_inconclusive_rather_than_wrong(spread: float) -> None:
+def test_a_noisy_row_is_inconclusive_instead_of_wrong(spread: float) -> None:
     assert simulate(1.05, spread)[0][Verdict.FAIL] < 5
     assert simulate(0.95, spread)[0][Verdict.PASS] < 5
 
 
 def figures(learned: LearnedFloor) -> tuple[float, ...]:
-    """Floor, median and MAD in GB/s; a floor that is not there is NaN."""
+    """Return floor, median and MAD in GB/s; the floor is NaN if there is none."""
     return tuple((math.nan if value is None else value) / G for value in (learned.floor, learned.median, learned.mad))
 
 
-def test_learning_takes_the_lower_of_a_twentieth_and_five_mad() -> None:
+def test_a_learned_floor_uses_the_lower_of_both_rules() -> None:
     quiet, noisy = [10.0 * G, 10.01 * G, 9.99 * G], [10.0 * G, 10.3 * G, 9.7 * G]
     learned = learn({"quiet": quiet, "noisy": noisy})
     assert figures(learned["quiet"]) == pytest.approx((9.5, 10.0, 0.01))
@@ -161,7 +161,7 @@ def test_constant_runs_keep_a_margin() -> None:
 
 
 @pytest.mark.parametrize("outlier", [5.0, 9.4, 10.6, 30.0])
-def test_an_outlier_is_named_and_not_averaged_in(outlier: float) -> None:
+def test_an_outlier_is_reported_and_left_out(outlier: float) -> None:
     values = [10.0 * G, 10.02 * G, outlier * G, 9.98 * G, 10.01 * G]
     learned = learn({"row": values})["row"]
     assert learned.outliers == (2,)
@@ -177,13 +177,13 @@ def test_fewer_than_three_runs_that_agree_give_no_floor() -> None:
     assert figures(learned)[1:] == pytest.approx((10.05, 0.05))
 
 
-def test_runs_that_scatter_without_bound_give_no_floor() -> None:
+def test_runs_with_a_very_large_spread_give_no_floor() -> None:
     learned = learn({"row": [10.0 * G, 7.0 * G, 14.0 * G]})["row"]
     assert (learned.floor, learned.outliers) == (None, ())
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [math.nan]])
-def test_what_is_no_run_is_refused_by_the_name_of_its_row(values: list[float]) -> None:
+def test_an_invalid_run_is_refused_with_the_name_of_its_row(values: list[float]) -> None:
     with pytest.raises(ValueError, match="UCX/WRITE: "):
         learn({"UCX/WRITE": values})
 

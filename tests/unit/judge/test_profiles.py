@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles: a good one field by field, every fault by its sentence, and which row an expectation applies to."""
+"""Profiles: every field of a valid one, the message for every fault, and the rows that an expectation applies to."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_field_of_a_good_profile() -> None:
     )
 
 
-def test_a_profile_needs_a_name_only() -> None:
+def test_a_profile_needs_only_a_name() -> None:
     assert parse_profile(b'[profile]\nname = "n"', "n.toml") == Profile("n", "", "n.toml", (), ())
 
 
@@ -121,7 +121,7 @@ CHECKS = "expected a list of names of checks"
         (f"expect = [1]\n{NAMED}", "expect: a list, not a list of tables: expected [[expect]], with two brackets"),
         (f"{NAMED}[required]\ncheck = []", "required, check: unknown key (did you mean checks?): expected checks"),
         (f'{NAMED}[required]\nchecks = "a"', f"required, checks: a text, not a list: {CHECKS}"),
-        (f'{NAMED}[required]\nchecks = ["a", "B c"]', "required, checks: 'B c' is no name of a check"),
+        (f'{NAMED}[required]\nchecks = ["a", "B c"]', "required, checks: 'B c' is not a check id"),
         (f'{NAMED}[required]\nchecks = ["a", "a"]', f"required, checks: a is named twice: {CHECKS}"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_fault_of_the_file_is_one_sentence(content: str, sentence: str) -> Non
 
 RATES = "expected a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
 TIMES = "expected a number with a unit ns, us, ms, s, min or h"
-SHARE = 'expected a share of what a raw tool moves, above 0 and at most 1, as text: "0.5"'
+SHARE = 'expected a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
 
 
 @pytest.mark.parametrize(
@@ -153,34 +153,34 @@ SHARE = 'expected a share of what a raw tool moves, above 0 and at most 1, as te
         ('floor = "-1 GB/s"', f"floor: '-1 GB/s' is no bandwidth: {RATES}"),
         ('floor = "0 GB/s"', f"floor: '0 GB/s' is not above zero: {RATES}"),
         ('p50 = "1 GB/s"', f"p50: '1 GB/s' has the wrong unit 'GB/s': {TIMES}"),
-        ('raw = "0"', f"raw: '0' is no share: {SHARE}"),
-        ('raw = "1.2"', f"raw: '1.2' is no share: {SHARE}"),
-        ('raw = "50 %"', f"raw: '50 %' is no share: {SHARE}"),
+        ('raw = "0"', f"raw: '0' is not a share: {SHARE}"),
+        ('raw = "1.2"', f"raw: '1.2' is not a share: {SHARE}"),
+        ('raw = "50 %"', f"raw: '50 %' is not a share: {SHARE}"),
         ("raw = 0.5", f"raw: the bare number 0.5, not a text: {SHARE}"),
         ('p99 = "7"', f"p99: '7' has no unit: {TIMES}"),
         ("p99 = 7", f"p99: the bare number 7, not a text: {TIMES}"),
         ('p99 = "0 ms"', f"p99: '0 ms' is not above zero: {TIMES}"),
-        ('op = ["WRITE", "COPY"]', "op: 'COPY' is no operation: expected a list of WRITE or READ"),
+        ('op = ["WRITE", "COPY"]', "op: 'COPY' is not an operation: expected a list of WRITE or READ"),
         ('op = "WRITE"', "op: a text, not a list: expected a list of WRITE or READ"),
         ("op = []", "op: an empty list: expected a list of WRITE or READ"),
         ("op = [1]", "op: the bare number 1, not a text: expected a list of WRITE or READ"),
         ('op = ["READ", "read"]', "op: READ is named twice: expected a list of WRITE or READ"),
-        ('memory = ["DRAM"]', "memory: 'DRAM' is no pair of memory types: expected a list of INITIATOR:TARGET with"),
-        ('memory = ["DRAM:HBM"]', "memory: 'DRAM:HBM' is no pair of memory types: expected a list of INITIATOR:TARGET"),
-        ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is no pair of memory types: expected"),
-        ('backend = ["U CX"]', "backend: 'U CX' is no name of a backend: expected a list of names of backends"),
-        ("batch = [0]", "batch: 0 is not above zero: expected a list of whole numbers above zero"),
-        ("batch = [1.5]", "batch: the bare number 1.5, not a whole number: expected a list of whole numbers"),
-        ("depth = [true]", "depth: a boolean, not a whole number: expected a list of whole numbers above zero"),
-        ("depth = 4", "depth: the bare number 4, not a list: expected a list of whole numbers above zero"),
-        ("depth = [4, 4]", "depth: 4 is named twice: expected a list of whole numbers above zero"),
-        ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, as 1MiB is more than 4KiB: expected one"),
-        ('blocks = "4KiB.."', "blocks: '4KiB..' is no size and no range, as '' is no size: expected one size"),
-        ('blocks = "1..2..3"', "blocks: '1..2..3' is no size and no range, as '2..3' is no size: expected one size"),
+        ('memory = ["DRAM"]', "memory: 'DRAM' is not a pair of memory types: expected a list of INITIATOR:TARGET with"),
+        ('memory = ["DRAM:HBM"]', "memory: 'DRAM:HBM' is not a pair of memory types: expected a list of"),
+        ('memory = ["DRAM:DRAM:DRAM"]', "memory: 'DRAM:DRAM:DRAM' is not a pair of memory types: expected"),
+        ('backend = ["U CX"]', "backend: 'U CX' is not a backend name: expected a list of names of backends"),
+        ("batch = [0]", "batch: 0 is not above zero: expected a list of positive integers"),
+        ("batch = [1.5]", "batch: the bare number 1.5, not an integer: expected a list of positive integers"),
+        ("depth = [true]", "depth: a boolean, not an integer: expected a list of positive integers"),
+        ("depth = 4", "depth: the bare number 4, not a list: expected a list of positive integers"),
+        ("depth = [4, 4]", "depth: 4 is named twice: expected a list of positive integers"),
+        ('blocks = "1MiB..4KiB"', "blocks: '1MiB..4KiB' is a reversed range, because 1MiB is more than 4KiB"),
+        ('blocks = "4KiB.."', "blocks: '4KiB..' is neither a size nor a range, because '' is"),
+        ('blocks = "1..2..3"', "blocks: '1..2..3' is neither a size nor a range, because '2..3'"),
         ('blocks = "4XiB"', "blocks: '4XiB' has the unknown unit 'XiB': expected one size"),
         ("blocks = 4096", "blocks: the bare number 4096, not a text: expected one size"),
-        ('transports = ["cma/memory"]', "transports: 'cma/memory' is no name of a transport: expected a list of names"),
-        ("transports = []", "transports: an empty list: expected a list of names as they stand before"),
+        ('transports = ["cma/memory"]', "transports: 'cma/memory' is not a transport name: expected a list of names"),
+        ("transports = []", "transports: an empty list: expected a list of names of transports without"),
         ('floor = "2 GB/s"\nceiling = "8 Gb/s"', "floor: '2 GB/s' is above the ceiling: expected at most 8 Gb/s"),
         ('p50 = "2 ms"\np99 = "1 ms"', "p50: '2 ms' is above p99: expected at most 1 ms"),
     ],
@@ -202,15 +202,15 @@ def test_a_source_is_mandatory(line: str, fault: str) -> None:
     assert message == f"profile t.toml, expect #1, source: {fault}: expected a text that says where each figure is from"
 
 
-def test_an_expectation_that_says_nothing_is_refused() -> None:
+def test_an_empty_expectation_is_refused() -> None:
     assert expect_fault('op = ["WRITE"]\nsource = "s"') == (
-        "profile t.toml, expect #1: says nothing to judge by: expected floor, ceiling, p50, p99 or transports"
+        "profile t.toml, expect #1: expects nothing of a row: expected floor, ceiling, p50, p99 or transports"
     )
-    # Nor does a share of a raw figure judge the row itself.
-    assert "says nothing to judge by" in expect_fault('raw = "0.5"\nsource = "s"')
+    # A share of the raw bandwidth does not judge the row itself.
+    assert "expects nothing of a row" in expect_fault('raw = "0.5"\nsource = "s"')
 
 
-def test_a_share_of_the_raw_figure_is_read_beside_a_floor() -> None:
+def test_a_share_of_the_raw_bandwidth_is_read_with_a_floor() -> None:
     (item,) = profile('floor = "1 GB/s"\nraw = "0.5"\nsource = "s"').expectations
     assert item.raw == 0.5
 
@@ -218,11 +218,11 @@ def test_a_share_of_the_raw_figure_is_read_beside_a_floor() -> None:
 @pytest.mark.parametrize(
     "line", ['floor = "1 GB/s"', 'ceiling = "1 GB/s"', 'p50 = "1 us"', 'p99 = "1 us"', 'transports = ["cma"]']
 )
-def test_one_thing_to_judge_by_is_enough(line: str) -> None:
+def test_a_single_expected_value_is_enough(line: str) -> None:
     assert len(profile(f'{line}\nsource = "s"').expectations) == 1
 
 
-def test_equal_bounds_are_no_contradiction() -> None:
+def test_equal_bounds_are_accepted() -> None:
     (item,) = profile('floor = "1 GB/s"\nceiling = "8 Gb/s"\np50 = "1 ms"\np99 = "1000 us"\nsource = "s"').expectations
     assert item.floor == item.ceiling == 1e9
 
@@ -246,14 +246,13 @@ BASE = 'transports = ["cma"]\nsource = "s"\n'
 def test_two_expectations_for_one_row_are_refused(one: str, other: str, row: str) -> None:
     message = expect_fault(f"{BASE}{one}", f"{BASE}{other}")
     assert message == (
-        f"profile t.toml, expect #2: applies to {row}, and so does expect #1: "
-        "expected at most one [[expect]] for each row"
+        f"profile t.toml, expect #2: applies to {row}, as expect #1 does: expected at most one [[expect]] for each row"
     )
 
 
-def test_an_overlap_is_told_by_the_numbers_of_both_tables() -> None:
+def test_an_overlap_is_reported_with_the_numbers_of_both_tables() -> None:
     message = expect_fault(f"{BASE}batch = [1]", f"{BASE}batch = [2]", f"{BASE}batch = [3]", f"{BASE}batch = [9, 2]")
-    assert message.startswith("profile t.toml, expect #4: applies to batch 2, and so does expect #2: expected")
+    assert message.startswith("profile t.toml, expect #4: applies to batch 2, as expect #2 does: expected")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +275,7 @@ def test_expectations_that_share_no_row_are_accepted(one: str, other: str) -> No
     [(1, None), (4 * KIB - 1, None), (4 * KIB, 0), (5000, 0), (512 * KIB, 0), (512 * KIB + 1, None),
      (MIB - 1, None), (MIB, 1), (MIB + 1, None)],
 )  # fmt: skip
-def test_a_range_holds_both_its_edges(block: int, found: int | None) -> None:
+def test_a_range_includes_both_ends(block: int, found: int | None) -> None:
     ranged = profile(f'{BASE}blocks = "4KiB..512KiB"', f'{BASE}blocks = "1MiB"')
     expected = None if found is None else ranged.expectations[found]
     assert ranged.expectation(replace(KEY, block=block)) is expected
@@ -293,7 +292,7 @@ def test_a_range_holds_both_its_edges(block: int, found: int | None) -> None:
         replace(KEY, block=8 * KIB),
     ],
 )
-def test_every_part_of_the_key_counts(key: RowKey) -> None:
+def test_every_part_of_the_key_selects_the_expectation(key: RowKey) -> None:
     lines = 'backend = ["UCX"]\nop = ["WRITE"]\nmemory = ["DRAM:DRAM"]\nbatch = [1]\ndepth = [1]\nblocks = "4KiB"'
     exact = profile(f"{BASE}{lines}")
     assert exact.expectation(KEY) is exact.expectations[0]
@@ -302,7 +301,7 @@ def test_every_part_of_the_key_counts(key: RowKey) -> None:
     assert profile(BASE).expectation(key) is not None
 
 
-def test_a_path_is_read_and_read_again_when_the_file_changes(tmp_path: Path) -> None:
+def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "rack.toml"
     path.write_text(GOOD)
     first = load_profile(str(path))
@@ -312,7 +311,7 @@ def test_a_path_is_read_and_read_again_when_the_file_changes(tmp_path: Path) -> 
     assert load_profile(str(path)).name == "changed"
 
 
-def test_a_relative_path_is_of_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "p.toml").write_text(f'[profile]\nname = "{name}"')
@@ -321,7 +320,7 @@ def test_a_relative_path_is_of_this_directory(tmp_path: Path, monkeypatch: pytes
         assert load_profile("p.toml").name == name
 
 
-def test_a_bundled_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_profile_wins_over_a_file_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loopback").write_text('[profile]\nname = "mine"')
     assert load_profile("loopback").name == "loopback"
@@ -329,20 +328,20 @@ def test_a_bundled_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["loobpack", "no/such/file.toml"])
-def test_a_missing_profile_is_named_with_what_there_is(name: str) -> None:
+def test_a_missing_profile_is_reported_with_the_existing_ones(name: str) -> None:
     with pytest.raises(ValueError) as caught:
         load_profile(name)
     assert str(caught.value) == f"there is no profile {name!r}: {EITHER}"
 
 
 @pytest.mark.parametrize("name", ["", "."])
-def test_a_directory_is_no_profile(name: str) -> None:
+def test_a_directory_is_not_a_profile(name: str) -> None:
     with pytest.raises(ValueError) as caught:
         load_profile(name)
-    assert str(caught.value) == f"profile {name!r} is no file: {EITHER}"
+    assert str(caught.value) == f"profile {name!r} is not a file: {EITHER}"
 
 
-def test_a_path_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_reported(tmp_path: Path) -> None:
     name = "x" * 5000
     with pytest.raises(ValueError) as caught:
         load_profile(name)
@@ -358,7 +357,7 @@ def test_a_path_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     ["[profile", 'name = "a"\nname = "b"', "a = " + "[" * 20000, "a = 1" + "0" * 10000 + "x", 'a = "\x01"'],
     ids=["open", "twice", "nested", "huge", "control"],
 )
-def test_what_is_not_toml_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_toml_is_refused_in_one_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(content)
     with pytest.raises(ValueError) as caught:
@@ -369,7 +368,7 @@ def test_what_is_not_toml_is_said_in_one_sentence(tmp_path: Path, content: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_text_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError) as caught:
@@ -398,7 +397,7 @@ def test_bundled_profiles_are_the_files_of_the_package() -> None:
     ("block", "floor"),
     [(1, None), (4 * KIB - 1, None), (4 * KIB, 0.06e9), (MIB - 1, 0.06e9), (MIB, 0.6e9), (GIB, 0.6e9)],
 )
-def test_loopback_has_a_twentieth_of_what_was_measured(op: str, block: int, floor: float | None) -> None:
+def test_loopback_floors_are_a_twentieth_of_the_measured_bandwidth(op: str, block: int, floor: float | None) -> None:
     found = load_profile("loopback").expectation(replace(KEY, op=op, block=block, batch=3, depth=5))
     assert found is not None
     assert found.floor == floor
@@ -421,11 +420,11 @@ def test_loopback_has_the_floors_of_tcp_for_libfabric_over_any_transport(block: 
 @pytest.mark.parametrize(
     "key", [replace(KEY, block=GIB + 1), replace(KEY, memory=VRAM), replace(KEY, backend="LIBFABRIC", block=1024)]
 )
-def test_loopback_says_nothing_of_other_rows(key: RowKey) -> None:
+def test_loopback_expects_nothing_of_other_rows(key: RowKey) -> None:
     assert load_profile("loopback").expectation(key) is None
 
 
-def test_loopback_requires_the_checks_of_a_laptop() -> None:
+def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
     assert load_profile("loopback").required == (
         "nixl-loads",
         "backend-loads",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How launches of two runs are judged: the rules at their edges, and how often they are wrong on drawn launches."""
+"""Comparison of the launches of two runs: each rule at its limit, and the error rates by simulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scaled(factor: float) -> list[float]:
         (2.0, Verdict.IMPROVED),
     ],
 )  # fmt: skip
-def test_a_verdict_for_each_size_of_change(factor: float, verdict: Verdict) -> None:
+def test_each_size_of_change_has_its_verdict(factor: float, verdict: Verdict) -> None:
     effect = compare_launches(QUIET, scaled(factor), 0.05)
     assert effect.verdict is verdict
     assert effect.ratio == pytest.approx(factor)
@@ -36,30 +36,30 @@ def test_a_verdict_for_each_size_of_change(factor: float, verdict: Verdict) -> N
     assert effect.interval[0] < factor < effect.interval[1]
 
 
-def test_a_loss_that_the_launches_do_not_agree_on_is_inconclusive() -> None:
+def test_a_loss_with_overlapping_launches_is_inconclusive() -> None:
     assert compare_launches([1.0, 1.2, 0.7, 1.1, 0.9], [0.8, 1.1, 0.6, 1.0, 0.9], 0.05).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_few_launches_prove_nothing_however_far_apart(count: int) -> None:
+def test_too_few_launches_prove_nothing(count: int) -> None:
     effect = compare_launches(QUIET[:count], scaled(0.1)[:count], 0.05)
     assert effect.verdict is Verdict.INCONCLUSIVE
     assert effect.unprovable
 
 
 @pytest.mark.parametrize(("before", "now"), [([], [1.0]), ([1.0], []), ([1.0], [0.0]), ([math.nan], [1.0])])
-def test_what_is_no_bandwidth_is_refused(before: list[float], now: list[float]) -> None:
+def test_an_invalid_bandwidth_is_refused(before: list[float], now: list[float]) -> None:
     with pytest.raises(ValueError, match="not launches with finite values above zero"):
         compare_launches(before, now, 0.05)
 
 
-def test_how_many_launches_it_takes() -> None:
+def test_the_number_of_launches_needed_is_known() -> None:
     assert [round(least_p(count, count), 4) for count in (3, 5, 7)] == [0.05, 0.004, 0.0003]
     assert [launches_for(before, 7) for before in (1, 2, 3, 4, 5, 7)] == [None, None, None, 6, 5, 4]
 
 
-def test_the_interval_is_of_the_orders_that_tables_give() -> None:
-    """For 5 against 5 the 5th and 21st of the 25 sorted ratios, for 7 against 7 the 12th and 38th of 49."""
+def test_the_interval_agrees_with_published_tables() -> None:
+    """The ends are the 5th and 21st of 25 sorted ratios for 5 against 5 launches; for 7 the 12th and 38th of 49."""
     random = numpy.random.default_rng(1)
     for count, low, high in ((5, 5, 21), (7, 12, 38)):
         before, now = random.uniform(1, 2, (2, count)).tolist()
@@ -71,7 +71,7 @@ ROWS = 12
 
 
 def drawn(random: numpy.random.Generator, launches: int, spread: float) -> NDArray[numpy.float64]:
-    """Launches of many rows: some heavy-tailed, and each launch with a part that all rows share."""
+    """Return launches of many rows, some of them heavy-tailed. All rows of a launch share a part of its noise."""
     noise = random.standard_t(3, (ROWS, launches)) * spread * 0.6
     shared = random.normal(0, spread, launches) * 0.5
     return numpy.asarray(numpy.exp(noise + shared))
@@ -83,8 +83,8 @@ def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> Reg
 
 
 @pytest.mark.parametrize("spread", [0.003, 0.05, 0.3])
-def test_twelve_rows_that_lost_nothing_are_rarely_called_regressed(spread: float) -> None:
-    """At most one run in a hundred, of 400 drawn: 9 or more would be that or worse once in fifty such tests."""
+def test_twelve_rows_without_a_loss_are_rarely_regressed(spread: float) -> None:
+    """At a true rate of one in a hundred, 400 runs have 9 or more false alarms in only one of fifty such tests."""
     random = numpy.random.default_rng(7)
     wrong = sum(
         compared(drawn(random, 5, spread), drawn(random, 5, spread)).verdict is Verdict.REGRESSED for _ in range(400)
@@ -92,7 +92,7 @@ def test_twelve_rows_that_lost_nothing_are_rarely_called_regressed(spread: float
     assert wrong <= 8
 
 
-def test_a_loss_in_one_row_of_twelve_is_found_and_is_that_rows() -> None:
+def test_a_loss_in_one_row_of_twelve_is_found_in_that_row() -> None:
     random = numpy.random.default_rng(8)
     found = 0
     for _ in range(60):
@@ -104,8 +104,8 @@ def test_a_loss_in_one_row_of_twelve_is_found_and_is_that_rows() -> None:
     assert found >= 57
 
 
-def test_a_loss_of_all_rows_that_none_of_them_proves_is_proven_by_the_pool() -> None:
-    """Each row loses 12 % in noise of 6 %, which a row alone shows in few cases."""
+def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
+    """Each row loses 12 % with a noise of 6 %, so a single row rarely proves the loss."""
     random = numpy.random.default_rng(9)
     verdicts = []
     for _ in range(40):
@@ -117,7 +117,7 @@ def test_a_loss_of_all_rows_that_none_of_them_proves_is_proven_by_the_pool() -> 
     assert sum(alone) < len(alone) / 2
 
 
-def test_a_row_that_alone_would_be_regressed_keeps_the_run_from_being_unchanged() -> None:
+def test_a_suspect_row_keeps_the_run_from_being_unchanged() -> None:
     rows = {f"row {number}": [1.0 + 0.01 * number * (-1) ** launch for launch in range(5)] for number in range(4)}
     noisy = {"noisy": [1.0, 1.4, 0.9, 1.2, 1.1]}
     lost = {"noisy": [0.85, 0.5, 0.8, 0.3, 0.7]}
@@ -127,7 +127,7 @@ def test_a_row_that_alone_would_be_regressed_keeps_the_run_from_being_unchanged(
     assert comparison.suspects == {"noisy"} or comparison.rows["noisy"].verdict is Verdict.REGRESSED
 
 
-def test_rows_of_other_keys_are_not_compared() -> None:
+def test_rows_with_different_keys_are_not_compared() -> None:
     assert compare_rows({"a": QUIET}, {"b": QUIET}, 0.05).verdict is Verdict.MISSING
     assert list(compare_rows({"a": QUIET, "c": QUIET}, {"a": QUIET, "b": QUIET}, 0.05).rows) == ["a"]
 

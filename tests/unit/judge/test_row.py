@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judging: every verdict from samples, each boundary, and which of two faults is told."""
+"""Judging of rows: every verdict, each limit, and the order of faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VRAM = RowKey("UCX", "WRITE", MemoryPair("VRAM", "VRAM"), 1_000_000, devices=Dev
 
 def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transports: tuple[str, ...] = ("cma/memory",),
             corruption: Corruption | None = None, key: RowKey = KEY) -> Samples:  # fmt: skip
-    """Windows of one second, each with the GB/s that are given: exact in binary for whole megabytes."""
+    """Return windows of one second with these bandwidths in GB/s, which are exact in binary for whole megabytes."""
     transfers = tuple(round(value * 1e9) // 1_000_000 for value in gigabytes)
     assert all(n * 1e6 == value * 1e9 for n, value in zip(transfers, gigabytes, strict=True))
     return Samples(key, (1.0,) * len(gigabytes), transfers, latencies, transports, corruption)
@@ -67,14 +67,14 @@ def test_a_row_the_profile_does_not_know_has_no_expectation() -> None:
     assert "--nixl-profile" in judgement.remedy
 
 
-def test_unknown_where_nothing_tells_the_transport() -> None:
+def test_a_row_without_a_known_transport_is_unknown() -> None:
     judgement = judge(samples(2, transports=()), FULL)
     assert judgement.verdict is Verdict.UNKNOWN
-    assert "accepts cma or posix or sysv only" in judgement.reason
+    assert "accepts only cma or posix or sysv" in judgement.reason
     assert "UCX_PROTO_INFO" in judgement.remedy
 
 
-def test_an_unknown_transport_is_fine_where_the_profile_names_none() -> None:
+def test_an_unknown_transport_passes_if_the_profile_names_none() -> None:
     assert judge(samples(2, transports=()), FLOOR).verdict is Verdict.PASS
 
 
@@ -92,12 +92,12 @@ def test_wrong_transport_names_what_carried_the_bytes(transports: tuple[str, ...
     judgement = judge(samples(2, transports=transports), FULL)
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
     assert judgement.reason == (
-        f"UCX WRITE DRAM:DRAM of 1000000B: went over {named}, and the profile accepts cma or posix or sysv only"
+        f"UCX WRITE DRAM:DRAM of 1000000B: went over {named}, but the profile accepts only cma or posix or sysv"
     )
 
 
 @pytest.mark.parametrize("transport", ["cma/memory", "posix/memory", "sysv", "cma"])
-def test_an_accepted_transport_is_told_by_its_name_before_the_slash(transport: str) -> None:
+def test_an_accepted_transport_is_identified_by_its_name_before_the_slash(transport: str) -> None:
     assert judge(samples(2, transports=(transport,)), FULL).verdict is Verdict.PASS
 
 
@@ -110,7 +110,7 @@ def test_an_accepted_transport_is_told_by_its_name_before_the_slash(transport: s
         ("MOONCAKE", ("rdma",), ("settings",), ("UCX_TLS", "FI_PROVIDER", "PTRACE")),
     ],
 )  # fmt: skip
-def test_the_remedy_for_a_wrong_transport_is_of_the_one_that_is_wanted(
+def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
     backend: str, accepted: tuple[str, ...], words: tuple[str, ...], absent: tuple[str, ...]
 ) -> None:
     wanted = replace(FULL, transports=accepted)
@@ -119,7 +119,7 @@ def test_the_remedy_for_a_wrong_transport_is_of_the_one_that_is_wanted(
     assert [word for word in absent if word in remedy] == []
 
 
-def test_implausible_over_the_ceiling() -> None:
+def test_a_row_over_the_ceiling_is_implausible() -> None:
     judgement = judge(samples(101, 101, 101), FULL)
     assert judgement.verdict is Verdict.IMPLAUSIBLE
     assert judgement.reason == (
@@ -128,7 +128,7 @@ def test_implausible_over_the_ceiling() -> None:
     )
 
 
-def test_the_ceiling_itself_is_plausible_and_one_window_over_it_too() -> None:
+def test_the_ceiling_itself_and_one_window_over_it_are_plausible() -> None:
     assert judge(samples(100, 100, 100), FULL).verdict is Verdict.PASS
     assert judge(samples(99, 99, 101), FULL).verdict is Verdict.PASS
 
@@ -163,7 +163,7 @@ def test_one_transfer_less_than_the_floor_fails() -> None:
         ((0.5,), Verdict.FAIL, "1 of 1 windows are below it"),
     ],
 )
-def test_three_quarters_of_the_windows_agree_or_there_is_no_answer(
+def test_three_quarters_of_the_windows_must_agree_for_a_verdict(
     windows: tuple[float, ...], verdict: Verdict, words: str
 ) -> None:
     judgement = judge(samples(*windows), FLOOR)
@@ -182,7 +182,7 @@ def test_inconclusive_asks_for_a_longer_duration() -> None:
         (replace(FULL, p99=None), (1.001e-3,), Verdict.FAIL),
         (replace(FULL, p50=None), (2e-3,), Verdict.PASS),
         (replace(FULL, p50=None), (2.001e-3,), Verdict.FAIL),
-        # The slowest of a hundred is beyond the 99th percentile, the slowest two are not.
+        # Of a hundred latencies, the slowest is beyond the 99th percentile, and the second slowest is not.
         (FULL, (100e-6,) * 99 + (1.0,), Verdict.PASS),
         (FULL, (100e-6,) * 98 + (1.0,) * 2, Verdict.FAIL),
     ],
@@ -193,7 +193,7 @@ def test_a_latency_over_its_bound_fails(
     assert judge(samples(2, latencies=latencies), expectation).verdict is verdict
 
 
-def test_both_latencies_are_told_in_microseconds() -> None:
+def test_both_latencies_are_reported_in_microseconds() -> None:
     assert judge(samples(2, latencies=(5e-3,)), FULL).reason == (
         "UCX WRITE DRAM:DRAM of 1000000B: the p50 latency of 5000 us is 500 % of its bound of 1000 us and "
         "the p99 latency of 5000 us is 250 % of its bound of 2000 us"
@@ -201,21 +201,21 @@ def test_both_latencies_are_told_in_microseconds() -> None:
 
 
 @pytest.mark.parametrize("windows", [(), (0.0,), (1.0, -1.0), (math.nan,), (math.inf,)])
-def test_what_was_not_timed_is_an_error(windows: tuple[float, ...]) -> None:
+def test_a_row_without_timed_windows_is_an_error(windows: tuple[float, ...]) -> None:
     untimed = replace(samples(2), windows=windows, transfers=(1,) * len(windows))
     judgement = judge(untimed, FULL)
     assert judgement.verdict is Verdict.ERROR
     assert judgement.reason == "UCX WRITE DRAM:DRAM of 1000000B: no window of transfers was timed"
 
 
-def test_a_bound_latency_that_was_not_timed_is_an_error() -> None:
+def test_a_latency_bound_without_timed_transfers_is_an_error() -> None:
     untimed = samples(2, latencies=())
     assert "no single transfer was timed" in judge(untimed, FULL).reason
     assert judge(untimed, FULL).verdict is Verdict.ERROR
     assert judge(untimed, FLOOR).verdict is Verdict.PASS
 
 
-def test_without_a_floor_a_row_passes_by_its_transport_and_says_so() -> None:
+def test_without_a_floor_a_row_passes_by_its_transport_and_the_reason_names_it() -> None:
     judgement = judge(samples(0.001), replace(FULL, floor=None, p50=None, p99=None))
     assert judgement.verdict is Verdict.PASS
     assert judgement.reason == (
@@ -237,7 +237,7 @@ def test_a_ceiling_alone_is_no_expectation() -> None:
 
 
 def test_the_order_of_the_verdicts() -> None:
-    """Take samples with every fault and mend one at a time: the verdict is always that of the first that is left."""
+    """Start with samples that have every fault and repair one at a time: the first fault left decides."""
     bad = samples(500, corruption=CORRUPTION, transports=("tcp/lo",), latencies=(1.0,))
     assert judge(bad, None).verdict is Verdict.CORRUPT
     assert judge(bad, FULL).verdict is Verdict.CORRUPT
@@ -255,13 +255,13 @@ def test_the_order_of_the_verdicts() -> None:
     assert judge(replace(good, latencies=(1e-4,)), FULL).verdict is Verdict.PASS
 
 
-def test_a_late_transfer_is_not_hidden_by_a_doubtful_floor() -> None:
+def test_a_late_transfer_fails_a_row_with_an_undecided_floor() -> None:
     doubtful = samples(2, 2, 0.5, latencies=(1.0,))
     assert judge(doubtful, FULL).verdict is Verdict.FAIL
     assert judge(replace(doubtful, latencies=(1e-4,)), FULL).verdict is Verdict.INCONCLUSIVE
 
 
-def test_batch_and_depth_are_named_where_they_are_not_one() -> None:
+def test_batch_and_depth_are_named_unless_they_are_one() -> None:
     reason = judge(samples(2, key=replace(KEY, block=4096)), None).reason
     assert reason.startswith("UCX WRITE DRAM:DRAM of 4KiB: ")
     reason = judge(samples(2, key=replace(KEY, block=4096, batch=8, depth=4)), None).reason
@@ -281,7 +281,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize(("verdict", "judgement"), EVERY.items())
-def test_what_is_not_good_has_one_sentence_and_a_remedy(verdict: Verdict, judgement: Judgement) -> None:
+def test_every_bad_verdict_has_one_sentence_and_a_remedy(verdict: Verdict, judgement: Judgement) -> None:
     assert judgement.verdict is verdict
     assert judgement.reason.startswith("UCX WRITE DRAM:DRAM of 1000000B: ")
     one_sentence(judgement)
@@ -318,7 +318,7 @@ def test_a_percentage_is_never_rounded_to_the_bound(value: float, reference: flo
         (2 << 30, 12, ("cma/memory",), Verdict.NO_EXPECTATION),
     ],
 )
-def test_rows_by_the_loopback_profile(
+def test_rows_are_judged_by_the_loopback_profile(
     block: int, gigabytes: float, transports: tuple[str, ...], verdict: Verdict
 ) -> None:
     key = replace(KEY, block=block)
@@ -327,7 +327,7 @@ def test_rows_by_the_loopback_profile(
 
 
 def launches(*gigabytes: float) -> Samples:
-    """Launches of four equal windows each."""
+    """Return launches of four equal windows each."""
     found = samples(*[gigabytes[0]] * 4)
     for value in gigabytes[1:]:
         found = found.with_launch(samples(*[value] * 4))
@@ -339,8 +339,8 @@ def launches(*gigabytes: float) -> Samples:
     [
         ((1.25, 1.25, 1.25), Verdict.PASS, "125 % of the floor"),
         ((0.75, 0.75, 0.75), Verdict.FAIL, "75 % of the floor of 1 GB/s (8 Gb/s); 3 launches"),
-        ((0.5, 1.25, 2), Verdict.INCONCLUSIVE, "over 3 % it takes 5"),
-        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "no launch is left"),
+        ((0.5, 1.25, 2), Verdict.INCONCLUSIVE, "a spread over 3 % needs 5 launches"),
+        ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), Verdict.INCONCLUSIVE, "that was the last launch"),
     ],
 )
 def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], verdict: Verdict, words: str) -> None:
@@ -362,7 +362,7 @@ def test_several_launches_are_judged_by_their_spread(values: tuple[float, ...], 
         ((0.5, 1.25, 2, 0.5, 1.25, 2, 1), False),
     ],
 )
-def test_another_launch_is_wanted_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
+def test_another_launch_is_needed_while_it_could_decide(values: tuple[float, ...], more: bool) -> None:
     assert another_launch(launches(*values), FLOOR) is more
 
 
@@ -377,7 +377,7 @@ def test_another_launch_is_wanted_while_it_could_decide(values: tuple[float, ...
     ],
     ids=["wrong transport", "unknown", "corrupt", "late", "untimed"],
 )
-def test_no_launch_mends_what_is_no_question_of_the_floor(bad: Samples) -> None:
+def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Samples) -> None:
     assert another_launch(bad, FULL) is False
     assert another_launch(bad, None) is False
 
@@ -385,24 +385,22 @@ def test_no_launch_mends_what_is_no_question_of_the_floor(bad: Samples) -> None:
 @pytest.mark.parametrize(
     ("accepted", "named", "unnamed"),
     [
-        (("cuda_ipc",), ("UCX_TLS names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "IPC name"), ("peermem",)),
+        (("cuda_ipc",), ("names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "IPC name"), ("peermem",)),
         (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
         (("gdr_copy", "cuda_copy"), ("/dev/gdrdrv", "ucx_info -d"), ("nvidia_peermem", "topo")),
         (("efa",), ("nvidia_peermem is loaded", "fi_info -p efa"), ("cuda_ipc",)),
     ],
 )
-def test_what_a_gpus_memory_should_have_gone_over_has_its_remedy(
+def test_each_accepted_transport_of_gpu_memory_has_its_remedy(
     accepted: tuple[str, ...], named: tuple[str, ...], unnamed: tuple[str, ...]
 ) -> None:
     judgement = judge(samples(2, transports=("tcp/eth0",), key=VRAM), Expectation(source="", transports=accepted))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert judgement.reason.startswith(
-        "UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, and the profile"
-    )
+    assert judgement.reason.startswith("UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, ")
     assert all(words in judgement.remedy for words in named)
     assert not any(words in judgement.remedy for words in unnamed)
 
 
-def test_a_gpus_memory_that_went_by_an_accepted_way_passes() -> None:
+def test_gpu_memory_over_an_accepted_transport_passes() -> None:
     cuda = Expectation(source="", floor=1e9, transports=("cuda_ipc",))
     assert judge(samples(2, transports=("cuda_ipc/cuda",), key=VRAM), cuda).verdict is Verdict.PASS

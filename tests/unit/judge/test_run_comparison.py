@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recorded run judged by another: what is missing, new or failed is told, and so is what changed."""
+"""Comparison of two recorded runs: missing, new and failed rows, and the differences between the runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told(compared: RunComparison) -> dict[Verdict, str]:
     return {result.verdict: f"{result.reason}\n{result.remedy}" for result in compared.results}
 
 
-def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
+def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     before = run("a:1", {KEY: QUIET}, versions={"ucx": "1.19.0", "nixl": "1.5.1"}, environment={"UCX_TLS": "rc"})
     now = run("a:2", {KEY: LOST}, versions={"ucx": "1.20.0", "nixl": "1.5.1"}, environment={"UCX_RNDV_THRESH": "1"})
     compared = compare_runs(before, now, 0.05)
@@ -38,7 +38,7 @@ def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
     said = told(compared)[Verdict.REGRESSED]
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
     assert (
-        "What differs from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; environment UCX_TLS: rc -> nothing; "
+        "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; environment UCX_TLS: rc -> nothing; "
         "environment UCX_RNDV_THRESH: nothing -> 1. Measure the two images in turn"
     ) in said
     shown = [line.text for line in lines(compared, gate=False)]
@@ -46,7 +46,7 @@ def test_a_loss_is_regressed_and_told_with_what_changed() -> None:
     assert shown[-1].startswith("regression: REGRESSED (all rows together: -15.0 %")
 
 
-def test_images_that_were_measured_in_turn_are_not_told_to_be_measured_so() -> None:
+def test_the_remedy_does_not_suggest_measuring_in_turn_if_this_was_done() -> None:
     before, now = run("a:1", {KEY: QUIET}), run("a:2", {KEY: LOST})
     apart, in_turn = (told(compare_runs(before, now, 0.05, in_turn=how))[Verdict.REGRESSED] for how in (False, True))
     assert "--nixl-compare-image" in apart
@@ -54,7 +54,7 @@ def test_images_that_were_measured_in_turn_are_not_told_to_be_measured_so() -> N
     assert "Both images were measured now, in turn" in in_turn
     noisy = run("a:2", {KEY: [0.5, 1.5, 0.6, 1.4, 1.0]})
     said = told(compare_runs(before, noisy, 0.05, in_turn=True))[Verdict.INCONCLUSIVE]
-    assert "Stop what else runs on the machine" in said
+    assert "Stop other processes on the machine" in said
     assert "--nixl-compare-image" not in said
 
 
@@ -65,43 +65,41 @@ def test_no_change_is_unchanged_and_a_gain_is_improved() -> None:
     assert [one.verdict for one in better.results] == [Verdict.IMPROVED]
 
 
-def test_a_row_of_the_baseline_that_is_gone_is_missing() -> None:
+def test_a_row_of_the_baseline_without_a_measurement_is_missing() -> None:
     before = run("a:1", {KEY: QUIET, key("1MiB"): QUIET})
     said = told(compare_runs(before, run("a:2", {KEY: QUIET}), 0.05))
-    assert (
-        f"the row {key('1MiB')} of a:1 is missing now: it was not measured, or its key changed" in said[Verdict.MISSING]
-    )
+    assert f"the row {key('1MiB')} of a:1 is missing in this run" in said[Verdict.MISSING]
 
 
-def test_a_key_that_changed_is_missing_and_new() -> None:
-    """As where a backend is renamed, or a batch is counted otherwise: no figure is held against another's."""
+def test_a_row_with_a_changed_key_is_missing_and_new() -> None:
+    """For example if a backend is renamed: two rows with different keys are never compared."""
     renamed = KEY.replace("batch1", "batch2")
     said = told(compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {renamed: LOST}), 0.05))
     assert set(said) == {Verdict.MISSING, Verdict.NO_EXPECTATION}
-    assert f"the row {renamed} is not in a:1: nothing tells whether it lost anything" in said[Verdict.NO_EXPECTATION]
+    assert f"the row {renamed} is not in a:1" in said[Verdict.NO_EXPECTATION]
 
 
-def test_nothing_measured_is_missing() -> None:
+def test_a_run_without_rows_is_missing() -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     results = compare_runs(run("a:1", {KEY: QUIET}), run("a:2", {}, results=[passed]), 0.05).results
     assert [result.verdict for result in results] == [Verdict.MISSING, Verdict.MISSING]
-    assert results[1].reason == "no row of a:1 was measured again: there is nothing to compare"
+    assert results[1].reason == "no row of a:1 was measured in this run: there is nothing to compare"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR])
-def test_a_row_that_failed_has_no_figure_on_either_side(verdict: Verdict) -> None:
+def test_a_failed_row_has_no_bandwidth_on_either_side(verdict: Verdict) -> None:
     failed = Result("bandwidth", "x", verdict, "it failed", row=KEY)
     other = key("1MiB")
     rows = {KEY: QUIET, other: QUIET}
     before = compare_runs(run("a:1", rows, results=[failed]), run("a:2", rows), 0.05)
     assert list(before.comparison.rows) == [other]
-    assert f"a:1 has the row {KEY}, which failed there" in told(before)[Verdict.INCONCLUSIVE]
+    assert f"the row {KEY} of a:1 is unusable as a baseline" in told(before)[Verdict.INCONCLUSIVE]
     now = compare_runs(run("a:1", rows), run("a:2", rows, results=[failed]), 0.05)
     assert list(now.comparison.rows) == [other]
-    assert f"the row {KEY} of a:1 has no bandwidth now: it failed" in told(now)[Verdict.MISSING]
+    assert f"the row {KEY} of a:1 has no bandwidth in this run" in told(now)[Verdict.MISSING]
 
 
-def test_a_row_that_lost_among_others_is_told_with_its_transports() -> None:
+def test_a_single_row_with_a_loss_is_reported_with_its_transports() -> None:
     rows = {key(block): QUIET for block in ("4KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB")}
     now = record("a:2", {**rows, KEY: LOST})
     for benchmark in now["benchmarks"]:
@@ -115,7 +113,7 @@ def test_a_row_that_lost_among_others_is_told_with_its_transports() -> None:
     )
 
 
-def test_too_few_launches_are_told_with_how_many_it_takes() -> None:
+def test_too_few_launches_are_reported_with_the_number_needed() -> None:
     before = run("a:1", {KEY: QUIET[:4]})
     [result] = compare_runs(before, run("a:2", {KEY: LOST[:4]}), 0.05).results
     assert result.verdict is Verdict.INCONCLUSIVE
@@ -140,7 +138,7 @@ def test_another_kind_of_machine_is_refused(fact: str, there: object, words: str
     assert str(caught.value).startswith(f"a:1.json was measured on another kind of machine ({words}")
 
 
-def test_another_host_of_the_same_kind_is_compared_and_told() -> None:
+def test_another_host_of_the_same_kind_is_compared_and_reported() -> None:
     before, now = run("a:1", {KEY: QUIET}, name="node-1"), run("a:2", {KEY: QUIET}, name="node-2")
     refuse_other_machine(before, now)
     shown = [line.text for line in lines(compare_runs(before, now, 0.05), gate=False)]
@@ -148,7 +146,7 @@ def test_another_host_of_the_same_kind_is_compared_and_told() -> None:
     assert shown[1].endswith("on the host node-1")
 
 
-def test_variables_that_steer_are_kept_and_secrets_are_not() -> None:
+def test_variables_that_steer_transports_are_kept_without_secrets() -> None:
     environ = {
         "UCX_TLS": "rc", "FI_PROVIDER": "efa", "HOME": "/root", "NIXL_IMAGE": "a:1", "NIXL_API_KEY": "hunter2",
         "UCX_AUTH_TOKEN": "hunter2", "NIXL_ETCD_ENDPOINTS": "http://root:hunter2@h:1",
@@ -160,8 +158,8 @@ def test_variables_that_steer_are_kept_and_secrets_are_not() -> None:
     }  # fmt: skip
 
 
-def test_an_image_is_told_by_its_setting_the_environment_or_the_downward_api(tmp_path: Any) -> None:
-    """The files are as the kubelet writes them: ``key="escaped value"``, sorted."""
+def test_the_image_comes_from_its_setting_the_environment_or_the_downward_api(tmp_path: Any) -> None:
+    """The kubelet writes the files as sorted lines of ``key="escaped value"``."""
     environ = {"NIXL_PODINFO": str(tmp_path)}
     assert image_of("", environ) == ImageIdentity()
     (tmp_path / "annotations").write_text(
@@ -175,7 +173,7 @@ def test_an_image_is_told_by_its_setting_the_environment_or_the_downward_api(tmp
     assert str(image_of("a:2@sha256:0123456789abcdef", {})) == "a:2 (0123456789ab)"
 
 
-def test_provenance_travels_and_what_differs_is_told() -> None:
+def test_provenance_can_be_stored_and_compared() -> None:
     found = gather("a:1", {"nixl": "1.5.1"}, {"UCX_TLS": "rc"})
     assert Provenance.from_plain(found.plain()) == found
     assert {"name", "cpu", "cores", "nics", "gpus"} <= set(found.host)
@@ -188,14 +186,14 @@ def test_provenance_travels_and_what_differs_is_told() -> None:
 
 
 def test_a_renamed_test_is_found_by_its_key() -> None:
-    """A record is read by the key of the row, whatever the test was called that measured it."""
+    """A row is identified by its key, not by the name of the test that measured it."""
     data = record("a:1", {KEY: QUIET})
     data["benchmarks"][0] |= {"fullname": "tests/test_old_name.py::test_it", "name": "test_it"}
     compared = compare_runs(parse_recorded(data, "old"), run("a:2", {KEY: QUIET}), 0.05)
     assert compared.comparison.verdict is Verdict.UNCHANGED
 
 
-def test_a_command_without_scipy_says_what_to_install(
+def test_a_command_without_scipy_names_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(write(tmp_path / f"{name}.json", record(name, {KEY: QUIET}))) for name in ("a", "b")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings: what each state of a known defect comes to, and what a profile may say of it."""
+"""Findings: the verdict for each state of a known defect, and what a profile may accept."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def _accepted(expires: date) -> Acceptance:
     ("occurs", "affects", "acceptance", "verdict", "words"),
     [
         (False, False, None, Verdict.PASS, "seen"),
-        (True, False, None, Verdict.PASS, "is read and then spoken in plaintext: seen"),
-        (True, False, _accepted(TODAY), Verdict.PASS, "is read and then spoken in plaintext: seen"),
-        (True, True, None, Verdict.FAIL, "is read and then spoken in plaintext: seen"),
+        (True, False, None, Verdict.PASS, FINDINGS[ID].title + ": seen"),
+        (True, False, _accepted(TODAY), Verdict.PASS, FINDINGS[ID].title + ": seen"),
+        (True, True, None, Verdict.FAIL, FINDINGS[ID].title + ": seen"),
         (True, True, _accepted(TODAY), Verdict.WARN, "accepted finding, until 2026-11-20 (our etcd is on loopback): "),
-        (True, False, _accepted(date(2026, 11, 19)), Verdict.FAIL, "its acceptance expired on 2026-11-19 (our etcd is"),
-        (False, True, _accepted(date(2026, 11, 19)), Verdict.FAIL, "accepted by the profile and no longer occurs: "),
-        (False, False, _accepted(TODAY), Verdict.FAIL, "accepted by the profile and no longer occurs: seen"),
+        (True, False, _accepted(date(2026, 11, 19)), Verdict.FAIL, "expired on 2026-11-19 (our etcd is on loopback)"),
+        (False, True, _accepted(date(2026, 11, 19)), Verdict.FAIL, "no longer occurs: seen"),
+        (False, False, _accepted(TODAY), Verdict.FAIL, "no longer occurs: seen"),
     ],
 )  # fmt: skip
 def test_a_finding_is_judged(
@@ -86,14 +86,14 @@ def test_a_profile_accepts_findings() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_a_profile_may_not_say_of_findings_is_refused(lines: str, sentence: str) -> None:
+def test_an_invalid_acceptance_is_refused(lines: str, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_profile(f"{PROFILE}[[accept]]\n{lines}\n".encode(), "x.toml")
     assert str(caught.value).startswith("profile x.toml")
     assert sentence in str(caught.value)
 
 
-def test_no_bundled_profile_accepts_what_would_expire_in_a_users_hands() -> None:
+def test_the_default_profile_accepts_no_finding() -> None:
     assert load_profile("loopback").accepted == ()
 
 
@@ -110,13 +110,13 @@ def test_it(finding):
 @pytest.mark.parametrize(
     ("occurs", "affects", "expires", "code", "line"),
     [
-        (True, True, None, 1, f"FAIL {ID}: https:// in NIXL_ETCD_ENDPOINTS is read and then spoken in plaintext: "),
-        (True, True, "2999-12-31", 0, f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): https://"),
-        (True, True, "2020-01-31", 1, f"FAIL {ID}: its acceptance expired on 2020-01-31 (on loopback): https://"),
-        (False, False, "2999-12-31", 1, f"FAIL {ID}: it is accepted by the profile and no longer occurs: seen on"),
+        (True, True, None, 1, f"FAIL {ID}: {FINDINGS[ID].title}: seen on the wire"),
+        (True, True, "2999-12-31", 0, f"WARN {ID}: accepted finding, until 2999-12-31 (on loopback): "),
+        (True, True, "2020-01-31", 1, f"FAIL {ID}: *expired on 2020-01-31 (on loopback): "),
+        (False, False, "2999-12-31", 1, f"FAIL {ID}: *no longer occurs: seen on"),
     ],
 )  # fmt: skip
-def test_a_finding_has_a_line_of_its_own_in_the_summary(
+def test_a_finding_has_a_separate_line_in_the_summary(
     pytester: pytest.Pytester, tmp_path: Path, occurs: bool, affects: bool, expires: str | None, code: int, line: str
 ) -> None:
     profile = tmp_path / "mine.toml"
@@ -143,11 +143,11 @@ def test_it(finding, id):
 @pytest.mark.parametrize(
     ("affects", "line", "code"),
     [
-        (False, "2 known limits of NIXL *, none of which this deployment meets: `pytest-nixl findings`", 0),
-        (True, "1 more known limit of NIXL *, which this deployment does not meet: `pytest-nixl findings`", 1),
+        (False, "2 known limits of NIXL *: `pytest-nixl findings`", 0),
+        (True, "1 more known limit of NIXL *: `pytest-nixl findings`", 1),
     ],
 )
-def test_known_limits_that_a_deployment_does_not_meet_are_one_line_and_no_warning(
+def test_known_limits_are_reported_in_one_line_without_a_warning(
     pytester: pytest.Pytester, affects: bool, line: str, code: int
 ) -> None:
     pytester.makepyfile(MANY.format(affects=affects))
@@ -168,12 +168,12 @@ def _limit(id: str, verdict: Verdict = Verdict.PASS) -> Result:
     return Result("x", id, verdict, finding=id, known_limit=verdict is Verdict.PASS)
 
 
-def test_a_limit_that_is_met_elsewhere_in_the_run_is_not_counted_as_not_met() -> None:
+def test_a_finding_that_affects_the_deployment_does_not_count_as_known_limit() -> None:
     results = [_limit("A"), _limit("A"), _limit("B"), _limit("A", Verdict.FAIL)]
     assert known_limits(results) == ["B"]
     assert known_limits([Result.from_plain(json.loads(json.dumps(one.plain()))) for one in results]) == ["B"]
     assert known_limits_line([_limit("A")], "") == (
-        "1 known limit of NIXL, which this deployment does not meet: `pytest-nixl findings`"
+        "1 known limit of NIXL, not affecting this deployment: `pytest-nixl findings`"
     )
     assert known_limits_line([Result("x", "y", Verdict.PASS)], "1.5.1") == ""
 

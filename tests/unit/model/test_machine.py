@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine facts: what NICs carry together, which rows that bounds, and what is refused when a profile is loaded."""
+"""The machine of a profile: the ceiling of its NICs, the rows that it limits, and the faults that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RAILS = tuple(f"efa/rdmap{n}s0" for n in (79, 80, 81, 82))
 
 
 def row(gigabytes: float, *transports: str, key: RowKey = KEY) -> Samples:
-    """One launch of eight windows, each with these GB/s."""
+    """Return one launch of eight windows with this bandwidth in GB/s."""
     transfers = 100
     window = transfers * key.block / (gigabytes * 1e9)
     return Samples(key, (window,) * 8, (transfers,) * 8, (1e-3,), transports)
@@ -73,7 +73,7 @@ def fault_of(*tables: str, machine: str = MACHINE) -> str:
         (replace(P5, nics_per_gpu=None), 2, 25),
     ],
 )
-def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes_and_never_the_hosts_by_guess(
+def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes(
     machine: Machine, count: int | None, gigabytes: float | None
 ) -> None:
     assert machine.ceiling(count) == (None if gigabytes is None else gigabytes * 1e9)
@@ -98,7 +98,7 @@ def test_a_ceiling_is_the_sum_of_the_cards_that_moved_bytes_and_never_the_hosts_
         ("FILE/ext4", False),
     ],
 )
-def test_which_transports_use_a_network_card(transport: str, network: bool) -> None:
+def test_transports_that_use_a_network_card_are_known(transport: str, network: bool) -> None:
     assert is_network(transport) is network
 
 
@@ -120,18 +120,18 @@ def test_each_card_is_counted_once(transports: tuple[str, ...], found: tuple[str
 
 @pytest.mark.parametrize("transports", [("cma/memory",), ("cuda_ipc/cuda",), ("tcp/lo",), ("tcp/lo", "tcp/eth0"),
                                         ("cuda_copy/cuda", "efa/rdmap79s0"), ()])  # fmt: skip
-def test_a_row_that_is_not_wholly_over_the_network_has_no_ceiling_of_the_cards(transports: tuple[str, ...]) -> None:
+def test_a_row_not_entirely_over_the_network_has_no_ceiling_of_the_cards(transports: tuple[str, ...]) -> None:
     assert row_ceiling(row(285, *transports), Expectation(source="s", floor=1.0), POD) is None
     assert judge(row(285, *transports), Expectation(source="s", floor=1.0), POD).verdict is Verdict.PASS
 
 
-def test_without_a_machine_there_is_only_the_profiles_own_ceiling() -> None:
+def test_without_a_machine_only_the_ceiling_of_the_profile_applies() -> None:
     assert row_ceiling(row(285, "efa/rdmap79s0"), EFA_ONLY, None) is None
     assert row_ceiling(row(285, "efa/rdmap79s0"), replace(EFA_ONLY, ceiling=1e9), POD) == Ceiling(1e9)
     assert judge(row(285, "efa/rdmap79s0"), EFA_ONLY).verdict is Verdict.PASS
 
 
-def test_the_cards_that_are_named_bound_the_row_and_the_sentence_says_rate_count_and_sum() -> None:
+def test_named_cards_limit_the_row_and_the_reason_has_rate_count_and_sum() -> None:
     judgement = judge(row(46.9, "efa/rdmap79s0"), EFA_ONLY, P5)
     assert judgement.verdict is Verdict.IMPLAUSIBLE
     assert judgement.reason == (
@@ -145,27 +145,27 @@ def test_the_cards_that_are_named_bound_the_row_and_the_sentence_says_rate_count
     assert "50 GB/s (400 Gb/s), the line rate of the 4 NICs of 100 Gb/s that carried it (rdmap79s0, " in over
 
 
-def test_cards_that_are_not_named_are_those_that_a_gpu_reaches() -> None:
+def test_unnamed_cards_are_those_that_a_gpu_reaches() -> None:
     assert judge(row(49.9, "efa"), EFA_ONLY, P5).verdict is Verdict.PASS
     judgement = judge(row(50.1, "efa"), EFA_ONLY, P5)
     assert judgement.verdict is Verdict.IMPLAUSIBLE
     assert judgement.reason.endswith("the line rate of the 4 NICs of 100 Gb/s that one GPU reaches")
 
 
-def test_between_host_memories_no_gpu_says_which_cards_are_reached() -> None:
+def test_a_row_between_host_memories_has_no_ceiling_of_unnamed_cards() -> None:
     key = replace(KEY, memory=DRAM)
     assert judge(row(100, "efa", key=key), EFA_ONLY, P5).verdict is Verdict.PASS
     assert judge(row(100, *RAILS, key=key), EFA_ONLY, P5).verdict is Verdict.IMPLAUSIBLE
     assert judge(row(100, "efa", key=key), EFA_ONLY, POD).verdict is Verdict.IMPLAUSIBLE
 
 
-def test_more_cards_than_the_profile_knows_count_as_those_it_knows() -> None:
+def test_more_cards_than_in_the_profile_count_as_those_of_the_profile() -> None:
     judgement = judge(row(20, *RAILS), EFA_ONLY, POD)
     assert judgement.verdict is Verdict.IMPLAUSIBLE
     assert judgement.reason.endswith("the line rate of all 1 NIC of 100 Gb/s that the profile knows")
 
 
-def test_a_figure_that_cannot_be_is_hidden_neither_by_no_expectation_nor_by_unknown() -> None:
+def test_implausible_wins_over_no_expectation_and_unknown() -> None:
     assert judge(row(285, "efa"), None, POD).verdict is Verdict.IMPLAUSIBLE
     assert judge(row(12, "efa"), None, POD).verdict is Verdict.NO_EXPECTATION
     unknown = judge(row(285), EFA_ONLY, POD)
@@ -179,7 +179,7 @@ def test_a_figure_that_cannot_be_is_hidden_neither_by_no_expectation_nor_by_unkn
     assert judge(untimed, None, POD).verdict is Verdict.NO_EXPECTATION
 
 
-def test_figures_show_the_ceiling_that_was_judged_by() -> None:
+def test_figures_contain_the_ceiling_of_the_verdict() -> None:
     assert Figures.of(row(46.9, *RAILS), EFA_ONLY, P5).ceiling == 50e9
     assert Figures.of(row(46.9, *RAILS), EFA_ONLY).ceiling == 0
     assert Figures.of(row(46.9, *RAILS), replace(EFA_ONLY, ceiling=60e9), P5).ceiling == 60e9
@@ -195,18 +195,18 @@ def test_every_field_of_a_machine() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("nics = 32", "", "machine, nics: missing: expected a whole number above zero"),
-        ("nics = 32", "nics = 0", "machine, nics: 0 is not above zero: expected a whole number above zero"),
-        ("nics = 32", "nics = 3.5", "machine, nics: the bare number 3.5, not a whole number: expected"),
-        ("nics = 32", 'nics = "32"', "machine, nics: a text, not a whole number: expected"),
-        ("nics = 32", "nics = 2", "machine, nics_per_gpu: 4 is more than there are: expected at most 2, as nics says"),
+        ("nics = 32", "", "machine, nics: missing: expected a positive integer"),
+        ("nics = 32", "nics = 0", "machine, nics: 0 is not above zero: expected a positive integer"),
+        ("nics = 32", "nics = 3.5", "machine, nics: the bare number 3.5, not an integer: expected"),
+        ("nics = 32", 'nics = "32"', "machine, nics: a text, not an integer: expected"),
+        ("nics = 32", "nics = 2", "machine, nics_per_gpu: 4 is more than nics: expected at most 2"),
         ('nic_rate = "100 Gb/s"', "", "machine, nic_rate: missing: expected a number with a unit GB/s"),
         ('"100 Gb/s"', '"100 Gb"', "machine, nic_rate: '100 Gb' has the wrong unit 'Gb': expected"),
         ('"100 Gb/s"', "100", "machine, nic_rate: the bare number 100, not a text: expected"),
         ('"100 Gb/s"', '"0 Gb/s"', "machine, nic_rate: '0 Gb/s' is not above zero: expected"),
         ('source = "counted"', "", "machine, source: missing: expected a text that says where each figure is from"),
         ("gpus = 8", "gpu_count = 8", "machine, gpu_count: unknown key"),
-        ('nic_kind = "efa"', 'nic_kind = "e f a"', "machine, nic_kind: 'e f a' is no name of a transport"),
+        ('nic_kind = "efa"', 'nic_kind = "e f a"', "machine, nic_kind: 'e f a' is not a transport name"),
     ],
 )
 def test_a_fault_of_the_machine_is_one_sentence(old: str, new: str, sentence: str) -> None:
@@ -230,11 +230,11 @@ def test_a_floor_above_the_line_rate_is_refused(lines: str, cards: str) -> None:
     text = lines.partition('"')[2].partition('"')[0]
     assert fault_of(EXPECT, lines, machine=machine) == (
         f"profile t.toml, expect #1, floor: {text!r} is above the line rate of {cards}: "
-        "expected less, or among transports one that needs no network card, such as cma or cuda_ipc"
+        "expected less, or a transport that needs no network card, such as cma or cuda_ipc, in transports"
     )
 
 
-def test_a_gpus_row_is_bounded_by_the_cards_that_it_reaches_and_others_by_all() -> None:
+def test_a_gpu_row_is_limited_by_the_cards_that_it_reaches_and_others_by_all() -> None:
     gpu, host = 'memory = ["VRAM:VRAM", "VRAM:DRAM"]\n', 'memory = ["VRAM:VRAM", "DRAM:DRAM"]\n'
     message = fault_of(EXPECT, gpu, 'transports = ["efa"]\nceiling = "51 GB/s"')
     assert message.startswith(
@@ -245,7 +245,7 @@ def test_a_gpus_row_is_bounded_by_the_cards_that_it_reaches_and_others_by_all() 
     assert "32 NICs of 100 Gb/s, 400 GB/s" in fault_of(EXPECT, host, 'floor = "401 GB/s"')
 
 
-def test_a_floor_above_the_line_rate_is_accepted_for_what_needs_no_card() -> None:
+def test_a_floor_above_the_line_rate_is_accepted_for_transports_without_a_card() -> None:
     assert profile(EXPECT, 'floor = "900 GB/s"\ntransports = ["cuda_ipc"]').expectations
     assert profile(EXPECT, 'floor = "900 GB/s"\ntransports = ["efa", "cma"]').expectations
     assert profile(EXPECT, 'floor = "900 GB/s"', machine="").expectations
@@ -269,7 +269,7 @@ def test_every_field_of_a_recorded_figure() -> None:
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ("", "reference #1: records no figure: expected bandwidth, p50, p99 or latency"),
+        ("", "reference #1: has no figure: expected bandwidth, p50, p99 or latency"),
         ('bandwith = "1 GB/s"', "reference #1, bandwith: unknown key (did you mean bandwidth?): expected backend"),
         ('bandwidth = "1 GB"', "reference #1, bandwidth: '1 GB' has the wrong unit 'GB': expected"),
         ('bandwidth = "1 GB/s"\nplausible = "no"', "reference #1, plausible: a text, not a boolean: expected true or"),
@@ -285,18 +285,18 @@ def test_a_recorded_figure_needs_its_source() -> None:
     assert message.startswith("profile t.toml, reference #1, source: missing: expected a text that names the document")
 
 
-def test_a_recorded_figure_above_the_line_rate_says_so() -> None:
+def test_a_recorded_figure_above_the_line_rate_must_be_marked_implausible() -> None:
     line = 'memory = "VRAM:VRAM"\nbandwidth = "51 GB/s"\n'
     assert fault_of(RECORDED, line) == (
         "profile t.toml, reference #1, bandwidth: '51 GB/s' is above the line rate of 4 NICs of 100 Gb/s, 50 GB/s: "
-        "expected plausible = false beside it"
+        "expected plausible = false in the same table"
     )
     assert not profile(RECORDED, line, "plausible = false").references[0].plausible
     assert profile(RECORDED, line, machine="").references[0].plausible
     assert profile(RECORDED, line.replace("VRAM:VRAM", "DRAM:DRAM")).references[0].plausible
 
 
-def test_a_recorded_figure_is_never_judged_by() -> None:
+def test_a_recorded_figure_never_decides_a_verdict() -> None:
     only = profile(RECORDED, 'bandwidth = "50 GB/s"')
     assert only.expectation(KEY) is None
     assert judge(row(1, "efa"), only.expectation(KEY), only.machine).verdict is Verdict.NO_EXPECTATION
@@ -314,7 +314,7 @@ def test_a_recorded_figure_is_never_judged_by() -> None:
         ((), 375, Verdict.IMPLAUSIBLE),
     ],
 )
-def test_the_recorded_run_of_two_p5(transports: tuple[str, ...], gigabytes: float, verdict: Verdict) -> None:
+def test_the_recorded_run_of_two_p5_passes(transports: tuple[str, ...], gigabytes: float, verdict: Verdict) -> None:
     p5 = load_profile("p5.48xlarge")
     assert judge(row(gigabytes, *transports), p5.expectation(KEY), p5.machine).verdict is verdict
 
@@ -350,7 +350,7 @@ def test_the_284_98_of_a_pod_with_one_efa_is_implausible(transports: tuple[str, 
     assert (first.bandwidth, first.latency, first.plausible) == (284.98e9, 0.26 * 1e-6, False)
 
 
-def test_the_hyperpods_table_is_recorded_and_no_floor() -> None:
+def test_the_hyperpod_table_is_recorded_but_gives_no_floor() -> None:
     pod = load_profile("h100-hyperpod")
     assert [item.bandwidth for item in pod.references[1:]] == [0.5e9, 8e9, 120e9, 280e9, 280e9]
     assert [item.plausible for item in pod.references[1:]] == [True, True, False, False, False]
@@ -373,7 +373,9 @@ def test_the_hyperpods_table_is_recorded_and_no_floor() -> None:
         ("UCX", 10**6, 0.3, "srd/rdmap0s6:1", Verdict.PASS),
     ],
 )
-def test_rows_by_the_a10g_profile(backend: str, block: int, gigabytes: float, transport: str, verdict: Verdict) -> None:
+def test_rows_are_judged_by_the_a10g_profile(
+    backend: str, block: int, gigabytes: float, transport: str, verdict: Verdict
+) -> None:
     a10g = load_profile("a10g-efa100")
     key = RowKey(backend, "WRITE", DRAM, block)
     assert judge(row(gigabytes, transport, key=key), a10g.expectation(key), a10g.machine).verdict is verdict
@@ -391,7 +393,7 @@ def test_rows_by_the_a10g_profile(backend: str, block: int, gigabytes: float, tr
         ("UCX", 64 << 20, 700, Verdict.IMPLAUSIBLE),
     ],
 )
-def test_rows_by_the_tcp_profile(backend: str, block: int, gigabytes: float, verdict: Verdict) -> None:
+def test_rows_are_judged_by_the_tcp_profile(backend: str, block: int, gigabytes: float, verdict: Verdict) -> None:
     tcp = load_profile("tcp-loopback")
     key = RowKey(backend, "READ", DRAM, block)
     assert judge(row(gigabytes, "tcp/veth0", key=key), tcp.expectation(key), tcp.machine).verdict is verdict
@@ -409,7 +411,9 @@ def test_rows_by_the_tcp_profile(backend: str, block: int, gigabytes: float, ver
         ("g6.48xlarge", 1, 100, None, "L4"),
     ],
 )
-def test_the_facts_of_aws_machines(name: str, nics: int, gigabits: int, nics_per_gpu: int | None, gpu: str) -> None:
+def test_aws_machines_have_the_documented_hardware(
+    name: str, nics: int, gigabits: int, nics_per_gpu: int | None, gpu: str
+) -> None:
     machine = load_profile(name).machine
     assert machine is not None
     assert (machine.nics, machine.nic_rate * 8 / 1e9, machine.nics_per_gpu) == (nics, gigabits, nics_per_gpu)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples: what the figures of a launch are made of."""
+"""Row keys, and the values that are computed from the samples of a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536)
 LAUNCH = Samples(KEY, (1.0, 2.0, 0.5), (10, 30, 1), (3e-6, 1e-6, 2e-6))
 
 
-def test_a_key_prints_all_of_what_was_asked_for() -> None:
+def test_a_key_prints_everything_that_was_requested() -> None:
     assert str(KEY) == "UCX/WRITE/DRAM:VRAM/64KiB/batch1/depth1/0-1"
     assert str(replace(KEY, block=1000, batch=8, depth=4, pair=(2, 5))) == (
         "UCX/WRITE/DRAM:VRAM/1000B/batch8/depth4/2-5"
@@ -30,13 +30,13 @@ def test_a_key_prints_all_of_what_was_asked_for() -> None:
     [("backend", "LIBFABRIC"), ("op", "READ"), ("memory", MemoryPair("VRAM", "DRAM")), ("block", 65537), ("batch", 2),
      ("depth", 2), ("pair", (1, 0)), ("devices", DevicePair(0, 0)), ("devices", DevicePair(0, 1))],
 )  # fmt: skip
-def test_no_two_keys_print_alike(part: str, value: object) -> None:
+def test_different_keys_print_differently(part: str, value: object) -> None:
     other = RowKey(**{**{item.name: getattr(KEY, item.name) for item in fields(KEY)}, part: value})
     assert str(other) != str(KEY)
     assert other != KEY
 
 
-def test_a_key_is_what_was_requested_only() -> None:
+def test_a_key_contains_only_what_was_requested() -> None:
     requested = ["backend", "op", "memory", "block", "batch", "depth", "pair", "devices"]
     assert [item.name for item in fields(RowKey)] == requested
 
@@ -46,12 +46,12 @@ def test_a_transfer_moves_a_batch_of_blocks() -> None:
     assert replace(LAUNCH, key=replace(KEY, batch=8)).transfer_bytes == 8 * 65536
 
 
-def test_the_rate_of_a_window_is_its_bytes_over_its_time() -> None:
+def test_the_rate_of_a_window_is_its_bytes_divided_by_its_time() -> None:
     assert LAUNCH.rates == (655360.0, 983040.0, 131072.0)
     assert replace(LAUNCH, key=replace(KEY, batch=2)).rates == (1310720.0, 1966080.0, 262144.0)
 
 
-def test_depth_moves_no_more_bytes() -> None:
+def test_depth_does_not_change_the_bytes_of_a_transfer() -> None:
     assert replace(LAUNCH, key=replace(KEY, depth=16)).rates == LAUNCH.rates
 
 
@@ -65,23 +65,23 @@ def test_a_window_without_its_count_is_refused() -> None:
         _ = replace(LAUNCH, transfers=(1, 2)).rates
 
 
-def test_the_percentiles_are_of_the_latencies() -> None:
+def test_percentiles_are_computed_from_the_latencies() -> None:
     assert (LAUNCH.p50, LAUNCH.p99) == (2e-6, 3e-6)
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 15), (5, 15), (30, 20), (40, 20), (50, 35), (99, 50), (100, 50)])
-def test_a_percentile_by_nearest_rank(percent: float, expected: float) -> None:
+def test_a_percentile_uses_the_nearest_rank(percent: float, expected: float) -> None:
     assert percentile([50, 15, 40, 20, 35], percent) == expected
 
 
 @pytest.mark.parametrize("percent", [50, 99])
-def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(percent: int) -> None:
+def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(percent: int) -> None:
     for count in range(1, 1201):
         found = int(percentile(range(1, count + 1), percent))
         assert found * 100 >= percent * count > (found - 1) * 100
 
 
-def test_a_corruption_is_told_in_one_sentence() -> None:
+def test_a_corruption_is_described_in_one_sentence() -> None:
     assert str(Corruption("after warm-up", 2, 4096, 9, 0x0F, 0xA0)) == (
         "2 of 4096 bytes are wrong after warm-up, the first at offset 9: expected 0x0f, found 0xa0"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict table, every line of it."""
+"""Every line of the table of verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 
 PASS, WARN, FAIL, SKIP = Outcome.PASS, Outcome.WARN, Outcome.FAIL, Outcome.SKIP
 
-# Verdict: what it does without the gate, with it, and with it where the profile requires the check.
+# Verdict: its outcome without the gate, with the gate, and with the gate for a required check.
 TABLE = {
     "PASS": (PASS, PASS, PASS),
     "FAIL": (FAIL, FAIL, FAIL),
@@ -36,14 +36,14 @@ def test_the_table_has_every_verdict() -> None:
 @pytest.mark.parametrize("verdict", Verdict)
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("required", [False, True])
-def test_what_a_verdict_does_to_its_test(verdict: Verdict, gate: bool, required: bool) -> None:
+def test_each_verdict_has_its_outcome(verdict: Verdict, gate: bool, required: bool) -> None:
     open_, gated, gated_required = TABLE[str(verdict)]
     expected = open_ if not gate else gated_required if required else gated
     assert outcome(verdict, gate=gate, required=required) is expected
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_nothing_is_required_unless_it_is_said(verdict: Verdict) -> None:
+def test_a_check_is_not_required_by_default(verdict: Verdict) -> None:
     assert outcome(verdict, gate=True) is TABLE[str(verdict)][1]
 
 

@@ -185,7 +185,7 @@ def test_rows_of_two_backends_are_compared() -> None:
     assert not [line.text for line in lines(wrong, gate=False) if " : UCX" in line.text]
 
 
-def test_a_plugin_that_needs_hardware_says_so() -> None:
-    with pytest.raises(ValueError, match=r"'gds' is no backend that this version can drive: it needs a GPU"):
+def test_unsupported_backend_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match=r"'gds' .*: it needs a GPU"):
         parse_backends("gds")
     assert parse_backends("ucx,Libfabric") == ("UCX", "LIBFABRIC")

@@ -114,13 +114,11 @@ def test_a_directory_that_takes_no_file_is_named_with_a_remedy(make_pairs: MakeP
     assert "--nixl-file-dir" in caught.value.remedy
 
 
-def test_a_backend_between_agents_takes_no_file() -> None:
+def test_backend_between_agents_refuses_files() -> None:
     done = run(BANDWIDTH, "--nixl-backend=UCX", "--nixl-memory=DRAM:FILE")
     assert done.code == 4
-    assert (
-        "--nixl-backend=UCX moves bytes from agent to agent, and --nixl-memory=DRAM:FILE names only files"
-        in done.output
-    )
+    assert "--nixl-backend=UCX" in done.output
+    assert "--nixl-memory=DRAM:FILE" in done.output
 
 
 class _Done:

@@ -167,7 +167,7 @@ def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: p
         "--benchmark-quiet",
     )
     gated = run_pytest(pytester, *asked, "--nixl-memory=DRAM:DRAM,VRAM:VRAM", "--nixl-gate")
-    sentence = f"VRAM:VRAM was asked for (--nixl-memory), and none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
+    sentence = f"VRAM:VRAM was requested (--nixl-memory), but none of its 2 rows ran: VRAM:VRAM {NO_DRIVER}"
     gated.stdout.fnmatch_lines(
         [
             f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
@@ -176,10 +176,10 @@ def test_the_gate_fails_where_memory_was_asked_for_that_is_not_there(pytester: p
         ]
     )
     assert gated.ret == 1
-    # By the seeds' variable it is asked for as well.
+    # The variable NIXL_TARGET_SEG_TYPE also requests memory.
     seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
     asked_by = (
-        "MISSING bandwidth: DRAM:VRAM was asked for (NIXL_TARGET_SEG_TYPE), and none of its 2 rows ran: DRAM:VRAM *"
+        "MISSING bandwidth: DRAM:VRAM was requested (NIXL_TARGET_SEG_TYPE), but none of its 2 rows ran: DRAM:VRAM *"
     )
     seeds.stdout.fnmatch_lines([asked_by, "NIXL gate: FAIL (*"])
     assert seeds.ret == 1
@@ -321,17 +321,15 @@ def test_memory_that_ucx_takes_for_the_hosts_is_found(agent: NixlAgent) -> None:
     with pytest.raises(FindingError) as caught:
         agent.register(buffer)
     assert caught.value.finding == VRAM_AS_HOST
-    assert caught.value.reason == (
-        f"memory of a GPU is taken for host memory: {agent.worker.name} could not register GPU 0's: VRAM memory is "
-        "detected as host by UCX"
-    )
+    for value in (agent.worker.name, "GPU 0", "VRAM memory is detected as host by UCX"):
+        assert value in caught.value.reason
     assert "UCX_MODULES" in caught.value.remedy
     buffer.free()
 
 
 def test_the_suite_looks_for_it(driver: dict[str, str]) -> None:
     done = run("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=driver)
-    assert f"FAIL {VRAM_AS_HOST}: memory of a GPU is taken for host memory: rank 0 (agent worker, pid " in done.output
+    assert re.search(rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", done.output, re.MULTILINE)
     assert done.code == 1
 
 
@@ -355,8 +353,8 @@ def test_buffers_are_given_back_after_a_failed_test(pytester: pytest.Pytester, d
     log = str(pytester.path / "log")
     result = run_pytest(pytester, "--nixl-timeout=20s", env={**driver, "STANDIN_LOG": log})
     result.assert_outcomes(passed=1, failed=1, errors=1)
-    result.stdout.fnmatch_lines(["memory of a GPU is taken for host memory: *", "E * the test's own"])
-    # What the killed worker had, the driver takes back: a stand-in does not tell.
+    result.stdout.fnmatch_lines(["*VRAM memory is detected as host by UCX*", "E * the test's own"])
+    # A real driver frees the memory of the killed worker; the stand-in does not log that.
     assert held({"STANDIN_LOG": log}) == Counter({"22222": 1})
     assert "free 11111" in Path(log).read_text()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves to be read: the page in a real browser, metrics by Prometheus' parser, JUnit by a schema, CSV."""
+"""Reports of a run: the page in a real browser, metrics with Prometheus' parser, JUnit with a schema, and CSV."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOW = (2, 3)
 
 
 def rows(factor: float) -> dict[str, list[float]]:
-    """Two operations over eight sizes, of which READ does ``factor``, and all links of four ranks, one of them slow."""
+    """Return rows of two operations and eight sizes, READ times ``factor``, and all links of four ranks, one slow."""
     found = {}
     for op, share in (("WRITE", 1.0), ("READ", 0.9 * factor)):
         for power in range(12, 27, 2):
@@ -46,7 +46,7 @@ def rows(factor: float) -> dict[str, list[float]]:
 
 
 def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
-    """A run of a history in which UCX was changed in the eighth week, and READ lost 14 %."""
+    """Return a run of a history in which UCX was changed in the eighth week and READ lost 14 %."""
     lost = number >= 7
     data = record(
         f"registry.example/nixl:1.{number}.0", rows(0.86 if lost else 1.0), digest=f"sha256:{number:064x}", week=number,
@@ -58,7 +58,7 @@ def week(number: int, results: tuple[Result, ...] = ()) -> RecordedRun:
 
 @pytest.fixture(scope="module")
 def report() -> RunReport:
-    """A run that regressed, with a row that failed and a warning, after nine weeks."""
+    """Return the report of a regressed run with a failed row and a warning, and a history of nine weeks."""
     results = (
         Result("bandwidth", "x", Verdict.FAIL, f"UCX READ is too slow {HOSTILE}", "Look at it.", repeat="pytest x"),
         Result("etcd-uri", "y", Verdict.WARN, "the endpoint ends with a slash", "Write it without."),
@@ -77,12 +77,12 @@ def page(report: RunReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_page_in_a_browser_has_no_error_asks_for_nothing_and_shows_its_charts(page: Path, tmp_path: Path) -> None:
+def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(page: Path, tmp_path: Path) -> None:
     opened = open_page(page, tmp_path)
     assert opened.console == ()
     assert opened.requests == ()
     text = opened.document
-    # The verdict is the first thing to be read.
+    # The verdict comes first.
     assert re.search(r"<body>\s*<main>\s*<h1>[^<]*</h1>\s*<div class=\"verdict fail\"><strong>FAIL</strong>", text)
     titles = re.findall(r"<h2>([^<]*)</h2>", text)
     assert titles == [
@@ -97,15 +97,15 @@ def test_the_page_in_a_browser_has_no_error_asks_for_nothing_and_shows_its_chart
     labels = re.findall(r'aria-label="((?:bandwidth|latency|history) of [^"]*)"', text)
     assert [label.partition(" ")[0] for label in labels] == ["bandwidth"] + ["latency"] * 2 + ["history"] * 12
     assert text.count("<polyline") >= 2 + 3 + 8 + 12
-    assert len(re.findall(r'class="mark"', text)) == 8  # each READ row's change
+    assert len(re.findall(r'class="mark"', text)) == 8  # one for the change of each READ row
     assert re.search(r'<td class="cell slow"[^>]*>7.1</td>', text)
     assert "slowest: rank 2 to rank 3, 7.1 GB/s, 59 % of the fastest" in text
     assert re.search(r'<tr class="changed"><td class="wrap">versions ucx</td><td class="wrap">1.19.0</td>', text)
     assert "<script" not in text
 
 
-def test_a_browser_that_meets_an_error_or_a_request_would_tell(page: Path, tmp_path: Path) -> None:
-    """The two checks above can fail: a page with a fault for each."""
+def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: Path) -> None:
+    """Show that both checks of the previous test can fail, with a page that has a fault for each."""
     bad = tmp_path / "bad.html"
     fault = '<img src="http://127.0.0.1:9/x.png"><script>console.error("said by the page")</script>'
     bad.write_text(re.sub(r"<meta http-equiv.*", fault, page.read_text()))
@@ -121,10 +121,10 @@ def test_a_browser_that_meets_an_error_or_a_request_would_tell(page: Path, tmp_p
         ("phone-dark", 500, 3200, ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")),
     ],
 )
-def test_pictures_of_the_page_are_kept(
+def test_screenshots_of_the_page_are_kept(
     page: Path, tmp_path: Path, name: str, width: int, height: int, options: tuple[str, ...]
 ) -> None:
-    """In tox, under its work directory: ``report-light.png`` and ``report-phone-dark.png``."""
+    """With tox, ``report-light.png`` and ``report-phone-dark.png`` are kept in its work directory."""
     folder = Path(os.environ.get("TOX_ENV_DIR") or tmp_path)
     picture = folder / f"report-{name}.png"
     picture.unlink(missing_ok=True)
@@ -132,10 +132,10 @@ def test_pictures_of_the_page_are_kept(
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (width, height)
-    assert len(data) > 50_000  # of one colour it would be far less
+    assert len(data) > 50_000  # an image of a single colour would be far smaller
 
 
-def test_a_page_of_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
     write(RunReport(run), tmp_path / "r.html")
@@ -145,7 +145,7 @@ def test_a_page_of_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
     assert "<svg" not in text
 
 
-def test_metrics_pass_prometheus_own_parser(report: RunReport, tmp_path: Path) -> None:
+def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
     assert all(one.documentation and one.type == "gauge" for one in families.values())
@@ -186,7 +186,7 @@ def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) ->
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
 
 
-def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: RunReport) -> None:
+def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunReport) -> None:
     text = "\n".join(summary(report))
     assert text.startswith("## NIXL verdict: FAIL")
     assert "<script" not in text
@@ -198,14 +198,14 @@ def test_the_summary_of_a_step_names_what_failed_and_takes_no_markup(report: Run
     assert "- versions ucx: 1.19.0 -&gt; 1.20.0" in text.replace(">", "&gt;")
 
 
-def test_annotations_are_one_line_each_and_not_more_than_are_shown(report: RunReport) -> None:
+def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) -> None:
     many = tuple(Result("c,d:e", "x", Verdict.FAIL, f"{number} %\nsecond line") for number in range(30))
     lines = list(workflow_commands(replace(report, run=replace(report.run, results=many))))
     assert len(lines) == 10
     assert lines[0] == "::error title=NIXL FAIL c%2Cd%3Ae::0 %25%0Asecond line"
 
 
-def test_a_job_of_github_gets_summary_and_annotations_and_another_does_not(tmp_path: Path) -> None:
+def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     given = ("--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}")
     env = {"GITHUB_STEP_SUMMARY": str(path), "GITHUB_ACTIONS": ""}
@@ -219,16 +219,16 @@ def test_a_job_of_github_gets_summary_and_annotations_and_another_does_not(tmp_p
     assert "| UCX WRITE DRAM:DRAM 64KiB | " in text
 
 
-#: A latency, and no floor: below that no row fails beside which others took the cores.
+#: A latency bound instead of a floor, because contention keeps a row below its floor from failing.
 IMPOSSIBLE = "p99 = '1 ns'"
 
 
-def test_a_real_run_writes_every_report_and_a_junit_file_that_fits_its_schema(tmp_path: Path) -> None:
+def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -> None:
     reports = [tmp_path / f"r{ending}" for ending in (".html", ".csv", ".prom")]
     done = bandwidth(
         "suites/infrastructure", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-image=registry/nixl:7",
         f"--nixl-report={','.join(map(str, reports))}", f"--junit-xml={tmp_path / 'junit.xml'}",
-        env={"UCX_MODULES": "^ib"},  # else the host's libibverbs, where it has one, is a second copy: a warning
+        env={"UCX_MODULES": "^ib"},  # without this, a second libibverbs of the host would cause a warning
     )  # fmt: skip
     assert done.code == 0, done.output
     assert all(f"wrote {path}" in done.output for path in reports)
@@ -240,7 +240,7 @@ def test_a_real_run_writes_every_report_and_a_junit_file_that_fits_its_schema(tm
     assert '<property name="nixl_image" value="registry/nixl:7"' in (tmp_path / "junit.xml").read_text()
 
 
-def test_the_command_writes_reports_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
     for number in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows of the settings, and that it shows and costs nothing where nobody asked."""
+"""The header with the settings; an unused plugin shows nothing and loads nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ HEADER = [
 
 
 def changed(**lines: str) -> list[str]:
-    """Return the header with some of its settings as given, by the name of the option."""
+    """Return the expected header, with these values for some settings, by option name."""
     by_name = {line.split("=")[0].removeprefix("  --nixl-").replace("-", "_"): line for line in HEADER}
     assert lines.keys() <= by_name.keys()
     for name, line in lines.items():
@@ -70,7 +70,7 @@ def changed(**lines: str) -> list[str]:
 
 
 def header(result: pytest.RunResult) -> list[str]:
-    """Return the lines of our header, which is shown once."""
+    """Return the lines of the header, which must be shown exactly once."""
     [start] = [number for number, line in enumerate(result.outlines) if re.fullmatch(r"pytest-nixl .+:", line)]
     lines = result.outlines[start + 1 :]
     shown = next(number for number, line in enumerate(lines) if not line.startswith("  "))
@@ -79,13 +79,13 @@ def header(result: pytest.RunResult) -> list[str]:
 
 
 def place(result: pytest.RunResult, beginning: str) -> int:
-    """Return the number of the one line that begins so."""
+    """Return the index of the only line that begins with a text."""
     [number] = [number for number, line in enumerate(result.outlines) if line.startswith(beginning)]
     return number
 
 
 @pytest.mark.parametrize("test", [OURS, NOT_OURS])
-def test_an_option_brings_the_header_with_each_setting_and_its_source(pytester: pytest.Pytester, test: str) -> None:
+def test_an_option_shows_the_header_with_each_setting_and_its_source(pytester: pytest.Pytester, test: str) -> None:
     pytester.makepyfile(test)
     pytester.makeini("[pytest]\nnixl_depth = 1,4\nnixl_warmup = 0")
     environ = {
@@ -114,7 +114,7 @@ def test_an_option_brings_the_header_with_each_setting_and_its_source(pytester: 
     assert SECRET not in result.stdout.str()
 
 
-def test_an_ini_value_alone_brings_the_header(pytester: pytest.Pytester) -> None:
+def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NOT_OURS)
     pytester.makeini("[pytest]\nnixl_timeout = 5s")
     result = run_pytest(pytester)
@@ -135,14 +135,14 @@ def test_an_ini_value_alone_brings_the_header(pytester: pytest.Pytester) -> None
         "etcd3_client",
     ],
 )
-def test_a_fixture_of_ours_brings_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
+def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
     pytester.makepyfile(f"def test_it({fixture}): pass")
     result = run_pytest(pytester, "--setup-plan")
     assert header(result) == HEADER
     assert place(result, "collected ") < place(result, "pytest-nixl ") < place(result, "test_a_fixture_of_ours")
 
 
-def test_a_check_of_ours_brings_the_header_after_collection(pytester: pytest.Pytester) -> None:
+def test_a_check_shows_the_header_after_collection(pytester: pytest.Pytester) -> None:
     pytester.makepyfile('import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass')
     assert header(run_pytest(pytester)) == HEADER
 
@@ -156,13 +156,13 @@ def test_it():
 """
 
 
-def test_what_nobody_asked_for_loads_nothing(pytester: pytest.Pytester) -> None:
-    """NIXL, etcd, container and number libraries are not imported by the plugin's being there."""
+def test_an_unused_plugin_loads_no_further_modules(pytester: pytest.Pytester) -> None:
+    """An installed but unused plugin does not import NIXL or the etcd, container and number libraries."""
     pytester.makepyfile(UNTOUCHED)
     run_pytest(pytester).assert_outcomes(passed=1)
 
 
-def test_settings_load_nothing_either(pytester: pytest.Pytester) -> None:
+def test_settings_load_no_further_modules(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNTOUCHED.replace("test_it()", "test_it(nixl_settings)"))
     run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1").assert_outcomes(passed=1)
 
@@ -170,8 +170,8 @@ def test_settings_load_nothing_either(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("test", "code"), [(NOT_OURS, 0), ("def test_it(): assert False", 1), ("x = 1", 5)], ids=["pass", "fail", "none"]
 )
-def test_what_nobody_asked_for_shows_nothing(pytester: pytest.Pytester, test: str, code: int) -> None:
-    """A run with the plugin writes what one without it writes, also where our variables are set, even wrong ones."""
+def test_an_unused_plugin_shows_nothing(pytester: pytest.Pytester, test: str, code: int) -> None:
+    """A run with the plugin has the same output as one without it, even if the plugin's variables are set wrongly."""
     pytester.makepyfile(test)
     environ = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "http://h:1/", "NIXL_WORKER_TYPE": "native"}
     runs = [
@@ -184,10 +184,10 @@ def test_what_nobody_asked_for_shows_nothing(pytester: pytest.Pytester, test: st
     assert [run.ret for run in runs] == [code, code]
 
 
-SUITES = "no NIXL check ran: these options are for the validation suites, which come with the plugin;"
+SUITES = "no NIXL check ran, because the validation suites were not selected; to run them"
 
 
-def test_where_there_is_no_test_it_says_what_to_type(pytester: pytest.Pytester) -> None:
+def test_a_run_without_tests_prints_the_command_to_type(pytester: pytest.Pytester) -> None:
     result = run_pytest(pytester, "--nixl-backend=UCX")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     said = place(result, SUITES)
@@ -195,7 +195,7 @@ def test_where_there_is_no_test_it_says_what_to_type(pytester: pytest.Pytester) 
     assert result.errlines == []
 
 
-def test_what_to_type_has_every_option_and_no_password(pytester: pytest.Pytester) -> None:
+def test_the_command_to_type_has_every_option_and_no_password(pytester: pytest.Pytester) -> None:
     given = ["--nixl-blocks=4KiB,8KiB", f"--nixl-etcd=http://u:{SECRET}@h:1", f"--nixl-etcd-user=root:{SECRET}"]
     result = run_pytest(pytester, *given)
     assert result.outlines[place(result, "type: ")] == (
@@ -205,14 +205,14 @@ def test_what_to_type_has_every_option_and_no_password(pytester: pytest.Pytester
     assert SECRET not in result.stdout.str()
 
 
-def test_a_test_that_fails_keeps_its_exit_code_beside_what_to_type(pytester: pytest.Pytester) -> None:
+def test_the_command_to_type_does_not_change_the_exit_code_of_a_failure(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): assert False")
     result = run_pytest(pytester, "--nixl-backend=UCX")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert place(result, SUITES)
 
 
-def test_a_test_of_somebody_elses_that_passes_keeps_its_exit_code(pytester: pytest.Pytester) -> None:
+def test_the_command_to_type_does_not_change_the_exit_code_of_a_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NOT_OURS)
     result = run_pytest(pytester, "--nixl-backend=UCX")
     result.assert_outcomes(passed=1)

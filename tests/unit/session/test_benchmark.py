@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in pytest-benchmark's files, and its own tools on them."""
+"""Rows in the files of pytest-benchmark, and the tools of pytest-benchmark on these files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(path: Path, *arguments: str) -> dict[str, Any]:
     return row
 
 
-def test_a_row_is_recorded_under_its_key_with_its_figures(tmp_path: Path) -> None:
+def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None:
     row = record(tmp_path / "run.json")
     extra, stats = row["extra_info"], row["stats"]
     assert row["fullname"] == row["name"] == extra["key"] == KEY
@@ -41,7 +41,7 @@ def test_a_row_is_recorded_under_its_key_with_its_figures(tmp_path: Path) -> Non
     assert extra["initiator_ucx"][:2] == "1."
 
 
-def test_two_runs_compare_by_key(tmp_path: Path) -> None:
+def test_two_runs_are_compared_by_row_key(tmp_path: Path) -> None:
     for name in ("one", "two"):
         record(tmp_path / f"{name}.json")
     done = subprocess.run(
@@ -53,7 +53,7 @@ def test_two_runs_compare_by_key(tmp_path: Path) -> None:
     assert "1 tests" not in done.stdout
 
 
-def test_autosave_and_compare_in_the_run_work(tmp_path: Path) -> None:
+def test_autosave_and_compare_work_within_a_run(tmp_path: Path) -> None:
     storage = f"--benchmark-storage={tmp_path}"
     for options in (("--benchmark-autosave",), ("--benchmark-compare",)):
         done = bandwidth("--nixl-op=WRITE", storage, *options)
@@ -61,7 +61,7 @@ def test_autosave_and_compare_in_the_run_work(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("0001_*.json"))) == 1
 
 
-def test_benchmark_only_measures_the_rows() -> None:
+def test_benchmark_only_runs_only_the_rows() -> None:
     done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
     assert done.code == 0
@@ -71,7 +71,7 @@ def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = bandwidth("--benchmark-disable", "--nixl-op=WRITE", f"--benchmark-json={path}")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
-    # Versions of pytest-benchmark leave no file, an empty one, or one with no benchmark in it.
+    # Depending on its version, pytest-benchmark writes no file, an empty one, or one without a benchmark.
     text = path.read_text() if path.exists() else ""
     assert not text or not json.loads(text)["benchmarks"]
 
@@ -104,7 +104,7 @@ def test_the_wheel_carries_the_suites_and_profiles(tmp_path: Path) -> None:
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "*.egg-info", "build", "__pycache__"))
     subprocess.run([*build, f"--target={site}", str(source)], check=True, capture_output=True)
     path = tmp_path / "run.json"
-    # The copy in the wheel comes first on the path, and its own entry point is the one that loads.
+    # The copy in the wheel comes first on the path, and its entry point is loaded.
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites.bandwidth",
          "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-v", f"--benchmark-json={path}"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which profile a run takes that names none, and what becomes of one that expects nothing."""
+"""The profile of a run that names none, and runs with a profile that expects nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.apart
 
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
-    """A host of which ``/sys`` lists these RDMA devices: a stand-in, because no such card is here."""
+    """Return a stand-in for a host whose ``/sys`` lists these RDMA devices."""
     for device in devices:
         (root / RDMA_DEVICES / device).mkdir(parents=True)
     if product:
@@ -26,23 +26,23 @@ def host(root: Path, *devices: str, product: str = "") -> Path:
 
 
 @pytest.mark.parametrize("backends", [("UCX",), ("UCX", "LIBFABRIC"), ("POSIX",)])
-def test_shared_memory_of_one_host_is_the_default(tmp_path: Path, backends: tuple[str, ...]) -> None:
+def test_the_default_expects_shared_memory_of_one_host(tmp_path: Path, backends: tuple[str, ...]) -> None:
     assert default_profile(backends, host(tmp_path, "rdmap0s0", product="p5.48xlarge")) == ("loopback", "")
 
 
-def test_libfabric_without_an_rdma_device_is_judged_as_tcp(tmp_path: Path) -> None:
+def test_libfabric_without_an_rdma_device_gets_the_tcp_profile(tmp_path: Path) -> None:
     name, why = default_profile(("LIBFABRIC",), host(tmp_path, product="p5.48xlarge"))
     assert name == "tcp-loopback"
     assert "no RDMA device" in why
 
 
-def test_libfabric_on_an_instance_that_is_known_is_judged_by_its_profile(tmp_path: Path) -> None:
+def test_libfabric_on_a_known_instance_gets_its_profile(tmp_path: Path) -> None:
     name, why = default_profile(("LIBFABRIC",), host(tmp_path, "rdmap0s0", product="p5.48xlarge"))
-    assert (name, why) == ("p5.48xlarge", "this host says that it is a p5.48xlarge")
+    assert (name, why) == ("p5.48xlarge", "this host's product name is p5.48xlarge")
 
 
 @pytest.mark.parametrize("product", ["", "p4d.24xlarge", "../loopback", "no-such-machine"])
-def test_libfabric_over_a_card_that_is_not_known_is_not_accused_of_its_transport(tmp_path: Path, product: str) -> None:
+def test_libfabric_over_an_unknown_card_gets_no_expected_transport(tmp_path: Path, product: str) -> None:
     name, why = default_profile(("LIBFABRIC",), host(tmp_path, "mlx5_0", product=product))
     assert name == "loopback"
     assert "mlx5_0" in why
@@ -50,7 +50,7 @@ def test_libfabric_over_a_card_that_is_not_known_is_not_accused_of_its_transport
     assert accepted == {None}
 
 
-def test_the_header_tells_where_the_default_is_from() -> None:
+def test_the_header_shows_the_reason_for_the_default() -> None:
     done = run("--collect-only", "-q", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
     name, why = default_profile(("LIBFABRIC",))
     assert f"  --nixl-profile={name} (default: {why})" in done.output
@@ -61,12 +61,12 @@ def test_the_header_tells_where_the_default_is_from() -> None:
 SILENT = [name for name in bundled_profiles() if not load_profile(name).expectations]
 
 
-def test_there_are_profiles_that_expect_nothing() -> None:
+def test_some_profiles_expect_nothing() -> None:
     assert "p4d.24xlarge" in SILENT
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_a_profile_that_expects_nothing_says_so_when_it_is_loaded(name: str) -> None:
+def test_a_profile_that_expects_nothing_is_reported_in_the_header(name: str) -> None:
     assert silence(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
     done = run("suites/infrastructure/test_etcd.py", "--collect-only", "-q", f"--nixl-profile={name}")
     assert f"the profile {name!r} has no [[expect]]" in done.output
@@ -74,15 +74,15 @@ def test_a_profile_that_expects_nothing_says_so_when_it_is_loaded(name: str) -> 
 
 
 @pytest.mark.parametrize("selection", [BANDWIDTH, "suites"])
-def test_a_gate_refuses_to_measure_rows_by_a_profile_that_expects_nothing(selection: str) -> None:
+def test_the_gate_refuses_rows_with_a_profile_that_expects_nothing(selection: str) -> None:
     done = run(selection, "--nixl-gate", "--nixl-profile=p4d.24xlarge")
     assert "ERROR: --nixl-gate is refused: the profile 'p4d.24xlarge' has no [[expect]]" in done.output
     assert "pytest-nixl profile learn run1.json run2.json run3.json" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
-def test_a_gate_judges_the_machine_by_a_profile_that_expects_nothing_of_rows() -> None:
-    """Its required checks and hardware are there to be judged by; this host lacks them."""
+def test_the_gate_judges_the_machine_with_a_profile_that_expects_nothing_of_rows() -> None:
+    """Such a profile still has required checks and hardware, which this host does not have."""
     done = run("suites/infrastructure/test_rdma.py", "--nixl-gate", "--nixl-profile=p4d.24xlarge")
     assert "is refused" not in done.output
     assert "NIXL gate: FAIL" in done.output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With --nixl-gate nothing goes green by accident: one test for each way in which it might."""
+"""With --nixl-gate no run passes by accident: one test for each way in which it might."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ GATE = "--nixl-gate"
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_would_measure_or_record_nothing_is_refused(arguments: tuple[str, ...], named: str) -> None:
+def test_options_that_measure_or_record_nothing_are_refused(arguments: tuple[str, ...], named: str) -> None:
     done = run(BANDWIDTH, GATE, *arguments, quiet="no:benchmark" not in arguments)
     assert f"ERROR: --nixl-gate is refused with {named}" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
-def test_one_rank_where_slurm_was_asked_for_two_and_started_none_is_refused() -> None:
+def test_a_process_outside_a_step_of_a_slurm_job_with_two_tasks_is_refused() -> None:
     done = bandwidth(GATE, env={"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
-    assert "ERROR: --nixl-gate is refused with SLURM_NTASKS=2 in the environment: 2 ranks were asked for" in done.output
+    assert "ERROR: --nixl-gate is refused with SLURM_NTASKS=2 in the environment: " in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
@@ -49,7 +49,7 @@ def test_one_rank_where_slurm_was_asked_for_two_and_started_none_is_refused() ->
     ],
     ids=lambda each: min(each),
 )
-def test_ranks_that_a_launcher_started_need_an_etcd_to_meet_in(environment: dict[str, str]) -> None:
+def test_ranks_started_by_a_launcher_need_an_etcd(environment: dict[str, str]) -> None:
     done = bandwidth(GATE, env=environment)
     assert "ERROR: 2 ranks meet in an etcd, and none is named: give --nixl-etcd URL, or" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
@@ -57,15 +57,15 @@ def test_ranks_that_a_launcher_started_need_an_etcd_to_meet_in(environment: dict
 
 def test_no_row_measured_fails() -> None:
     done = run("suites/bandwidth/test_raw.py", GATE, "--nixl-blocks=64KiB")
-    assert "MISSING bandwidth: no row was measured: there is nothing to accept" in done.output
+    assert "MISSING bandwidth: no row was measured" in done.output
     assert "NIXL gate: FAIL" in done.output
     assert done.code == 1
 
 
-def test_a_suite_alone_passes_on_a_healthy_machine_and_names_the_suites_that_were_not_chosen() -> None:
+def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites() -> None:
     done = run("suites/infrastructure", GATE)
     assert "MISSING" not in done.output
-    verdict = re.search(r"^NIXL gate: PASS.*suites not chosen: (.*)\)$", done.output, re.MULTILINE)
+    verdict = re.search(r"^NIXL gate: PASS.*suites not selected: (.*)\)$", done.output, re.MULTILINE)
     assert verdict is not None, done.output
     assert set(verdict[1].split(", ")) == set(checks_of_suites()) - {"infrastructure"}
     assert done.code == 0
@@ -81,7 +81,7 @@ def test_a_suite_alone_passes_on_a_healthy_machine_and_names_the_suites_that_wer
     ],
     ids=["-k", "--deselect", "--ignore", "node id"],
 )
-def test_a_required_check_that_is_left_out_of_a_chosen_suite_is_missing(
+def test_a_required_check_that_is_left_out_of_a_selected_suite_is_missing(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'nixl-loads', 'bandwidth']")
@@ -92,25 +92,24 @@ def test_a_required_check_that_is_left_out_of_a_chosen_suite_is_missing(
 
 def test_nothing_collected_fails(tmp_path: Path) -> None:
     done = run(str(tmp_path), GATE)
-    assert "MISSING whole-run: no check came to an answer: there is nothing to accept" in done.output
+    assert "MISSING whole-run: no check ran" in done.output
     assert done.code == 1
 
 
-def test_a_suite_of_which_everything_was_deselected_fails() -> None:
+def test_a_suite_without_selected_tests_fails() -> None:
     done = run("suites/infrastructure", GATE, "-k", "nothing_is_called_so")
-    assert "MISSING whole-run: no check came to an answer: there is nothing to accept" in done.output
+    assert "MISSING whole-run: no check ran" in done.output
     assert done.code == 1
 
 
-def test_a_required_check_of_nobody_known_is_missing_whatever_suite_was_chosen(tmp_path: Path) -> None:
+def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None:
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'fabric-answers']")
     done = run("suites/infrastructure/test_etcd.py", GATE, f"--nixl-profile={required}")
     assert re.findall(r"^MISSING ([\w-]+):", done.output, re.MULTILINE) == ["fabric-answers"]
     assert done.code == 1
 
 
-def test_the_checks_of_the_suites_are_those_that_their_tests_make() -> None:
-    """What is read from the files is what pytest collects: each check, in each suite."""
+def test_the_checks_read_from_the_files_are_those_that_pytest_collects() -> None:
     done = run("suites", "--collect-only", "-q", "-p", "list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
     collected = {tuple(line.split()[1:]) for line in done.output.splitlines() if line.startswith("CHECK ")}
@@ -136,10 +135,7 @@ def test_a_required_check_that_is_deselected_is_missing(tmp_path: Path) -> None:
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['etcd-answers', 'bandwidth']")
     done = run(BANDWIDTH, "suites/infrastructure", GATE, "--nixl-blocks=64KiB", "-k", "not etcd",
                f"--nixl-profile={required}")  # fmt: skip
-    assert (
-        "MISSING etcd-answers: the check 'etcd-answers' is required by the profile 'test' and did not run"
-        in done.output
-    )
+    assert re.search(r"^MISSING etcd-answers: .*'test' .*did not run$", done.output, re.MULTILINE)
     assert done.code == 1
 
 
@@ -157,27 +153,27 @@ def test_a_required_check_that_is_skipped_is_missing(tmp_path: Path, gate: tuple
     (tmp_path / "test_fabric.py").write_text(SKIPPED)
     required = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['fabric-answers']")
     done = run(BANDWIDTH, str(tmp_path), "--nixl-blocks=64KiB", f"--nixl-profile={required}", *gate)
-    missing = "MISSING fabric-answers: the check 'fabric-answers' is required by the profile 'test' and was skipped: no"
-    assert (missing in done.output) is bool(gate)
+    missing = re.search(r"^MISSING fabric-answers: .*'test' .*: no fabric here$", done.output, re.MULTILINE)
+    assert (missing is not None) is bool(gate)
     assert "NOT-APPLICABLE fabric-answers: no fabric here" in done.output
     assert done.code == code
 
 
 @pytest.mark.parametrize(("gate", "code"), [((), 0), ((GATE,), 1)], ids=["plain", "gate"])
-def test_memory_that_is_not_there_is_not_applicable_and_fails_the_gate(gate: tuple[str, ...], code: int) -> None:
+def test_missing_memory_is_not_applicable_and_fails_the_gate(gate: tuple[str, ...], code: int) -> None:
     done = bandwidth("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE", *gate)
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE"}
     assert "VRAM:VRAM needs" in done.output
     assert done.code == code
 
 
-def test_tests_that_are_planned_and_not_run_fail() -> None:
+def test_selected_tests_that_did_not_run_fail_the_gate() -> None:
     done = bandwidth(GATE, "--setup-plan")
     assert "no row was measured" in done.output
     assert done.code == 1
 
 
-def test_a_gate_set_in_the_ini_file_is_a_gate() -> None:
+def test_the_gate_can_be_set_in_the_ini_file() -> None:
     done = run("suites/infrastructure/test_etcd.py", "-o", "nixl_gate=yes")
     assert "NIXL gate: FAIL" in done.output
     assert done.code == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong value of any setting, wherever it comes from, ends in pytest's usage error, and that is one sentence."""
+"""A wrong value of a setting ends pytest with a usage error of one sentence, whatever the value's source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_OURS = "def test_it(): pass"
 
 @dataclass(frozen=True)
 class Wrong:
-    """Values of one setting, each with what is wrong with it."""
+    """Wrong values of one setting, each with the expected message."""
 
     field: str
     form: str
@@ -40,18 +40,16 @@ class Wrong:
 
 
 def _no_count(*values: str) -> dict[str, str]:
-    return {value: f"{value!r} is not a whole number above zero" for value in values}
+    return {value: f"{value!r} is not a positive integer" for value in values}
 
 
 def _too_many(text: str, most: int) -> str:
-    return f"{text} is more than {most}, the most that can be asked for"
+    return f"{text} is more than the maximum of {most}"
 
 
-#: What nobody means: numbers that no worker has memory for, and that Python itself refuses to read.
+#: Numbers that no worker has memory for, and numbers that Python itself refuses to convert.
 HUGE, ENDLESS = "1" + 18 * "0", 5000 * "9"
-TOO_LONG = {
-    text: f"{text!r} is more than 168 h, the longest time that can be asked for" for text in ("1000000h", "169h")
-}
+TOO_LONG = {text: f"{text!r} is more than the maximum of 168 h" for text in ("1000000h", "169h")}
 
 
 def _huge(most: int) -> dict[str, str]:
@@ -66,7 +64,7 @@ def _no_file(*values: str) -> dict[str, str]:
     return {value: f"there is no file {value!r}" for value in values}
 
 
-COUNTS = "a whole number above zero, or a list of them"
+COUNTS = "a positive integer, or a list of them"
 PEM = "an existing PEM file"
 PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 
@@ -75,12 +73,12 @@ WRONG = (
         "backend",
         "UCX, LIBFABRIC or POSIX (any case), or a list of them",
         {
-            "banana": "'banana' is no backend that this version can drive",
-            "expected": "'expected' is no backend that this version can drive",
-            "": "'' is no backend that this version can drive",
-            "UCX,": "'' is no backend that this version can drive",
+            "banana": "'banana' is not a supported backend",
+            "expected": "'expected' is not a supported backend",
+            "": "'' is not a supported backend",
+            "UCX,": "'' is not a supported backend",
             "UCX,ucx": "UCX is named twice",
-            "GDS": "'GDS' is no backend that this version can drive: it needs a GPU, the nvidia-fs driver and a file "
+            "GDS": "'GDS' is not a supported backend: it needs a GPU, the nvidia-fs driver and a file "
             "system with GPUDirect Storage",
         },
     ),
@@ -112,12 +110,20 @@ WRONG = (
     Wrong(
         "etcd_server",
         "auto | external | container | embedded",
-        {"banana": "'banana' is none of them", "expected": "'expected' is none of them", "": "'' is none of them"},
+        {
+            "banana": "'banana' is not one of the choices",
+            "expected": "'expected' is not one of the choices",
+            "": "'' is not one of the choices",
+        },
     ),
     Wrong(
         "etcd_image",
         "REPOSITORY[:TAG]",
-        {"a b": "'a b' is no image reference", " ": "' ' is no image reference", "": "'' is no image reference"},
+        {
+            "a b": "'a b' is not an image reference",
+            " ": "' ' is not an image reference",
+            "": "'' is not an image reference",
+        },
     ),
     Wrong("etcd_cacert", PEM, _no_file("/nowhere/ca.pem", "/", LONG, "")),
     Wrong("etcd_cert", PEM, _no_file("/nowhere/cert.pem", LONG, "")),
@@ -127,7 +133,7 @@ WRONG = (
         "NAME:PASSWORD",
         dict.fromkeys(
             (SECRET, f"{SECRET}:", f":{SECRET}", ":", ""),
-            "the name or the password is missing (what was given is not shown)",
+            "the name or the password is missing (the value is not shown)",
         ),
     ),
     Wrong(
@@ -142,23 +148,27 @@ WRONG = (
             "256.0.0.1:80": "'256.0.0.1:80' has the host '256.0.0.1', which is no IPv4 address",
         },
     ),
-    Wrong("ranks", "a whole number above zero", _no_count("0", "-1", "two", "1.5", "")),
-    Wrong("ranks", "a whole number above zero", {**_huge(65_536), "1000000000": _too_many("1000000000", 65_536)}),
+    Wrong("ranks", "a positive integer", _no_count("0", "-1", "two", "1.5", "")),
+    Wrong("ranks", "a positive integer", {**_huge(65_536), "1000000000": _too_many("1000000000", 65_536)}),
     Wrong("batch", COUNTS, _huge(1_000_000)),
     Wrong("depth", COUNTS, _huge(65_536)),
-    Wrong("iterations", "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)", _huge(100_000_000)),
-    Wrong("warmup", "a whole number", _huge(100_000_000)),
+    Wrong("iterations", "a positive integer, or auto (1000 up to 1 MiB, 100 above)", _huge(100_000_000)),
+    Wrong("warmup", "a non-negative integer", _huge(100_000_000)),
     Wrong("duration", TIME_FORM, TOO_LONG),
     Wrong("timeout", TIME_FORM, TOO_LONG),
     Wrong("join_timeout", TIME_FORM, TOO_LONG),
     Wrong("start_timeout", TIME_FORM, {**TOO_LONG, "0s": "'0s' is not above zero"}),
-    Wrong("rank", "a whole number", {text: f"{text!r} is no whole number" for text in ("-1", "one", "1.5", "")}),
+    Wrong(
+        "rank",
+        "a non-negative integer",
+        {text: f"{text!r} is not a non-negative integer of at most 6 digits" for text in ("-1", "one", "1.5", "")},
+    ),
     Wrong(
         "group",
-        "letters, digits, . _ and -",
-        {text: f"{text!r} is no name of 1 to 64 characters" for text in ("", "a b", "a/b", "x" * 65)},
+        "1 to 64 letters, digits, . _ or -",
+        {text: f"{text!r} is not a valid name" for text in ("", "a b", "a/b", "x" * 65)},
     ),
-    Wrong("group_token", "a text that is not empty", {"": "it is empty"}),
+    Wrong("group_token", "a text that is not empty", {"": "the token is empty"}),
     Wrong(
         "pairs",
         PAIRING_FORM,
@@ -172,14 +182,16 @@ WRONG = (
         },
     ),
     Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is no time"}),
-    Wrong("log_dir", "a directory, which is made where there is none", {"/dev/null": "'/dev/null' is no directory"}),
+    Wrong(
+        "log_dir", "a directory, which is created if it does not exist", {"/dev/null": "'/dev/null' is not a directory"}
+    ),
     Wrong(
         "op",
         "WRITE, READ or both separated by a comma",
         {
-            "COPY": "'COPY' is no operation",
-            "write,copy": "'copy' is no operation",
-            "": "'' is no operation",
+            "COPY": "'COPY' is not an operation",
+            "write,copy": "'copy' is not an operation",
+            "": "'' is not an operation",
             "READ,read": "READ is named twice",
         },
     ),
@@ -187,11 +199,11 @@ WRONG = (
         "memory",
         "a list of INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend",
         {
-            "DRAM": "'DRAM' is no pair of memory types",
-            "FILE:DRAM": "'FILE:DRAM' is no pair of memory types",
-            "DRAM:DISK": "'DRAM:DISK' is no pair of memory types",
-            "DRAM:VRAM:DRAM": "'DRAM:VRAM:DRAM' is no pair of memory types",
-            "": "'' is no pair of memory types",
+            "DRAM": "'DRAM' is not a pair of memory types",
+            "FILE:DRAM": "'FILE:DRAM' is not a pair of memory types",
+            "DRAM:DISK": "'DRAM:DISK' is not a pair of memory types",
+            "DRAM:VRAM:DRAM": "'DRAM:VRAM:DRAM' is not a pair of memory types",
+            "": "'' is not a pair of memory types",
             "DRAM:DRAM,dram:dram": "DRAM:DRAM is named twice",
         },
     ),
@@ -224,18 +236,18 @@ WRONG = (
             "4KiB,4096": "'4KiB,4096' names a size twice",
         },
     ),
-    Wrong("batch", COUNTS, {**_no_count("0", "-1", "1.5", "two", ""), "1,": "'' is not a whole number above zero"}),
+    Wrong("batch", COUNTS, {**_no_count("0", "-1", "1.5", "two", ""), "1,": "'' is not a positive integer"}),
     Wrong("batch", COUNTS, {"1,2,1": "1 is named twice"}),
     Wrong("depth", COUNTS, {**_no_count("0", "-1", "1.5", "two", "³", ""), "2,2": "2 is named twice"}),
     Wrong(
         "iterations",
-        "a whole number above zero, or auto (1000 up to 1 MiB, 100 above)",
+        "a positive integer, or auto (1000 up to 1 MiB, 100 above)",
         _no_count("0", "-1", "1.5", "two", "1,2", ""),
     ),
     Wrong(
         "warmup",
-        "a whole number",
-        {value: f"{value!r} is no whole number" for value in ("-1", "1.5", "ten", "1,2", "")},
+        "a non-negative integer",
+        {value: f"{value!r} is not a non-negative integer" for value in ("-1", "1.5", "ten", "1,2", "")},
     ),
     Wrong(
         "duration",
@@ -264,40 +276,44 @@ WRONG = (
         {
             "h999": "there is no profile 'h999'",
             "nowhere.toml": "there is no profile 'nowhere.toml'",
-            ".": "profile '.' is no file",
-            "": "profile '' is no file",
+            ".": "profile '.' is not a file",
+            "": "profile '' is not a file",
             LONG: f"profile {LONG!r} cannot be read (File name too long)",
         },
     ),
     Wrong(
         "devices",
-        "INITIATOR:TARGET as numbers of GPUs, or auto",
+        "INITIATOR:TARGET as GPU numbers, or auto",
         {
-            "0": "'0' is no pair of GPUs",
-            "0:1:2": "'0:1:2' is no pair of GPUs",
-            "-1:0": "'-1:0' is no pair of GPUs",
-            "all": "'all' is no pair of GPUs",
-            "": "'' is no pair of GPUs",
+            "0": "'0' is not a pair of GPU numbers",
+            "0:1:2": "'0:1:2' is not a pair of GPU numbers",
+            "-1:0": "'-1:0' is not a pair of GPU numbers",
+            "all": "'all' is not a pair of GPU numbers",
+            "": "'' is not a pair of GPU numbers",
         },
     ),
     Wrong(
         "nixlbench",
         "the path of a program",
         {
-            "nowhere": "'nowhere' is no file that can be executed",
-            "/etc/passwd": "'/etc/passwd' is no file that can be executed",
-            ".": "'.' is no file that can be executed",
-            "": "'' is no file that can be executed",
+            "nowhere": "'nowhere' is not an executable file",
+            "/etc/passwd": "'/etc/passwd' is not an executable file",
+            ".": "'.' is not an executable file",
+            "": "'' is not an executable file",
         },
     ),
     Wrong(
         "nixlbench_runtime",
         "auto | ETCD | ASIO",
-        {"MPI": "'MPI' is none of them", "etcd": "'etcd' is none of them", "": "'' is none of them"},
+        {
+            "MPI": "'MPI' is not one of the choices",
+            "etcd": "'etcd' is not one of the choices",
+            "": "'' is not one of the choices",
+        },
     ),
     Wrong(
         "nixlbench_args",
-        "flags of nixlbench as they are typed, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'",
+        "flags of nixlbench as on its command line, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'",
         {
             "MG": "'MG' is no flag",
             "--mode MG SG": "'SG' is no flag",
@@ -318,47 +334,51 @@ WRONG = (
         {
             "nowhere": "there is no directory 'nowhere'",
             "": "there is no directory ''",
-            "/etc": "'/etc' has none of them that can be executed",
+            "/etc": "directory '/etc' has no executable raw tool",
         },
     ),
-    Wrong("image", "REPOSITORY[:TAG][@DIGEST]", {"a b": "'a b' is no image reference"}),
+    Wrong("image", "REPOSITORY[:TAG][@DIGEST]", {"a b": "'a b' is not an image reference"}),
     Wrong(
         "baseline",
         "an existing file or directory, or else an image of the store",
-        {"a b": "'a b' is no image reference", "": "'' is no image reference"},
+        {"a b": "'a b' is not an image reference", "": "'' is not an image reference"},
     ),
     Wrong(
         "compare_image",
         "an image and then the command that its workers are started with, such as 'IMAGE env UCX_TLS=tcp'",
         {
-            "image:1": "'image:1' names no command after the image",
-            "": "'' names no command after the image",
-            "image:1 'env": '"image:1 \'env" is no command (No closing quotation)',
-            "'a b' env A=1": "'a b' is no image reference",
+            "image:1": "'image:1' has no command after the image",
+            "": "'' has no command after the image",
+            "image:1 'env": '"image:1 \'env" is not a command (No closing quotation)',
+            "'a b' env A=1": "'a b' is not an image reference",
         },
     ),
     Wrong(
         "max_regression",
         "a percentage, such as 5%",
         {
-            "5": "'5' is no percentage",
-            "five%": "'five%' is no percentage",
-            "-5%": "'-5%' is no percentage",
+            "5": "'5' is not a percentage",
+            "five%": "'five%' is not a percentage",
+            "-5%": "'-5%' is not a percentage",
             "0%": "'0%' is not between 0 % and 100 %",
             "100%": "'100%' is not between 0 % and 100 %",
         },
     ),
     Wrong(
         "min_launches",
-        "a whole number from 1 to 7, or auto (1; 5 where a comparison is asked for)",
+        "an integer from 1 to 7, or auto (1; 5 if runs are compared)",
         {**_no_count("0", "-1", "1.5", "many", ""), "8": _too_many("8", 7)},
     ),
-    Wrong("store", "a directory, which is made where there is none", {"/etc/passwd": "'/etc/passwd' is no directory"}),
+    Wrong(
+        "store",
+        "a directory, which is created if it does not exist",
+        {"/etc/passwd": "'/etc/passwd' is not a directory"},
+    ),
     Wrong(
         "report",
-        "paths in directories that exist, ending with .html, .csv, .prom",
+        "paths in existing directories, ending with .html, .csv, .prom",
         {
-            "report": "'report' ends with none of .html, .csv, .prom",
+            "report": "'report' does not end with one of .html, .csv, .prom",
             "a.html,a.html": "a.html is named twice",
             "/nowhere/a.html": "there is no directory '/nowhere'",
         },
@@ -374,7 +394,7 @@ WRONG_VALUES = [
 
 
 def sentence(result: pytest.RunResult) -> str:
-    """Return the one sentence with which a run was refused; nothing but that and pytest's own frame is written."""
+    """Return the one sentence that refused a run; nothing else is written except pytest's own lines."""
     errors = [line for line in result.errlines if line]
     assert len(errors) == 1, errors
     assert errors[0].startswith("ERROR: ")
@@ -411,13 +431,13 @@ def test_a_wrong_option_is_refused_in_one_sentence(
         ),
     ],
 )
-def test_a_row_that_does_not_fit_the_host_is_refused_with_the_bytes_wanted_and_there(
+def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_available(
     pytester: pytest.Pytester, arguments: tuple[str, ...], row: str, wanted: int
 ) -> None:
     said = sentence(run_pytest(pytester, *arguments, in_process=True))
     assert said.startswith(f"the largest row ({row}) needs ")
-    assert f"({wanted} bytes) of host memory here, and " in said
-    match = re.search(r"and \S+ \S+ \(([0-9]+) bytes\) by (?:MemAvailable|the limit of .*) are available", said)
+    assert f"({wanted} bytes) of host memory on this host, but " in said
+    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) by (?:MemAvailable|the limit of .*) are available", said)
     assert match is not None, said
     assert 0 <= int(match[1]) < wanted
 
@@ -427,14 +447,14 @@ def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_every_option_is_among_those_cases() -> None:
+def test_every_option_has_a_wrong_value_in_this_file() -> None:
     assert {wrong.field for wrong in WRONG} | {"gate", "keep_going"} == {item.field for item in OPTIONS}
 
 
 @pytest.mark.parametrize(
     "argument", ["--nixl-backend=banana", f"--nixl-etcd=http://u:{SECRET}@h:1/", "--nixl-blocks=8KiB..4KiB"]
 )
-def test_a_process_of_its_own_says_the_same(pytester: pytest.Pytester, argument: str) -> None:
+def test_a_separate_process_prints_the_same_message(pytester: pytest.Pytester, argument: str) -> None:
     here, alone = (run_pytest(pytester, argument, in_process=where) for where in (True, False))
     assert sentence(here) == sentence(alone)
     assert here.outlines == alone.outlines == []
@@ -451,47 +471,48 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
     [
         pytest.param(
             ("--nixl-etcd-server=external",),
-            "--nixl-etcd-server=external needs an address: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS",
+            "--nixl-etcd-server=external needs an endpoint: give --nixl-etcd URL or set NIXL_ETCD_ENDPOINTS",
             id="external-without-address",
         ),
         pytest.param(
             ("--nixl-etcd-server=embedded", "--nixl-etcd=http://h:1"),
-            "--nixl-etcd names an etcd that is there already, and --nixl-etcd-server=embedded asks for one of our own: "
-            "give one of the two",
+            "--nixl-etcd names an existing etcd, but --nixl-etcd-server=embedded starts a new one: give only one of "
+            "the two",
             id="embedded-with-address",
         ),
         pytest.param(
             ("--nixl-etcd-server=container", f"--nixl-etcd=http://u:{SECRET}@h:1"),
-            "--nixl-etcd names an etcd that is there already, and --nixl-etcd-server=container asks for one of our "
-            "own: give one of the two",
+            "--nixl-etcd names an existing etcd, but --nixl-etcd-server=container starts a new one: give only one of "
+            "the two",
             id="container-with-address",
         ),
         pytest.param(
             ("--nixl-etcd-cert=here.pem",),
-            "--nixl-etcd-cert=here.pem (option) is of no use alone: "
-            "expected --nixl-etcd-key FILE or ETCDCTL_KEY beside it",
+            "--nixl-etcd-cert=here.pem (option) cannot be used alone: "
+            "expected --nixl-etcd-key FILE or ETCDCTL_KEY as well",
             id="cert-without-key",
         ),
         pytest.param(
             ("--nixl-etcd-key=here.pem",),
-            "--nixl-etcd-key=here.pem (option) is of no use alone: "
-            "expected --nixl-etcd-cert FILE or ETCDCTL_CERT beside it",
+            "--nixl-etcd-key=here.pem (option) cannot be used alone: "
+            "expected --nixl-etcd-cert FILE or ETCDCTL_CERT as well",
             id="key-without-cert",
         ),
         pytest.param(
             ("--nixl-baseline=here.pem", "--nixl-compare-image=nixl:1 env A=1"),
-            "--nixl-baseline judges by a run of another time and --nixl-compare-image by one made now: give one of the two",
+            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only one of the "
+            "two",
             id="baseline-and-against",
         ),
         pytest.param(
             ("--nixl-baseline=nixl:1",),
-            "--nixl-baseline=nixl:1 is no path, and an image is looked up in the store: expected --nixl-store DIR "
-            "beside it, or the path of a record",
+            "--nixl-baseline=nixl:1 is not an existing path, and an image is looked up in the store: expected "
+            "--nixl-store DIR as well, or the path of a record",
             id="image-without-store",
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(
+def test_contradicting_settings_are_refused(
     pytester: pytest.Pytester, arguments: tuple[str, ...], expected: str
 ) -> None:
     pytester.path.joinpath("here.pem").touch()
@@ -557,7 +578,7 @@ def test_a_wrong_switch_in_an_ini_file_is_refused(pytester: pytest.Pytester) -> 
     assert sentence(run_pytest(pytester, in_process=True)) == expected
 
 
-def test_a_wrong_ini_value_does_not_matter_beside_an_option(pytester: pytest.Pytester) -> None:
+def test_an_option_overrides_a_wrong_ini_value(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nnixl_blocks = many")
     assert run_pytest(pytester, "--nixl-blocks=4KiB", in_process=True).ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -565,7 +586,7 @@ def test_a_wrong_ini_value_does_not_matter_beside_an_option(pytester: pytest.Pyt
 ENVIRONMENTS = [
     pytest.param(
         {"NIXL_BACKEND": "banana"},
-        "environment variable NIXL_BACKEND: 'banana' is no backend that this version can drive: "
+        "environment variable NIXL_BACKEND: 'banana' is not a supported backend: "
         "expected UCX, LIBFABRIC or POSIX (any case), or a list of them",
         id="NIXL_BACKEND",
     ),
@@ -576,13 +597,13 @@ ENVIRONMENTS = [
     ),
     pytest.param(
         {"ETCDCTL_CERT": __file__},
-        f"--nixl-etcd-cert={__file__} (environment ETCDCTL_CERT) is of no use alone: "
-        "expected --nixl-etcd-key FILE or ETCDCTL_KEY beside it",
+        f"--nixl-etcd-cert={__file__} (environment ETCDCTL_CERT) cannot be used alone: "
+        "expected --nixl-etcd-key FILE or ETCDCTL_KEY as well",
         id="ETCDCTL_CERT",
     ),
     pytest.param(
         {"ETCDCTL_USER": SECRET},
-        "environment variable ETCDCTL_USER: the name or the password is missing (what was given is not shown): "
+        "environment variable ETCDCTL_USER: the name or the password is missing (the value is not shown): "
         "expected NAME:PASSWORD",
         id="ETCDCTL_USER",
     ),
@@ -590,7 +611,7 @@ ENVIRONMENTS = [
 
 
 @pytest.mark.parametrize(("env", "expected"), ENVIRONMENTS)
-def test_a_wrong_variable_ends_a_run_that_has_a_test_of_ours(
+def test_a_wrong_variable_ends_a_run_with_a_test_of_the_plugin(
     pytester: pytest.Pytester, env: dict[str, str], expected: str
 ) -> None:
     pytester.makepyfile(OURS)
@@ -600,7 +621,7 @@ def test_a_wrong_variable_ends_a_run_that_has_a_test_of_ours(
 
 
 @pytest.mark.parametrize(("env", "expected"), ENVIRONMENTS)
-def test_a_wrong_variable_does_not_touch_a_run_without_a_test_of_ours(
+def test_a_wrong_variable_does_not_affect_a_run_without_tests_of_the_plugin(
     pytester: pytest.Pytester, env: dict[str, str], expected: str
 ) -> None:
     pytester.makepyfile(NOT_OURS)
@@ -615,7 +636,7 @@ def test_a_wrong_variable_does_not_touch_a_run_without_a_test_of_ours(
 USES_ETCD = "def test_it(nixl_etcd): raise AssertionError('it has run')"
 
 
-def test_a_container_where_no_engine_answers_is_refused_before_a_test_runs(pytester: pytest.Pytester) -> None:
+def test_a_container_is_refused_before_tests_run_if_no_engine_answers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(USES_ETCD)
     result = run_pytest(
         pytester,
@@ -628,7 +649,7 @@ def test_a_container_where_no_engine_answers_is_refused_before_a_test_runs(pytes
     result.stdout.no_fnmatch_line("*it has run*")
 
 
-def test_an_image_that_is_not_there_is_refused_before_a_test_runs(pytester: pytest.Pytester) -> None:
+def test_a_missing_image_is_refused_before_tests_run(pytester: pytest.Pytester) -> None:
     engine_image()
     pytester.makepyfile(USES_ETCD)
     image = "--nixl-etcd-image=registry.invalid/etcd:v0"
@@ -638,7 +659,7 @@ def test_an_image_that_is_not_there_is_refused_before_a_test_runs(pytester: pyte
     result.stdout.no_fnmatch_line("*it has run*")
 
 
-def test_an_engine_is_not_asked_where_no_test_needs_it(pytester: pytest.Pytester) -> None:
+def test_an_engine_is_not_contacted_if_no_test_needs_it(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OURS)
     env = {"DOCKER_HOST": "unix:///nonexistent.sock"}
     run_pytest(pytester, "--nixl-etcd-server=container", env=env).assert_outcomes(passed=1)
@@ -656,7 +677,7 @@ def test_every_option_is_in_the_help_with_its_form_and_default(pytester: pytest.
 
 
 @pytest.mark.parametrize("value", ["--check_consistency=1", "--mode=MG", "--recreate_xfer", "--a_b=c d", "a", ""])
-def test_flags_of_nixlbench_may_be_a_word_of_their_own(value: str) -> None:
+def test_flags_of_nixlbench_may_be_a_separate_word(value: str) -> None:
     words = ["suites", TAKES_FLAGS, value, "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
     join_flags(words)
     assert words == ["suites", f"{TAKES_FLAGS}={value}", "-x", f"{TAKES_FLAGS}={value}", "--", TAKES_FLAGS]
@@ -665,6 +686,6 @@ def test_flags_of_nixlbench_may_be_a_word_of_their_own(value: str) -> None:
 @pytest.mark.parametrize(
     ("words", "what"), [([], "nothing"), (["--nixl-gate"], "'--nixl-gate'"), (["--verbose"], "'--verbose'")]
 )
-def test_flags_of_nixlbench_that_are_not_there_are_a_usage_error(words: list[str], what: str) -> None:
+def test_missing_flags_of_nixlbench_are_a_usage_error(words: list[str], what: str) -> None:
     with pytest.raises(pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {what}: expected flags of nixlbench"):
         join_flags([TAKES_FLAGS, *words])

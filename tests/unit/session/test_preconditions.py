@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The infrastructure runs first, and a check of it that must hold ends the run, on every rank."""
+"""The infrastructure suite runs first, and a failed required check of it ends the run on every rank."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ SUITES = ("suites", "--nixl-blocks=64KiB")
 
 
 def processor_seconds() -> float:
-    """Seconds of processor time that this process's ended children have used."""
+    """Return the seconds of CPU time that this process's ended children have used."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def ended(done: Finished) -> str:
-    """The reason for which pytest says that it stopped."""
-    found = re.search(r"^!+ (the run ended at the check .*) !+$", done.output, re.MULTILINE)
+    """Return the reason with which pytest stopped."""
+    found = re.search(r"^!+ (the run ended because the check .*) !+$", done.output, re.MULTILINE)
     return found[1] if found else ""
 
 
 @pytest.mark.parametrize("gate", [(), ("--nixl-gate",)], ids=["plain", "gate"])
-def test_an_etcd_that_is_not_there_ends_the_run_before_the_first_row(gate: tuple[str, ...]) -> None:
+def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, ...]) -> None:
     began, worked = time.monotonic(), processor_seconds()
     done = run(*SUITES, *gate, env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    # Ten seconds of a quiet machine: on a busy one the same work takes longer, and nothing may wait for a deadline.
+    # CPU time does not depend on contention. The wall-clock limit shows that nothing waits for a deadline.
     assert processor_seconds() - worked < 10
     assert time.monotonic() - began < 300
-    assert "the check 'etcd-answers', which the profile 'loopback' requires" in ended(done)
+    assert "the check 'etcd-answers' failed, which the profile 'loopback' requires" in ended(done)
     assert ended(done).endswith(f"etcd at {NOTHING}: connection refused, nothing listens there")
     assert done.verdicts == {}
-    # What did not run is one sentence, under the gate too.
+    # The tests that did not run are one sentence, also with the gate.
     [told] = [line for line in done.output.splitlines() if re.match(r"NIXL (verdict|gate): ", line)][-1:]
-    assert re.search(r": FAIL, INTERRUPTED after \d+ of \d+ checks: the run ended at .*: \d+ tests did not run; ", told)
+    assert re.search(
+        r": FAIL, INTERRUPTED after \d+ of \d+ checks: the run ended because .*: \d+ tests did not run; ", told
+    )
     assert done.output.count("MISSING whole-run:") == len(gate)
     assert "NIXL gate: PASS" not in done.output
     assert done.code == 1
@@ -56,17 +58,17 @@ def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row() -> None:
     assert done.verdicts == {}
 
 
-def test_an_endpoint_that_only_nixl_cannot_read_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
-    """An etcd that our own client reaches is not yet one that NIXL reaches."""
+def test_an_endpoint_that_only_nixl_cannot_parse_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
+    """NIXL may be unable to reach an etcd that the plugin's own client reaches."""
     required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['endpoints-well-formed']")
     done = run(*SUITES, f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": f"{NOTHING}/"})
     assert "the check 'endpoints-well-formed'" in ended(done)
-    assert "FAIL endpoints-healthy" in done.output  # the other checks of the endpoints say what else is wrong
+    assert "FAIL endpoints-healthy" in done.output  # the other endpoint checks ran too
     assert done.verdicts == {}
     assert done.code == 1
 
 
-def test_keep_going_measures_the_rows_all_the_same() -> None:
+def test_keep_going_measures_the_rows_anyway() -> None:
     done = run("suites/infrastructure/test_etcd.py", "suites/bandwidth/test_bandwidth.py", "--nixl-blocks=64KiB",
                "--nixl-keep-going", env={"NIXL_ETCD_ENDPOINTS": NOTHING})  # fmt: skip
     assert ended(done) == ""
@@ -75,7 +77,7 @@ def test_keep_going_measures_the_rows_all_the_same() -> None:
     assert done.code == 1
 
 
-def test_a_check_that_is_not_required_ends_nothing(tmp_path: Path) -> None:
+def test_a_check_that_is_not_required_does_not_end_the_run(tmp_path: Path) -> None:
     required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['bandwidth']")
     done = run("suites/infrastructure/test_etcd.py", "suites/bandwidth/test_bandwidth.py", "--nixl-blocks=64KiB",
                f"--nixl-profile={required}", env={"NIXL_ETCD_ENDPOINTS": NOTHING})  # fmt: skip
@@ -83,14 +85,14 @@ def test_a_check_that_is_not_required_ends_nothing(tmp_path: Path) -> None:
     assert set(done.verdicts) == {"WRITE 64KiB", "READ 64KiB"}
 
 
-def test_a_required_check_that_is_the_last_test_ends_nothing() -> None:
+def test_a_required_check_that_is_the_last_test_does_not_interrupt_the_run() -> None:
     done = run("suites/infrastructure/test_etcd.py::test_etcd_answers", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
     assert ended(done) == ""
     assert "ERROR etcd-answers" in done.output
     assert done.code == 1
 
 
-def test_infrastructure_runs_first_and_what_is_required_of_it_before_the_rest() -> None:
+def test_required_infrastructure_checks_run_first() -> None:
     done = run("suites", "--collect-only", "-q", "-p", "no:randomly")
     files = [line.partition("::")[0] for line in done.output.splitlines() if line.startswith("suites/")]
     tests = [line for line in done.output.splitlines() if line.startswith("suites/")]
@@ -104,12 +106,12 @@ def test_infrastructure_runs_first_and_what_is_required_of_it_before_the_rest() 
     count = folders.count("infrastructure")
     assert count > 20
     assert set(folders[:count]) == {"infrastructure"}
-    # All else is where it was: links vary slowest.
+    # All other tests keep their order: links vary slowest.
     assert folders[count:] == sorted(folders[count:])
 
 
 def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path) -> None:
-    """Two ranks, and hardware that the profile wants and this host lacks: no card carries bytes for NIXL."""
+    """Two ranks, with a profile that requires RDMA devices, which this host does not have."""
     required = tmp_path / "p.toml"
     required.write_text(
         '[profile]\nname = "test"\n[required]\nchecks = ["rdma-devices"]\n'
@@ -137,4 +139,4 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
     assert [each.code for each in done] == [1, 1], "\n".join(each.output for each in done)
     assert "the check 'rdma-devices'" in ended(done[0])
     assert done[0].verdicts == {}
-    assert "MISSING: whole-run: the run ended at the check 'rdma-devices'" in done[1].output
+    assert "MISSING: whole-run: the run ended because the check 'rdma-devices'" in done[1].output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How settings are read: an option wins over an ini value, and that over the environment; each tells its source."""
+"""Reading of settings: an option wins over an ini value, an ini value over the environment; each has its source."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ EACH = pytest.mark.parametrize("name", TEXTS)
 
 @pytest.fixture(autouse=True)
 def files(pytester: pytest.Pytester) -> None:
-    """The files that settings name."""
+    """Create the files that the settings of this file name."""
     pytester.path.joinpath("here.pem").touch()
     pytester.mkdir("raw").joinpath("ucx_perftest").touch(0o755)
     pytester.path.joinpath("own.toml").write_text('[profile]\nname = "own"\n')
@@ -141,7 +141,7 @@ def files(pytester: pytest.Pytester) -> None:
 def configure(
     pytester: pytest.Pytester, options: Mapping[str, str] | None = None, ini: Mapping[str, str] | None = None
 ) -> pytest.Config:
-    """Return pytest's own configuration for settings that are typed, and those of an ini file."""
+    """Return pytest's configuration with these options on the command line and these values in an ini file."""
     pytester.makeini("\n".join(["[pytest]", *(f"nixl_{name} = {text}" for name, text in (ini or {}).items())]))
     flags = {item.field: item.flag for item in OPTIONS}
     typed = [flags[name] if name in SWITCHES else f"{flags[name]}={text}" for name, text in (options or {}).items()]
@@ -157,7 +157,7 @@ def read(
     return read_settings(configure(pytester, options, ini), environ or {})
 
 
-def test_the_tables_of_this_file_are_complete() -> None:
+def test_every_setting_has_a_text_in_this_file() -> None:
     names = {item.field for item in OPTIONS}
     assert set(TEXTS) == set(DEFAULTS) == names
     assert names == {item.name for item in fields(Settings)} - {"sources", "ignored"}
@@ -226,7 +226,7 @@ def test_which_variables_are_read() -> None:
 
 
 @pytest.mark.parametrize("variable", ["NIXL_BACKEND", "NIXL_ETCD_ENDPOINTS", "NIXL_TARGET_SEG_TYPE", "ETCDCTL_USER"])
-def test_an_empty_variable_is_none(pytester: pytest.Pytester, variable: str) -> None:
+def test_an_empty_variable_counts_as_not_set(pytester: pytest.Pytester, variable: str) -> None:
     settings = read(pytester, environ={variable: ""})
     assert set(settings.sources.values()) == {"default"}
     assert settings.ignored == ()
@@ -239,7 +239,7 @@ def test_the_process_environment_is_read(pytester: pytest.Pytester, monkeypatch:
 
 @pytest.mark.parametrize("variable", ["NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS"])
 @pytest.mark.parametrize("text", ["http://h:1/", "no address at all", "h:1,,h:2"])
-def test_malformed_endpoints_of_the_deployment_are_taken_as_they_are(
+def test_malformed_endpoints_of_the_deployment_are_accepted(
     pytester: pytest.Pytester, variable: str, text: str
 ) -> None:
     settings = read(pytester, environ={variable: text})
@@ -248,14 +248,14 @@ def test_malformed_endpoints_of_the_deployment_are_taken_as_they_are(
 
 
 @pytest.mark.parametrize("how", ["options", "ini"])
-def test_an_etcd_that_a_person_gave_is_not_the_deployments(pytester: pytest.Pytester, how: str) -> None:
+def test_an_etcd_given_by_option_or_ini_is_not_the_deployments(pytester: pytest.Pytester, how: str) -> None:
     given: dict[str, Any] = {how: {"etcd": "http://h:1"}}
     settings = read(pytester, **given)
     assert settings.etcd == "http://h:1"
     assert not settings.etcd_is_deployments
 
 
-def test_of_two_variables_the_second_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+def test_the_second_of_two_variables_is_reported_as_ignored(pytester: pytest.Pytester) -> None:
     settings = read(
         pytester,
         environ={"NIXL_ETCD_ENDPOINTS": "http://first:1", "ETCD_ENDPOINTS": f"http://u:{SECRET}@second:2"},
@@ -266,7 +266,7 @@ def test_of_two_variables_the_second_is_named_as_ignored(pytester: pytest.Pytest
     )
 
 
-def test_variables_that_an_option_overrides_are_named_as_ignored(pytester: pytest.Pytester) -> None:
+def test_variables_that_an_option_overrides_are_reported_as_ignored(pytester: pytest.Pytester) -> None:
     settings = read(
         pytester,
         {"etcd": "http://typed:1", "etcd_user": "root:typed", "backend": "UCX"},
@@ -286,14 +286,14 @@ def test_variables_that_an_option_overrides_are_named_as_ignored(pytester: pytes
 
 
 @pytest.mark.parametrize("text", ["DRAM", "VRAM", "vram"])
-def test_the_targets_memory_by_variable(pytester: pytest.Pytester, text: str) -> None:
+def test_a_variable_sets_the_targets_memory(pytester: pytest.Pytester, text: str) -> None:
     settings = read(pytester, environ={"NIXL_TARGET_SEG_TYPE": text})
     assert settings.memory == (MemoryPair("DRAM", text.upper()),)
     assert settings.sources["memory"] == "environment NIXL_TARGET_SEG_TYPE"
     assert settings.ignored == ()
 
 
-def test_another_targets_memory_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+def test_an_unknown_memory_of_the_target_is_reported_as_ignored(pytester: pytest.Pytester) -> None:
     settings = read(pytester, environ={"NIXL_TARGET_SEG_TYPE": "RDMA"})
     assert settings.memory == (MemoryPair("DRAM", "DRAM"),)
     assert settings.sources["memory"] == "default"
@@ -301,7 +301,7 @@ def test_another_targets_memory_is_named_as_ignored(pytester: pytest.Pytester) -
 
 
 @pytest.mark.parametrize(("how", "source"), [("options", "option"), ("ini", "ini")])
-def test_the_targets_memory_is_named_as_ignored_beside_a_memory_that_is_given(
+def test_the_targets_memory_is_reported_as_ignored_if_the_memory_is_given(
     pytester: pytest.Pytester, how: str, source: str
 ) -> None:
     given: dict[str, Any] = {how: {"memory": "DRAM:DRAM"}}
@@ -310,14 +310,14 @@ def test_the_targets_memory_is_named_as_ignored_beside_a_memory_that_is_given(
     assert settings.ignored == (f"NIXL_TARGET_SEG_TYPE=VRAM is set and ignored: --nixl-memory is given ({source})",)
 
 
-def test_another_kind_of_worker_is_named_as_ignored(pytester: pytest.Pytester) -> None:
+def test_another_worker_type_is_reported_as_ignored(pytester: pytest.Pytester) -> None:
     expected = "NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL"
     assert read(pytester, environ={"NIXL_WORKER_TYPE": "native"}).ignored == (expected,)
     assert read(pytester, environ={"NIXL_WORKER_TYPE": "NIXL"}).ignored == ()
 
 
 @pytest.mark.parametrize("how", ["options", "ini", "environ"])
-def test_secrets_are_shown_nowhere(pytester: pytest.Pytester, how: str) -> None:
+def test_no_secret_is_shown(pytester: pytest.Pytester, how: str) -> None:
     secrets = {"etcd": f"http://root:{SECRET}@h:1,http://root:{SECRET}@g:1", "etcd_user": f"root:{SECRET}"}
     variables = {"NIXL_ETCD_ENDPOINTS": secrets["etcd"], "ETCDCTL_USER": secrets["etcd_user"]}
     given: dict[str, Any] = {how: variables if how == "environ" else secrets}
@@ -338,7 +338,7 @@ def test_a_malformed_address_of_the_deployment_shows_no_password(pytester: pytes
     assert SECRET not in repr(settings)
 
 
-def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> None:
+def test_given_options_hide_secrets(pytester: pytest.Pytester) -> None:
     typed = {
         "etcd_user": f"root:{SECRET}",
         "etcd": f"http://root:{SECRET}@h:1",
@@ -355,8 +355,7 @@ def test_what_was_typed_is_told_without_secrets(pytester: pytest.Pytester) -> No
     }
 
 
-def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
-    """What the header shows of a setting is what would be typed for it."""
+def test_each_setting_in_the_header_can_be_typed(pytester: pytest.Pytester) -> None:
     left_out = ("etcd_user", "group_token", *SWITCHES, *APART)
     first = read(pytester, {name: text for name, (text, _) in TEXTS.items() if name not in left_out})
     shown = dict(line.removeprefix("--nixl-").rsplit(" (", 1)[0].split("=", 1) for line in setting_lines(first))
@@ -375,7 +374,7 @@ def test_each_line_can_be_typed(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"), [("0", "0s"), ("100ns", "0.0000001s"), ("100h", "360000s"), ("0.1234567s", "0.1234567s")]
 )
-def test_times_are_shown_as_they_may_be_typed(pytester: pytest.Pytester, text: str, shown: str) -> None:
+def test_times_are_shown_in_a_form_that_can_be_typed(pytester: pytest.Pytester, text: str, shown: str) -> None:
     assert f"--nixl-duration={shown} (option)" in setting_lines(read(pytester, {"duration": text}))
     assert f"--nixl-duration={shown} (option)" in setting_lines(read(pytester, {"duration": shown}))
 
@@ -386,14 +385,14 @@ def test_settings_are_frozen(pytester: pytest.Pytester) -> None:
         settings.gate = True  # type: ignore[misc]
 
 
-def test_etcdctls_user_and_password_may_come_apart(pytestconfig: pytest.Config) -> None:
+def test_the_user_and_password_of_etcdctl_may_be_two_variables(pytestconfig: pytest.Config) -> None:
     apart = {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": "secret"}
     assert read_settings(pytestconfig, apart).etcd_user == "root:secret"
     together = {"ETCDCTL_USER": "root:own", "ETCDCTL_PASSWORD": "other"}
     assert read_settings(pytestconfig, together).etcd_user == "root:own"
 
 
-def test_a_namespace_is_named_as_ignored(pytestconfig: pytest.Config) -> None:
+def test_a_namespace_is_reported_as_ignored(pytestconfig: pytest.Config) -> None:
     lines = list(setting_lines(read_settings(pytestconfig, {"NIXL_ETCD_NAMESPACE": "/prod/nixl"})))
     assert any(line.startswith("NIXL_ETCD_NAMESPACE=/prod/nixl is set and ignored") for line in lines)
 
@@ -409,7 +408,7 @@ def test_a_comparison_without_scipy_is_refused(
     assert str(caught.value) == words
 
 
-def test_launches_are_more_where_runs_are_compared(pytester: pytest.Pytester) -> None:
+def test_compared_runs_have_more_launches(pytester: pytest.Pytester) -> None:
     assert read(pytester).fewest_launches == 1
     assert read(pytester, {"baseline": "here.pem"}).fewest_launches == 5
     assert read(pytester, {"baseline": "here.pem", "min_launches": "3"}).fewest_launches == 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are no record, in every way: named and left out, while the others of the store are read."""
+"""Files that are not records: each is reported and left out, and the other files of the store are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEEP = 100_000
 
 
 def full(week: float = 0) -> dict[str, Any]:
-    """A record that has something in each place."""
+    """Return a record in which every field has a value."""
     ratio = RawRatio(KEY, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
     figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
     results = [
@@ -52,7 +52,7 @@ def full(week: float = 0) -> dict[str, Any]:
 
 
 def bad_files(folder: Path) -> dict[str, str]:
-    """Make one file of each kind; return what is said of each."""
+    """Create one bad file of each kind; return the expected message for each."""
     text = json.dumps(full())
     folder.mkdir(exist_ok=True)
     for name, data in {
@@ -82,13 +82,13 @@ def bad_files(folder: Path) -> dict[str, str]:
         "deep-closed.json": "is JSON that is nested too deep",
         "deep-object.json": "is JSON that is nested too deep",
         "deep-inside.json": "nested",
-        "torn.json": "is torn or no JSON",
-        "zeros.json": "is torn or no JSON",
+        "torn.json": "is incomplete or not JSON",
+        "zeros.json": "is incomplete or not JSON",
         "half.json": "is not UTF-8",
-        "numbers.json": "is no record of a run (",
-        "key.json": "'a/b' is no key of a row",
-        "year.json": "is no record of a run (OverflowError",
-        "bytes.json": "is torn or no JSON",
+        "numbers.json": "is not a record of a run (",
+        "key.json": "'a/b' is not a row key",
+        "year.json": "is not a record of a run (OverflowError",
+        "bytes.json": "is incomplete or not JSON",
         "latin.json": "is not UTF-8",
         "huge.json": "has more than 64 MiB",
         "fifo.json": "is a FIFO",
@@ -99,7 +99,7 @@ def bad_files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_each_bad_file_is_named_and_left_out(tmp_path: Path) -> None:
+def test_each_bad_file_is_reported_and_left_out(tmp_path: Path) -> None:
     said = bad_files(tmp_path)
     good = write(tmp_path / "good.json", full())
     for runs, skipped in (Store(tmp_path).runs(), Store(tmp_path).summaries()):
@@ -114,7 +114,7 @@ def test_each_bad_file_is_named_and_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture
 def as_nobody() -> Iterator[None]:
-    """Give root's right to read every file up for the test."""
+    """Drop root's privilege to read every file for the duration of the test."""
     own = os.geteuid()
     if own == 0:
         os.seteuid(65534)
@@ -122,8 +122,8 @@ def as_nobody() -> Iterator[None]:
     os.seteuid(own)
 
 
-def test_a_file_that_may_not_be_read_is_named(request: pytest.FixtureRequest) -> None:
-    with TemporaryDirectory() as name:  # not below pytest's own directory, which only its owner may enter
+def test_a_file_without_read_permission_is_reported(request: pytest.FixtureRequest) -> None:
+    with TemporaryDirectory() as name:  # not below pytest's temporary directory, which only its owner may enter
         store = Path(name)
         store.chmod(0o755)
         write(store / "good.json", full()).chmod(0o644)
@@ -135,7 +135,9 @@ def test_a_file_that_may_not_be_read_is_named(request: pytest.FixtureRequest) ->
     assert skipped == [f"skipped: {store / 'secret.json'} cannot be read (Permission denied)"]
 
 
-def test_history_and_report_leave_bad_files_out_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_and_report_leave_out_bad_files_and_report_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = tmp_path / "store"
     said = bad_files(store)
     for week in range(3):
@@ -154,7 +156,7 @@ def test_history_and_report_leave_bad_files_out_and_say_so(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("name", ["deep.json", "fifo.json", "huge.json"])
-def test_a_bad_file_alone_is_refused_in_one_sentence(
+def test_a_single_bad_file_is_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     said = bad_files(tmp_path)
@@ -165,7 +167,7 @@ def test_a_bad_file_alone_is_refused_in_one_sentence(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each value inside another one."""
+    """Yield the path to each value inside another value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, inner in items:
@@ -173,7 +175,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 PLACES = list(places(full()))
-#: What may stand anywhere instead.
+#: Values that replace any other value.
 VALUES = st.one_of(
     st.sampled_from(
         [None, True, False, 0, -1, 1, 10**400, -(10**30), 0.0, -0.0, 1e308, -1.5, 5e-324, float("nan"), float("inf"),
@@ -189,7 +191,7 @@ VALUES = st.one_of(
 
 
 def used(run: RecordedRun, others: list[RecordedRun]) -> None:
-    """Do with a run all that is done with records."""
+    """Use a run in every way in which the package uses records."""
     from pytest_nixl.report.csv_table import table
     from pytest_nixl.report.github import workflow_commands
     from pytest_nixl.report.page import page
@@ -216,7 +218,7 @@ def test_a_record_with_any_value_anywhere_is_used_or_refused(changes: list[tuple
                 inner = inner[step]
             inner[path[-1]] = copy.deepcopy(value)
         except (TypeError, LookupError):
-            continue  # an earlier change took the place away
+            continue  # an earlier change removed this path
     others = [parse_recorded(full(week), f"{week}.json") for week in (0, 2, 3)]
     folder = Path(os.environ["PYTEST_NIXL_TMP"])
     path_ = folder / "changed.json"
@@ -234,7 +236,7 @@ def test_a_record_with_any_value_anywhere_is_used_or_refused(changes: list[tuple
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder for the files of all examples."""
+    """Return a folder for the files of all examples."""
     path = tmp_path_factory.mktemp("records")
     monkeypatch.setenv("PYTEST_NIXL_TMP", str(path))
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of records: many writers lose nothing, no reader sees a part, and what is no record is named."""
+"""The store: concurrent writers lose nothing, readers see only complete records, other files are reported."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ for number in range(10):
 """
 
 
-def test_twenty_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+def test_twenty_concurrent_writers_lose_and_damage_no_record(tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = [sys.executable, "-c", WRITER, str(store)]
     writers = [
         subprocess.Popen([*command, str(number), str(ROOT / "tests")], stdin=subprocess.PIPE) for number in range(20)
     ]
-    for writer in writers:  # all are there before one begins
+    for writer in writers:  # all have started before one begins to write
         assert writer.stdin is not None
         writer.stdin.write(b"go\n")
         writer.stdin.flush()
@@ -60,7 +60,7 @@ def test_twenty_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_p
     assert [path for path in store.iterdir() if path.suffix != ".json"] == []
 
 
-def test_what_is_no_record_is_skipped_by_name(tmp_path: Path) -> None:
+def test_files_that_are_not_records_are_skipped_and_reported(tmp_path: Path) -> None:
     good = write(tmp_path / "good.json", record("image:1", {KEY: [1.0]}))
     (tmp_path / "torn.json").write_text(good.read_text()[:-100])
     (tmp_path / "empty.json").touch()
@@ -76,22 +76,22 @@ def test_what_is_no_record_is_skipped_by_name(tmp_path: Path) -> None:
     bad = {"torn.json", "empty.json", "foreign.json", "list.json", "no-rows.json", "later-form.json", "folder.json"}
     assert set(said) == bad
     assert Store(tmp_path).summaries()[1] == skipped
-    assert "torn.json is torn or no JSON (" in said["torn.json"]
-    assert "empty.json is empty: expected a file that --nixl-store" in said["empty.json"]
-    assert "is no record of a run (KeyError: 'datetime')" in said["foreign.json"]
+    assert "torn.json is incomplete or not JSON (" in said["torn.json"]
+    assert "empty.json is empty: expected a file that the bandwidth suite wrote" in said["empty.json"]
+    assert "is not a record of a run (KeyError: 'datetime')" in said["foreign.json"]
     assert "has no row of the bandwidth suite" in said["no-rows.json"]
-    assert "its form is 2, and this version reads 1" in said["later-form.json"]
+    assert "its format version is 2, and this pytest-nixl reads 1" in said["later-form.json"]
 
 
-def test_a_row_that_is_there_twice_is_no_record(tmp_path: Path) -> None:
+def test_a_record_with_a_row_twice_is_refused(tmp_path: Path) -> None:
     data = record("image:1", {KEY: [1.0]})
     path = write(tmp_path / "twice.json", {**data, "benchmarks": data["benchmarks"] * 2})
-    with pytest.raises(ValueError, match=f"the row {KEY} is there twice"):
+    with pytest.raises(ValueError, match=f"contains the row {KEY} twice"):
         read_recorded(path)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_launch_that_is_no_bandwidth_is_refused(tmp_path: Path, value: float) -> None:
+def test_a_launch_without_a_valid_bandwidth_is_refused(tmp_path: Path, value: float) -> None:
     path = write(tmp_path / "bad.json", record("image:1", {KEY: [1.0]}))
     path.write_text(path.read_text().replace('"launches": [1000000000.0]', f'"launches": [{json.dumps(value)}]'))
     with pytest.raises(ValueError, match="a launch that is not a number above zero"):
@@ -122,7 +122,7 @@ def test_the_newest_run_of_an_image_is_found_by_name_digest_or_both(tmp_path: Pa
     assert find_baseline(str(tmp_path / "0.json"), "")[0].provenance.image.digest == "sha256:11"
 
 
-def test_an_image_that_is_not_in_the_store_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_image_is_reported_with_the_images_of_the_store(tmp_path: Path) -> None:
     write(tmp_path / "a.json", record("a:1", {KEY: [1.0], key("1MiB"): [1.0]}))
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(ValueError) as caught:
@@ -136,7 +136,7 @@ def test_an_image_that_is_not_in_the_store_is_told_with_those_that_are(tmp_path:
         find_baseline(str(empty), "")
 
 
-def test_a_store_below_a_file_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NixlPluginError) as caught:
         Store(tmp_path / "file" / "store").write({}, "x")
@@ -154,16 +154,16 @@ Store(Path(sys.argv[1])).write({"padding": "x" * 10_000}, "x")
 """
 
 
-def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_completely_is_removed(tmp_path: Path) -> None:
     store = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", FULL, str(store)], capture_output=True, text=True, check=False)
-    assert "cannot be written (File too large): this run's verdict stands, its record is lost" in done.stderr
+    assert (
+        "cannot be written (File too large): this run's verdict is not affected, but its record is lost" in done.stderr
+    )
     assert list(store.iterdir()) == []
 
 
-def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for week in range(80):
         write(tmp_path / f"{week:03d}.json", record(f"image:{week // 10}", {KEY: [week + 1.0] * 3}, week=week))
     (tmp_path / "torn.json").write_text("{")
@@ -191,7 +191,7 @@ def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
     ]
     assert [run.rows[KEY].bandwidth for run in first[0]] == [run.rows[KEY].bandwidth for run in whole]
     assert [run.rows[KEY].transports for run in first[0]] == [run.rows[KEY].transports for run in whole]
-    # What changed is read again, what is gone is gone, what is new is there.
+    # Changed records are read again, deleted ones are left out, and new ones are included.
     opened.clear()
     write(tmp_path / "005.json", record("image:other", {KEY: [7.0]}, week=5))
     write(tmp_path / "new.json", record("image:new", {KEY: [9.0]}, week=90))
@@ -201,11 +201,11 @@ def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
     assert len(runs) == 80
     assert runs[5].provenance.image.reference == "image:other"
     assert find_baseline("image:new", str(tmp_path))[0].rows[KEY].latencies
-    # A copy of the store elsewhere has the same index, and its own paths.
+    # A store that was moved has the same index, but its own paths.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     runs, skipped = Store(moved).summaries()
     assert {Path(run.source).parent for run in runs} == {moved}
-    assert skipped[0].startswith(f"skipped: {moved / 'torn.json'} is torn or no JSON (")
+    assert skipped[0].startswith(f"skipped: {moved / 'torn.json'} is incomplete or not JSON (")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_store_of_many_runs_is_read_once_and_then_by_its_index(
         b'{"form": 1, "provenances": 5, "keys": {}, "transports": [[]], "files": []}',
     ],
 )  # fmt: skip
-def test_an_index_that_is_none_is_done_without(tmp_path: Path, index: bytes) -> None:
+def test_an_unusable_index_is_ignored(tmp_path: Path, index: bytes) -> None:
     write(tmp_path / "000.json", record("image:1", {KEY: [1.0]}))
     (tmp_path / INDEX).write_bytes(index)
     runs, skipped = Store(tmp_path).summaries()
@@ -225,7 +225,7 @@ def test_an_index_that_is_none_is_done_without(tmp_path: Path, index: bytes) -> 
 
 
 @pytest.mark.parametrize("kind", ["directory", "FIFO", "link to itself"])
-def test_an_index_that_cannot_be_written_is_done_without(tmp_path: Path, kind: str) -> None:
+def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, kind: str) -> None:
     for week in range(70):
         path = write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
         os.utime(path, (1.0, 1.0))
@@ -241,7 +241,7 @@ def test_an_index_that_cannot_be_written_is_done_without(tmp_path: Path, kind: s
     assert [path for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
-def test_a_file_that_was_written_a_moment_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
+def test_a_file_written_moments_ago_is_not_taken_from_the_index(tmp_path: Path) -> None:
     for week in range(70):
         write(tmp_path / f"{week}.json", record("image:1", {KEY: [1.0]}, week=week))
     Store(tmp_path).summaries()
