@@ -85,14 +85,14 @@ def hide_all(value: Any, hide: Callable[[str], str]) -> Any:
     return value
 
 
-# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
+# Everything before the last @ of a URL is hidden; the next URL begins after a separator.
 _NOT_NEXT = rf"(?![,;\s]+{_SCHEME})"
 
 
 _IN_URL = rf"(?P<scheme>{_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
 
 
-# The same where no scheme tells that it is a URL; the digest of a container image is none.
+# The same without a scheme; the digest of a container image (@sha256:…) is not hidden.
 _BARE = rf"(?P<before>^|[,;\s])(?!{_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
 
 
@@ -100,5 +100,5 @@ _SECRET = re.compile(f"{_IN_URL}|{_BARE}")
 
 
 def redact(text: str) -> str:
-    """Hide the user and password of every URL in ``text``; where it is not clear what they are, more than these."""
+    """Replace user and password of every URL in ``text`` by ``***``; if they are ambiguous, hide more."""
     return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)

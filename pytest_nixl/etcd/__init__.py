@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etcd: where it is, how to reach it, and a server of our own where there is none."""
+"""etcd: parse its address, connect to it, explain its errors, and start a server if the site has none."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nixlbench prints: read, and judged without running anything."""
+"""nixlbench: run it, watch its processes, read its output, and judge its rows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL beside the real ucx_perftest: both over TCP on loopback, in runs as a user starts them."""
+"""Compare NIXL with the real ucx_perftest, both over TCP on loopback, in runs as a user starts them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pytest_nixl.store.record_reader import parse_recorded
 
 HOST = MemoryPair("DRAM", "DRAM")
 WRITE = RowKey("UCX", "WRITE", HOST, 65536)
-#: A line of the table, as the issue wants it: the ratio, and where it is from.
+#: A line of the table: the ratio and its source.
 RATIO = re.compile(
     r"^UCX : ucx_perftest +(WRITE|READ) +DRAM:DRAM +(\w+) +([\d.]+) +of ([\d.]+) GB/s by ucx_perftest "
     r"\((ucp_put_bw|ucp_get), UCX [\d.]+\) over (\S+)$",
     re.MULTILINE,
 )
-#: A double: what others take of this machine's cores is taken for nothing, as it puts every figure in doubt.
+#: A plugin that reports no contention, because contention on this machine would make every figure inconclusive.
 STILL = """
 from pytest_nixl import link
 from pytest_nixl.checks.raw_tools import pair
@@ -46,8 +46,8 @@ pair.others_beside = lambda *_: 0.0
 samples = link.Samples
 link.Samples = lambda **found: samples(**{**found, "others": ()})
 """
-#: NIXL alone is slowed: its workers, never the raw tool, have tiny buffers, and the target is held nine tenths of the
-#: time while a row is timed.
+#: A plugin that slows down NIXL, but not the raw tool: the workers have tiny buffers, and the target is stopped for
+#: nine tenths of the time while a row is timed.
 SLOWED = """
 import os, signal, threading
 from pytest_nixl.measure.link import Link
@@ -85,7 +85,7 @@ Link._timed = held
 def raw_run(
     path: Path, expectation: str, *arguments: str, plugin: str = "", env: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run the rows and what is asked of them, with a profile of one expectation."""
+    """Run the rows and the checks on them, with a profile of one expectation."""
     if plugin:
         (path / "changed_run.py").write_text(plugin)
         arguments = ("-p", "changed_run", *arguments)
@@ -107,7 +107,7 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     return done, path
 
 
-def test_the_table_shows_nixl_to_raw_over_tcp_on_loopback(tcp: tuple[Finished, Path]) -> None:
+def test_the_table_shows_the_ratio_over_tcp_on_loopback(tcp: tuple[Finished, Path]) -> None:
     done, _ = tcp
     assert done.code == 0, done.output
     rows = RATIO.findall(done.output)
@@ -122,7 +122,7 @@ def test_the_table_shows_nixl_to_raw_over_tcp_on_loopback(tcp: tuple[Finished, P
     assert "4 rows measured" in done.output
 
 
-def test_the_ratio_is_in_the_record_the_page_and_the_summary_and_in_no_key(tcp: tuple[Finished, Path]) -> None:
+def test_the_ratio_is_in_all_reports_and_in_no_row_key(tcp: tuple[Finished, Path]) -> None:
     _, path = tcp
     [record] = [json.loads(file.read_text()) for file in (path / "store").glob("*.json")]
     ratios = [ratio for result in record["nixl"]["results"] for ratio in result["ratios"]]
@@ -142,7 +142,7 @@ def test_the_ratio_is_in_the_record_the_page_and_the_summary_and_in_no_key(tcp: 
     assert {one.ratios for one in parse_recorded(record, "record").results} == {()}
 
 
-#: A bound for one block, and for another a floor that ucx_perftest reaches and NIXL, slowed as it is, does not.
+#: A bound for one block, and for another a floor that ucx_perftest reaches, but slowed NIXL does not.
 BOTH = f"""blocks = '256KiB'
 {LOW}
 raw = '1'
@@ -152,7 +152,7 @@ blocks = '1MiB'
 floor = '0.05 GB/s'"""
 
 
-def test_where_nixl_alone_is_slow_the_run_and_the_failed_row_say_so(tmp_path: Path) -> None:
+def test_slow_nixl_is_reported_for_the_run_and_the_row(tmp_path: Path) -> None:
     rows = ("--nixl-blocks=256KiB,1MiB", "--nixl-op=READ", "--nixl-iterations=10")
     done = raw_run(tmp_path, BOTH, *rows, plugin=STILL + SLOWED)
     row = r"^FAIL: UCX READ DRAM:DRAM of 1MiB: .* of the floor of .*; NIXL is slow: it moves "
@@ -166,10 +166,10 @@ def test_where_nixl_alone_is_slow_the_run_and_the_failed_row_say_so(tmp_path: Pa
     assert done.code == 1
 
 
-def test_where_the_tool_is_not_there_the_check_is_not_applicable(tmp_path: Path) -> None:
+def test_without_the_tool_the_check_is_not_applicable(tmp_path: Path) -> None:
     done = raw_run(tmp_path, LOW, "--nixl-blocks=4KiB", "--nixl-op=WRITE", env={"PATH": "/nonexistent"})
     assert re.search(
-        r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 is not there: "
+        r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 was not found: "
         r"give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one$",
         done.output,
         re.MULTILINE,
@@ -178,7 +178,7 @@ def test_where_the_tool_is_not_there_the_check_is_not_applicable(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("more", "verdict"), [("", "WARN"), ("\nraw = '0.5'", "UNKNOWN")])
-def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdict: str) -> None:
+def test_a_failing_tool_does_not_fail_nixl(tmp_path: Path, more: str, verdict: str) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     script = tools / "ucx_perftest"
@@ -186,7 +186,9 @@ def test_a_tool_that_fails_says_nothing_of_nixl(tmp_path: Path, more: str, verdi
     script.chmod(0o755)
     given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
     done = raw_run(tmp_path, f"{LOW}{more}", *given)
-    words = rf"^{verdict} nixl-to-raw: nothing to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    words = (
+        rf"^{verdict} nixl-to-raw: no raw figure to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    )
     assert re.search(words, done.output, re.MULTILINE), done.output
     assert "  | no such device" in done.output
     assert done.code == 0
@@ -198,8 +200,8 @@ def pair() -> Iterator[RawPair]:
         yield made
 
 
-def test_a_port_that_is_taken_is_not_used(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A double for an instant: the port that was free is taken before the server has it."""
+def test_a_taken_port_is_not_used(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first free port is taken before the server binds it."""
     with pair.server.start(["-p", str(port := pair.server.worker.call("free_port"))]) as first:
         assert first.wait_for("Waiting", 10)
         assert first.listens(port)
@@ -213,7 +215,7 @@ def test_a_port_that_is_taken_is_not_used(pair: RawPair, monkeypatch: pytest.Mon
         assert pair.measure(WRITE, 1e8).value > 0
 
 
-def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "ucx_perftest"
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
@@ -224,20 +226,20 @@ def test_a_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     assert "  | no such device" in caught.value.detail
 
 
-def test_a_client_that_cannot_reach_the_server_is_named(pair: RawPair) -> None:
+def test_a_client_that_cannot_reach_the_server_is_reported(pair: RawPair) -> None:
     pair._address = "127.0.0.2.invalid"
     with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ ended with exit code \d+ against 127.0.0.2.in"):
         pair.measure(WRITE, 1e8)
 
 
-def test_memory_that_the_tool_was_not_built_for_is_said(pair: RawPair) -> None:
+def test_unsupported_memory_is_reported(pair: RawPair) -> None:
     assert pair.cannot(HOST) == ""
     assert re.fullmatch(
         r"ucx_perftest of rank 1 on \S+ was built without VRAM", pair.cannot(MemoryPair("DRAM", "VRAM"))
     )
 
 
-#: Debian's 1.13.1, over TCP.
+#: Output of UCX 1.13.1 over TCP.
 SAID = """
 [1795262674.835864] [vm:20842:0]     ucp_context.c:1849 UCX  INFO  Version 1.13.1 (loaded from /lib/libucp.so.0)
 [1795262674.849323] [vm:20842:0]      ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: rma_am(tcp/lo)
@@ -247,7 +249,7 @@ Final:                  2000      6.599   366.636   366.636     2727.50    2727.
 """
 
 
-def test_the_last_line_of_the_table_is_read_in_bytes() -> None:
+def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
     read = UCX_PERFTEST.read(SAID, 1 << 20)
     assert read is not None
     assert read.count == 2000
@@ -263,20 +265,20 @@ def test_the_last_line_of_the_table_is_read_in_bytes() -> None:
     assert UCX_PERFTEST.transports("", WRITE, ()) == ()
 
 
-def test_another_unit_of_the_tool_is_refused() -> None:
-    """As of a version whose MB were 10^6 bytes: 4.9 % more of them."""
-    with pytest.raises(ValueError, match=r"it contradicts itself: 1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
+def test_output_in_another_unit_is_refused() -> None:
+    """A version with MB of 10^6 bytes would print 4.9 % more."""
+    with pytest.raises(ValueError, match=r"1048576 bytes in 366.636 us are not 2860.00 MB/s of"):
         UCX_PERFTEST.read(SAID.replace("2727.50", "2860.00"), 1 << 20)
 
 
-#: Of libfabric 2.5.1's, over its provider tcp.
+#: Output of libfabric 2.5.1 over its provider tcp.
 FABTESTS = """
 bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
 64k     500     31m         2.10s     15.60    4200.91       0.00
 """
 
 
-def test_the_table_of_fabtests_is_read_in_bytes() -> None:
+def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
     read = FI_RMA_BW.read(FABTESTS, 65536)
     assert read is not None
     assert read.value == pytest.approx(15.60e6)
@@ -312,7 +314,7 @@ def beside(
         (beside(2e9, 4e9, others=1.5), Verdict.PASS, "50 % of the raw figure"),
     ],
 )  # fmt: skip
-def test_what_a_ratio_comes_to(one: RawComparison, verdict: Verdict, words: str) -> None:
+def test_verdict_of_a_ratio(one: RawComparison, verdict: Verdict, words: str) -> None:
     judgement = judge_ratio(one)
     assert judgement.verdict is verdict
     assert words in judgement.reason
@@ -321,7 +323,7 @@ def test_what_a_ratio_comes_to(one: RawComparison, verdict: Verdict, words: str)
     assert DISTURBED_CORES < 1.5
 
 
-def test_the_worst_of_several_rows_is_what_the_link_comes_to() -> None:
+def test_the_worst_row_decides_the_verdict_of_a_link() -> None:
     good, bad = beside(2e9, 4e9), beside(2e8, 4e9, failed=True)
     other = beside(2e9, 4e9, comparable=False)
     assert judge_raw([good, bad, other]).verdict is Verdict.FAIL
@@ -342,13 +344,13 @@ def test_the_worst_of_several_rows_is_what_the_link_comes_to() -> None:
         (("tcp/lo",), (), False),
     ],
 )
-def test_transports_of_one_kind_and_device_are_the_same_way(
+def test_transports_of_one_kind_and_device_are_comparable(
     ours: tuple[str, ...], theirs: tuple[str, ...], same: bool
 ) -> None:
     assert same_way(ours, theirs) is same
 
 
-def test_few_rows_are_measured_again_and_the_largest_that_failed() -> None:
+def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
     assert [key.block for key in few(keys, lambda key: key.block < 65536)] == [4096, 32768, 4096 << 7, 4096 << 14]
