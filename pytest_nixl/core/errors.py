@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What went wrong, in one sentence, and what to do about it."""
+"""Base classes of all errors: one sentence about the failure, and one remedy."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from __future__ import annotations
 class NixlPluginError(Exception):
     """A failure that is reported without a traceback.
 
-    :param reason: one sentence: what failed, where, and why.
+    :param reason: one sentence: what failed, where and why.
     :param remedy: one sentence: what to do next.
-    :param detail: text that proves it, such as the last lines that a process wrote to its stderr.
+    :param detail: evidence, such as the last lines that a process wrote to stderr.
     """
 
-    #: Whether all that went wrong is that a deadline passed: on a busy machine that proves nothing.
+    #: Whether the only fault is that a deadline passed. On a busy machine that proves nothing.
     late: bool = False
 
     def __init__(self, reason: str, remedy: str = "", detail: str = "") -> None:
@@ -31,10 +31,10 @@ class NixlPluginError(Exception):
 
 
 class LateError(NixlPluginError):
-    """What was waited for did not come before its deadline."""
+    """An awaited event did not happen before its deadline."""
 
     late = True
 
 
 class NotApplicableError(NixlPluginError):
-    """The question does not arise on this machine (no GPU, say): the test is skipped with this reason."""
+    """The check does not apply to this machine (for example, it has no GPU). The test is skipped with this reason."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for something that nobody announces."""
+"""Wait for a condition by polling it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, *, seconds: float, remedy: Callable[[], str] = lambda: "") -> T:
-    """Return the first true value of ``condition``, asked every 10 ms.
+    """Call ``condition`` every 10 ms and return its first true value.
 
-    :param what: completes the sentence "waited N s for …".
-    :param remedy: asked when the wait is over, so that it can quote what was said meanwhile.
-    :raises LateError: when ``seconds`` have passed.
+    :param what: completes the message "waited N s for …".
+    :param seconds: timeout in seconds.
+    :param remedy: returns the remedy; called after the timeout, so that it can quote output of that time.
+    :raises LateError: after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM ends pytest as Ctrl-C does: with fixtures torn down, and the other ranks told."""
+"""Let SIGTERM end pytest like Ctrl-C: fixtures are torn down, and the other ranks are told."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 @contextmanager
 def sigterm_ends_in_order() -> Iterator[None]:
-    """While this lasts, SIGTERM ends the run in order. A handler that is somebody's own stays."""
-    # Only the main thread may.
+    """Within this context, SIGTERM ends the run like Ctrl-C. A handler that is already installed is kept."""
+    # Only the main thread may set a signal handler.
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, _exit)
@@ -27,6 +27,6 @@ def sigterm_ends_in_order() -> Iterator[None]:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    # A second one, while fixtures are torn down, ends the process at once.
+    # A second SIGTERM during the teardown of fixtures ends the process at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     pytest.exit("ended by SIGTERM", returncode=128 + number)

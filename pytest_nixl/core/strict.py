@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading values that others wrote: bounded before they are decoded, and of the expected types afterwards.
+"""Read values that other processes wrote: limit their size before decoding, and check their types afterwards.
 
-Whatever the bytes are, the only exception is :class:`StrictError`, with one short sentence.
+For any bytes the only exception is :class:`StrictError`, with one short sentence.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeAlias
 
-#: Bytes of a value, and levels of lists and objects within it, at most.
+#: Maximum size of a value in bytes, and maximum nesting of lists and objects in it.
 MOST_BYTES, MOST_DEPTH = 1 << 21, 32
-#: Digits of an integer, at most: those of 64 bits.
+#: Maximum number of digits of an integer, enough for 64 bits.
 _DIGITS = 20
 _SHOWN = 60
-#: A text, of which the brackets do not count, or a bracket. A text without an end matches too: one pass is enough.
+#: A JSON string, whose brackets do not count, or a bracket. An unterminated string matches too, so one pass suffices.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 class StrictError(ValueError):
-    """A value is not what it should be."""
+    """A value does not have the expected form."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number from ``least`` to ``most``; with ``whole`` an integer."""
+    """Form of a finite number from ``least`` to ``most``; with ``whole``, of an integer."""
 
     least: float = 0
     most: float = float(1 << 63)
@@ -41,7 +41,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of at most ``most`` characters, all of it of the form ``pattern``."""
+    """Form of a string with at most ``most`` characters that fully matches the regular expression ``pattern``."""
 
     most: int = 1 << 20
     pattern: str = ""
@@ -49,50 +49,55 @@ class Text:
 
 @dataclass(frozen=True)
 class OneOf:
-    """What one of several forms allows."""
+    """Form of a value that matches one of several forms."""
 
     forms: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Every:
-    """A list whose items all have one form, ``most`` of them; or with ``keys`` an object whose values have it."""
+    """Form of a list of at most ``most`` items that all have ``form``; with ``keys``, of an object with such values."""
 
     form: Any
     most: int = 1 << 16
     keys: bool = False
 
 
-#: What :func:`check` takes: one of the above, a type, None, a dict of forms by field (``"name?"``: may be absent), or a
-#: tuple of the forms of a list's items. A dict's field ``"*"`` is the form of all that it does not name.
+#: A form for :func:`check`: one of the above, a type, None, a tuple with the forms of a list's items, or a dict of
+#: forms by field name. ``"name?"`` marks an optional field; ``"*"`` is the form of all fields without a name here.
 Form: TypeAlias = Any
 
 
 def loads(data: bytes, *, most: int = MOST_BYTES, depth: int = MOST_DEPTH) -> Any:
-    """Return the JSON value of ``data``.
+    """Decode JSON.
 
-    :param most: bytes at most.
-    :param depth: levels of lists and objects at most.
-    :raises StrictError: where it is larger, deeper, or no JSON with finite numbers.
+    :param data: UTF-8 text.
+    :param most: maximum size in bytes.
+    :param depth: maximum nesting of lists and objects.
+    :raises StrictError: if ``data`` is larger or nested deeper, or is not JSON with finite numbers.
     """
     if len(data) > most:
-        raise StrictError(f"it has {len(data)} bytes: expected {most} at most")
-    # Without so many brackets it cannot be too deep; only else are they looked at one by one.
+        raise StrictError(f"it has {len(data)} bytes: expected at most {most}")
+    # With few brackets it cannot be nested too deeply. Otherwise check the nesting.
     if data.count(b"[") + data.count(b"{") > depth:
         _refuse_depth(data, depth)
     try:
         value = json.loads(data.decode(), parse_constant=_constant, parse_int=_integer, parse_float=_float)
         if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()  # half a character can be neither printed nor written
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair can be neither printed nor written
         return value
     except StrictError:
         raise
     except (ValueError, RecursionError) as error:
-        raise StrictError(f"it is no JSON ({shorten(str(error))})") from None
+        raise StrictError(f"it is not JSON ({shorten(str(error))})") from None
 
 
 def check(form: Form, value: Any, where: str = "it") -> None:
-    """Compare a decoded value with its form. :raises StrictError: naming the first part that differs."""
+    """Check that a decoded value has the given form.
+
+    :param where: name of the value in messages.
+    :raises StrictError: if it differs; the message names the first part that differs.
+    """
     if isinstance(form, Every):
         _check_every(form, value, where)
     elif isinstance(form, dict):
@@ -113,22 +118,22 @@ def _check_scalar(form: Form, value: Any, where: str) -> None:
         return
     if form is None:
         if value is not None:
-            raise StrictError(f"{where} is {shorten(value)}: expected nothing")
+            raise StrictError(f"{where} is {shorten(value)}: expected null")
     elif isinstance(form, Number):
         kinds: tuple[type, ...] = (int,) if form.whole else (int, float)
-        # Not a bool, which is an int; and not what is no number at all, which is between no two.
+        # bool is a subclass of int, so compare types. NaN fails the comparison.
         if type(value) not in kinds or not form.least <= value <= form.most:
-            what = "a whole number" if form.whole else "a number"
+            what = "an integer" if form.whole else "a number"
             raise StrictError(f"{where} is {shorten(value)}: expected {what} from {form.least:g} to {form.most:g}")
     elif isinstance(form, Text):
         if not isinstance(value, str) or len(value) > form.most:
-            raise StrictError(f"{where} is {shorten(value)}: expected a text of {form.most} characters at most")
+            raise StrictError(f"{where} is {shorten(value)}: expected a text of at most {form.most} characters")
         if form.pattern and not re.fullmatch(form.pattern, value):
-            raise StrictError(f"{where} is {shorten(value)}: expected a text such as {form.pattern}")
+            raise StrictError(f"{where} is {shorten(value)}: expected a text that matches {form.pattern}")
     else:
         kinds_of_union = form.__args__ if isinstance(form, UnionType) else (form,)
         if type(value) not in kinds_of_union:
-            names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds_of_union)
+            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds_of_union)
             raise StrictError(f"{where} is {shorten(value)}: expected {names}")
 
 
@@ -136,7 +141,7 @@ def _check_every(form: Every, value: Any, where: str) -> None:
     if not isinstance(value, dict if form.keys else list):
         raise StrictError(f"{where} is {shorten(value)}: expected {'an object' if form.keys else 'a list'}")
     if len(value) > form.most:
-        raise StrictError(f"{where} has {len(value)} parts: expected {form.most} at most")
+        raise StrictError(f"{where} has {len(value)} items: expected at most {form.most}")
     for key, part in value.items() if isinstance(value, dict) else enumerate(value):
         check(form.form, part, f"{where}[{shorten(key)}]")
 
@@ -147,7 +152,7 @@ def _check_fields(form: Mapping[str, Form], value: Any, where: str) -> None:
     forms = {name.rstrip("?"): part for name, part in form.items()}
     for name in value:
         if name not in forms and "*" not in forms:
-            raise StrictError(f"{where} has a field {shorten(name)}, which is not known")
+            raise StrictError(f"{where} has an unknown field {shorten(name)}")
     for name in form:
         if not name.endswith("?") and name != "*" and name not in value:
             raise StrictError(f"{where} has no field {name!r}")
@@ -168,25 +173,29 @@ def _check_one_of(form: OneOf, value: Any, where: str) -> None:
 
 
 def unpack(text: str, *, most: int) -> bytes:
-    """Return what :func:`pack` made a text of. :raises StrictError: where it is none, or larger than ``most`` bytes."""
+    """Return the bytes that :func:`pack` compressed.
+
+    :param most: maximum number of unpacked bytes.
+    :raises StrictError: if ``text`` does not come from :func:`pack`, or unpacks to more bytes.
+    """
     try:
         packed = base64.b64decode(text, validate=True)
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(packed, most)
-        # Whatever is left is not looked at: some bytes unfold to a thousand times as many.
+        # Do not unpack the rest: compressed bytes may unpack to a thousand times their size.
         if unpacking.unconsumed_tail:
-            raise StrictError(f"it unfolds to more than {most} bytes")
+            raise StrictError(f"it unpacks to more than {most} bytes")
         if not unpacking.eof or unpacking.unused_data:
-            raise StrictError("it is not whole")
+            raise StrictError("it is incomplete")
     except (ValueError, binascii.Error, zlib.error) as error:
         if isinstance(error, StrictError):
             raise
-        raise StrictError(f"it is no compressed text ({shorten(str(error))})") from None
+        raise StrictError(f"it is not compressed text ({shorten(str(error))})") from None
     return data
 
 
 def pack(data: bytes) -> str:
-    """Return bytes as a short text."""
+    """Return ``data`` compressed and base64-encoded."""
     return base64.b64encode(zlib.compress(data)).decode()
 
 
@@ -207,29 +216,29 @@ def _field(name: str) -> str:
 
 
 def _constant(name: str) -> None:
-    raise StrictError(f"it holds {name}, which is no number")
+    raise StrictError(f"it contains {name}, which is not a number")
 
 
 def _integer(text: str) -> int:
     if len(text) > _DIGITS:
-        raise StrictError(f"it holds a number of {len(text)} digits")
+        raise StrictError(f"it contains a number with {len(text)} digits")
     return int(text)
 
 
 def _float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise StrictError(f"it holds the number {shorten(text)}, which is too large")
+        raise StrictError(f"it contains the number {shorten(text)}, which is too large")
     return number
 
 
 def printable(text: str) -> str:
-    """Return a text of another's without what moves a terminal's cursor; lines stay lines."""
+    """Return ``text`` with escaped control characters, so that it cannot control a terminal; line breaks are kept."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shorten(value: object) -> str:
-    """Return a value in few characters, without line breaks, and without writing all of it first."""
+    """Return a short description of a value, in one line, without formatting all of a large value."""
     if isinstance(value, (str, bytes)):
         return repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")
     if isinstance(value, (dict, list)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes in bytes, rates in bytes per second, times in seconds: read from text and printed.
+"""Read and print sizes in bytes, rates in bytes per second, and times in seconds.
 
-Every reader raises :class:`ValueError` with one sentence that names the accepted form.
+Every ``parse_`` function raises :class:`ValueError` with one sentence that names the accepted form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RATES = {
 }  # fmt: skip
 _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-# Digits are bounded so that every number is finite; both characters that look like a micro sign are taken for one.
+# The number of digits is limited so that every number is finite. Both Unicode micro signs are accepted.
 _NUMBER = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,18}))?\s*([A-Za-zµμ/]*)\s*")
 
 SIZE_FORM = "a number of bytes with an optional unit B, KiB, MiB, GiB (or K, M, G for the same; KB, MB, GB are decimal)"
@@ -36,7 +36,7 @@ def _split(text: str, what: str, form: str) -> tuple[str, str, str]:
     """Return the digits before the point, those after it, and the unit."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no {what}: expected {form}")
+        raise ValueError(f"{text!r} is not a {what}: expected {form}")
     return match[1], match[2] or "", match[3].replace("μ", "µ")
 
 
@@ -57,7 +57,7 @@ def parse_size(text: str) -> int:
     whole, fraction, unit = _split(text, "size", SIZE_FORM)
     if unit.lower() not in _SIZES:
         raise ValueError(f"{text!r} has the unknown unit {unit!r}: expected {SIZE_FORM}")
-    # Whole numbers throughout: a float is wrong by bytes from 8 PiB on.
+    # Use integers only: from 8 PiB on, a float would be wrong by bytes.
     scale: int = 10 ** len(fraction)
     size, rest = divmod(int(whole + fraction) * _SIZES[unit.lower()], scale)
     if rest or size < 1:
@@ -74,9 +74,9 @@ def format_size(size: int) -> str:
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:
-    """Read block sizes in bytes: a doubling range ``4KiB..64MiB`` or a list ``4KiB,1MiB``, as it is ordered there.
+    """Read block sizes in bytes: a doubling range ``4KiB..64MiB``, or a list ``4KiB,1MiB`` in its given order.
 
-    :raises ValueError: if it is neither, or names a size twice.
+    :raises ValueError: if it is neither, or if it names a size twice.
     """
     if ".." not in text:
         sizes = tuple(parse_size(part) for part in text.split(","))
@@ -98,7 +98,7 @@ def parse_blocks(text: str) -> tuple[int, ...]:
 
 
 def format_blocks(blocks: Sequence[int]) -> str:
-    """Print block sizes the shorter way: ``4KiB..64MiB`` where they double, else a list."""
+    """Print block sizes: as a range ``4KiB..64MiB`` if they double, else as a list."""
     doubling = all(b == 2 * a for a, b in pairwise(blocks))
     if len(blocks) > 2 and doubling:
         return f"{format_size(blocks[0])}..{format_size(blocks[-1])}"
@@ -106,15 +106,18 @@ def format_blocks(blocks: Sequence[int]) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Read a bandwidth in bytes per second: ``12.5 GB/s``, ``100 Gb/s``. :raises ValueError: without such a unit."""
+    """Read a bandwidth in bytes per second: ``12.5 GB/s``, ``100 Gb/s``.
+
+    :raises ValueError: if it is not a number with a known unit.
+    """
     return _scaled(text, "bandwidth", RATE_FORM, _RATES)
 
 
 def parse_time(text: str, *, default_unit: str = "") -> float:
     """Read a time in seconds: ``30s``, ``100 us``.
 
-    :param default_unit: what a bare number means; without it a bare number is refused.
-    :raises ValueError: if it is no such number, or has another unit.
+    :param default_unit: unit of a bare number; if it is empty, a bare number is refused.
+    :raises ValueError: if it is not a number with a known unit.
     """
     return _scaled(text, "time", TIME_FORM, _TIMES, default_unit)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP session in which every answer has a size limit and a deadline, whatever the server does.
+"""An HTTP session that limits the size and the duration of every answer, whatever the server does.
 
-``requests`` limits the silence between two bytes only: a server that sends one byte a second, or never stops, holds its
-client for as long as it likes. Here the limits are under all that reads an answer: status, headers, chunks and body.
+``requests`` limits only the silence between two bytes. A server that sends one byte per second, or never stops, can
+block its client forever. Here the limits apply to all reads of an answer: status, headers, chunks and body.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-#: Bytes of one answer, or of one message of a watch, at most.
+#: Maximum size of one answer, or of one message of a watch, in bytes.
 LARGEST_ANSWER = 64 << 20
 
 
@@ -30,15 +30,15 @@ class TooLargeError(OSError):
 
 
 class CompressedError(OSError):
-    """An answer is compressed, although none may be: its real size is unknown until it is unpacked."""
+    """An answer is compressed. It is refused, because its size is unknown until it is unpacked."""
 
 
 class UnfinishedError(TimeoutError):
-    """An answer has begun, and has not ended before its deadline."""
+    """An answer began, but did not end before its deadline."""
 
 
 class Bounds(io.RawIOBase):
-    """The bytes of one answer as they come, up to a number and until a deadline."""
+    """A stream of the bytes of one answer that enforces the size limit and the deadline."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
         self._raw = raw
@@ -47,16 +47,16 @@ class Bounds(io.RawIOBase):
         self._deadline = 0.0
         self._came = 0
         self._left = LARGEST_ANSWER
-        # urllib3 has set the time for the answer on the socket; None: it may take any time.
+        # urllib3 has set the read timeout on the socket; None means no timeout.
         self.allow(connection.gettimeout() or float("inf"))
 
     def allow(self, seconds: float) -> None:
-        """Give the rest of the answer so many seconds from now on."""
+        """Set the deadline for the rest of the answer to ``seconds`` from now."""
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
     def next_message(self) -> None:
-        """Count bytes from 0 again."""
+        """Restart the byte count, for the next message of a watch."""
         self._left = LARGEST_ANSWER
 
     def readable(self) -> bool:
@@ -80,7 +80,7 @@ class Bounds(io.RawIOBase):
     def _unfinished(self) -> TimeoutError:
         if not self._came:
             return TimeoutError("timed out")
-        return UnfinishedError(f"{self._came} bytes of its answer came within {self._seconds:.3g} s, and it had no end")
+        return UnfinishedError(f"the answer was incomplete after {self._seconds:.3g} s ({self._came} bytes)")
 
     def close(self) -> None:
         super().close()
@@ -122,21 +122,21 @@ class _Adapter(HTTPAdapter):
         packed = response.headers.get("Content-Encoding", "").strip().lower()
         if packed not in ("", "identity"):
             response.close()
-            raise CompressedError("its answer is compressed, which was not asked for")
-        # To guess it from the text, as requests else does, takes minutes for a long one.
+            raise CompressedError("its answer is compressed, but the request did not allow that")
+        # Otherwise requests guesses the encoding from the text, which takes minutes for a long answer.
         response.encoding = "utf-8"
         return response
 
 
 class BoundedSession(requests.Session):
-    """A session whose answers have an end. It uses no proxy, no ``~/.netrc`` and no variable, and is never redirected.
+    """A ``requests`` session with size and time limits. It ignores proxies, ``~/.netrc``, variables and redirects.
 
-    The second of the two times in ``timeout`` is for the whole answer.
+    The second of the two times in ``timeout`` limits the whole answer.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Neither a proxy, nor REQUESTS_CA_BUNDLE (which would win over the CA given), nor ~/.netrc.
+        # Ignore proxies, ~/.netrc and REQUESTS_CA_BUNDLE, which would override the CA that the user gave.
         self.trust_env = False
         self.headers["Accept-Encoding"] = "identity"
         self.mount("http://", _Adapter())
@@ -147,7 +147,7 @@ class BoundedSession(requests.Session):
 
 
 def bounds_of(response: requests.Response) -> Bounds:
-    """Return the limits of an answer that is read as a stream."""
+    """Return the :class:`Bounds` of an answer that is read as a stream."""
     original = response.raw._original_response
     assert isinstance(original, _Response)
     return original.bounds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an etcd over its HTTP gateway: etcd3gw, several members, credentials, and errors in words.
+"""A client of etcd's HTTP gateway: etcd3gw with several members, credentials and readable errors.
 
 Keys are text, values are bytes, times are seconds. Every method raises :class:`EtcdError`.
 """
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdClient", "EtcdError", "Lease", "WatchEvent", "Watched", "connect"]
 
-#: Failures that happen before a request was sent, so that any request may go to the next member.
+#: Failures before a request is sent: any request may then go to the next member.
 _BEFORE_SENDING = {"refused", "unresolved", "unreachable"}
-#: Failures of one member after which a request that may be repeated goes to the next one.
+#: Failures of one member after which a repeatable request goes to the next member.
 _OF_ONE_MEMBER = {*_BEFORE_SENDING, "timeout", "closed", "no-leader", "tls", "untrusted"}
-#: Seconds that one of several members may take at first: to ask the next one is harmless, and a member that is only
-#: slow is asked again, with all the time that there is, where no other one answers.
+#: Timeout in seconds of the first attempt at each of several members. It may be short, because asking the next member
+#: is harmless; if no member answers, slow members are asked again with the full timeout.
 _ATTEMPT = 1.5
-#: Seconds for which a member that failed is asked after the others.
+#: Seconds for which a failed member is tried last.
 _AVOIDED = 20.0
-#: Seconds that one connection of a watch lasts where there are several members: a stopped one is never heard of else.
+#: Seconds that one watch connection lasts with several members: otherwise a stopped member would go unnoticed.
 _WATCHED = 3.0
-#: Bytes of an answer that is no success, of which a message is made, at most.
+#: Maximum number of bytes of an error answer that are read for a message.
 _SHOWN = 1 << 16
-#: What a reader of an answer raises where that is not of the form of an etcd's.
+#: Exceptions that reading raises if the answer does not have the form of an etcd answer.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 T = TypeVar("T")
 
 
 class _Avoided:
-    """The members that failed lately, of all clients of this process: each would else have to learn it by itself."""
+    """Members that failed recently, shared by all clients of this process so that not each one waits for them."""
 
     def __init__(self) -> None:
         self._until: dict[Endpoint, float] = {}
@@ -70,7 +70,7 @@ class _Avoided:
         self._until.pop(member, None)
 
     def until(self, member: Endpoint) -> float:
-        """Return the time until which it is asked last; 0.0 where it is not avoided."""
+        """Return the monotonic time until which the member is tried last; 0.0 if it is not avoided."""
         until = self._until.get(member, 0.0)
         return until if until > time.monotonic() else 0.0
 
@@ -79,7 +79,7 @@ _AVOIDED_MEMBERS = _Avoided()
 
 
 class EtcdClient:
-    """One etcd, made by :func:`connect`. May be used by several threads."""
+    """A client of one etcd cluster, made by :func:`connect`. Thread-safe."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class EtcdClient:
             for member in self._members
         }
         for client in self._clients.values():
-            # Not by the constructor, which takes a session from 2.6 on only.
+            # The constructor accepts a session only from etcd3gw 2.6 on.
             client.session = session
         self._current = 0
 
@@ -124,26 +124,26 @@ class EtcdClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. The client may be used again."""
+        """Close the connections. The client can still be used."""
         self._session.close()
 
     @property
     def endpoint(self) -> str:
-        """The member that answered last (before the first answer, the first one)."""
+        """URL of the member that answered last (the first member before any answer)."""
         return str(self._members[self._current])
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """All members, as URLs without credentials."""
+        """URLs of all members, without credentials."""
         return tuple(str(member) for member in self._members)
 
     @property
     def raw(self) -> Etcd3Client:
-        """The etcd3gw client of the member that answered last, with our credentials."""
+        """The etcd3gw client of the member that answered last, with this client's credentials."""
         return self._clients[self._members[self._current]]
 
     def status(self) -> dict[str, Any]:
-        """Return the member's status in etcd's own names: ``version``, ``leader``, ``dbSize``, ``raftIndex``, …"""
+        """Return the member's status with etcd's field names: ``version``, ``leader``, ``dbSize``, ``raftIndex``, …"""
         return self._post("/maintenance/status", {}, dict)
 
     def version(self) -> str:
@@ -151,25 +151,25 @@ class EtcdClient:
         return printable(str(self.status().get("version", "unknown")), 40)
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
-        """Store ``value``; with a lease the key goes when that ends."""
+        """Store ``value``. With a lease, etcd deletes the key when the lease ends."""
         self._post("/kv/put", put_payload(key, value, lease), _revision)
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of ``key``, None where there is none."""
+        """Return the value of ``key``; None if the key does not exist."""
         found = self._range({"key": encode(key)})
         return found[0].value if found else None
 
     def get_prefix(self, prefix: str) -> dict[str, bytes]:
-        """Return every key that starts with ``prefix``, in the order of the keys."""
+        """Return keys and values of all keys that start with ``prefix``, sorted by key."""
         found = self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "KEY"})
         return {item.key: item.value for item in found}
 
     def by_creation(self, prefix: str) -> tuple[KeyValue, ...]:
-        """Return every key that starts with ``prefix``, in the order of their creation."""
+        """Return all keys that start with ``prefix``, oldest first."""
         return self._range({**key_range(prefix), "sort_order": "ASCEND", "sort_target": "CREATE"})
 
     def lease_of(self, key: str) -> int | None:
-        """Return etcd's number of the lease that ``key`` was put with, 0 for none; None where there is no such key."""
+        """Return the lease id of ``key``: 0 if it has no lease, None if the key does not exist."""
         found = self._range({"key": encode(key), "keys_only": True})
         return found[0].lease if found else None
 
@@ -181,48 +181,50 @@ class EtcdClient:
         return self._post("/kv/range", payload, read)
 
     def count_prefix(self, prefix: str) -> int:
-        """Return how many keys start with ``prefix``."""
+        """Return the number of keys that start with ``prefix``."""
         return self._post("/kv/range", {**key_range(prefix), "count_only": True}, partial(_count, name="count"))
 
     def delete(self, key: str) -> bool:
-        """Delete ``key``; return whether it was there."""
+        """Delete ``key``; return whether it existed."""
         return self._post("/kv/deleterange", {"key": encode(key)}, partial(_count, name="deleted")) > 0
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete every key that starts with ``prefix``; return how many.
+        """Delete every key that starts with ``prefix``; return the number of deleted keys.
 
-        :raises ValueError: where the prefix is empty or only slashes: that would empty somebody's etcd.
+        :raises ValueError: if the prefix is empty or only slashes, because that would delete all keys of the etcd.
         """
         if not prefix.strip("/"):
-            raise ValueError(f"refused to delete every key of an etcd: the prefix is {prefix!r}")
+            raise ValueError(f"refused to delete all keys of the etcd: the prefix is {prefix!r}")
         return self._post("/kv/deleterange", key_range(prefix), partial(_count, name="deleted"))
 
     def create(self, key: str, value: bytes, lease: Lease | None = None) -> bool:
-        """Store ``value`` if ``key`` is absent, in one transaction; return whether it was.
+        """Store ``value`` if ``key`` does not exist, in one transaction; return whether it was stored.
 
-        The request is never repeated once it may have been sent: a lost answer is an error, not False.
+        A request that may have been sent is never repeated. A lost answer raises an error, and does not return False.
         """
         answer = self.transaction(txn([absent(key)], [put(key, value, lease)]))
         return bool(answer.get("succeeded", False))
 
     def transaction(self, payload: Mapping[str, Any], *, repeatable: bool = False) -> dict[str, Any]:
-        """Send a transaction in the gateway's own JSON form.
+        """Send a transaction in the gateway's JSON form; return the answer.
 
-        Where one member's answer is lost, another one is asked only where to do it twice is as good as once.
+        If the answer of a member is lost, the transaction is sent to another member only if it is repeatable.
 
-        :param repeatable: whether the caller says that it is; one that only reads or deletes always is.
+        :param repeatable: whether doing it twice has the same effect as once. A transaction that only reads or
+            deletes is always repeatable.
         """
         twice = repeatable or changes_nothing_twice(payload)
         return self._post("/kv/txn", payload, partial(checked, payload), repeatable=twice)
 
     def watch(self, *watched: Watched, seconds: float) -> Iterator[WatchEvent]:
-        """Yield what happens to keys, all of it and in order, and end when ``seconds`` have passed.
+        """Yield every event of the watched keys in order, and return when ``seconds`` have passed.
 
-        A connection that breaks, or a member that dies, is replaced, and nothing is missed. What happens to two watched
-        keys may come in another order. Where something happens late, the end may come half of ``seconds`` later.
+        A broken connection or a dead member is replaced without missing an event. Events of two different ``watched``
+        items may come in another order. If an event comes late, the call may last up to half of ``seconds`` longer.
 
-        :param watched: what to watch, each from its own revision on.
-        :raises EtcdError: ``compacted`` where the etcd has forgotten that revision.
+        :param watched: the keys to watch, each from its own revision on.
+        :param seconds: duration of the watch.
+        :raises EtcdError: with cause ``compacted`` if the etcd has compacted that revision away.
         """
         deadline = time.monotonic() + seconds
         failures = 0
@@ -234,7 +236,7 @@ class EtcdClient:
                     yield event
                     revisions[number], failures = event.item.mod_revision + 1, 0
                     if deadline - time.monotonic() < left / 2:
-                        break  # a connection waits as long as it was told at its start: take one that waits less
+                        break  # the time limit of a connection is fixed at its start: open one with a shorter limit
                 _AVOIDED_MEMBERS.remove(member)
             except EtcdError as error:
                 if error.cause not in _OF_ONE_MEMBER:
@@ -251,15 +253,14 @@ class EtcdClient:
         seconds: float,
         failures: int,
     ) -> Iterator[tuple[int, WatchEvent]]:
-        """Watch over one connection, for ``seconds``; where there are several members, for a while."""
+        """Watch over one connection: for ``seconds``, or for at most ``_WATCHED`` if there are several members."""
         from requests.exceptions import ConnectionError, RequestException
 
         from pytest_nixl.etcd.bounded_http import bounds_of
 
         first = seconds
         if len(self._members) > 1:
-            # etcd says at once that it watches: one that does not is slow, for which it is given more and more time,
-            # or has stopped.
+            # etcd confirms a watch at once. A member that does not is slow or stopped: allow more time per failure.
             first = min(seconds, self._timeout, _ATTEMPT * (1 + failures))
             seconds = min(seconds, _WATCHED)
         connecting = min(self._timeout, first)
@@ -285,28 +286,28 @@ class EtcdClient:
                             yield from self._events(member, bytes(start))
                             bounds.next_message()
                         start = bytearray(line)
-                # A server that is no etcd may end its answer without a new line. A piece of a message says nothing.
+                # A server that is not an etcd may end its answer without a newline. Part of a message is ignored.
                 if _whole(bytes(start)):
                     yield from self._events(member, bytes(start))
             except ConnectionError as error:
-                # So requests calls a read that takes too long here: all is well, and nothing has happened.
+                # requests reports a read timeout this way: the watch is fine, there was just no event.
                 if "Read timed out" in str(error):
                     return
                 raise self._explain(member, error, seconds) from error
             except (RequestException, OSError) as error:
                 raise self._explain(member, error, seconds) from error
-        raise EtcdError(f"etcd at {member}: it ended a watch", cause="closed", endpoint=str(member))
+        raise EtcdError(f"etcd at {member}: the server ended the watch", cause="closed", endpoint=str(member))
 
     @staticmethod
     def _ended(member: Endpoint, error: Any) -> EtcdError:
-        """Say why a watch ended with an error: an etcd that stops says so to whoever watches."""
+        """Make the error for a watch that the server ended; an etcd that shuts down sends a message to each watch."""
         if known := explain_answer(member, json.dumps(error)):
             return known
         words = error.get("message") if isinstance(error, dict) else None
         if not isinstance(words, str) or not isinstance(error.get("grpc_code", error.get("code")), int):
-            return not_etcd(member, "its answer is no watch")
+            return not_etcd(member, "its answer is not a watch")
         return EtcdError(
-            f"etcd at {member}: it ended a watch: {printable(words)}", cause="closed", endpoint=str(member)
+            f"etcd at {member}: the server ended the watch: {printable(words)}", cause="closed", endpoint=str(member)
         )
 
     def _events(self, member: Endpoint, line: bytes) -> list[tuple[int, WatchEvent]]:
@@ -317,21 +318,19 @@ class EtcdClient:
             if result is None:
                 raise self._ended(member, message["error"])
             if "compact_revision" in result:
-                raise EtcdError(
-                    f"etcd at {member}: it was compacted, and has forgotten what is asked for", cause="compacted"
-                )
+                raise EtcdError(f"etcd at {member}: the requested revision was compacted away", cause="compacted")
             if result.get("canceled"):
                 why = printable(str(result.get("cancel_reason", "")))
-                raise EtcdError(f"etcd at {member}: it ended a watch: {why}", cause="closed")
+                raise EtcdError(f"etcd at {member}: the server ended the watch: {why}", cause="closed")
             return [
                 (number(result, "watch_id", None), WatchEvent(KeyValue.of(event["kv"]), event.get("type") == "DELETE"))
                 for event in items(result, "events")
             ]
         except _MALFORMED as error:
-            raise not_etcd(member, "its answer to a watch has another form than an etcd's") from error
+            raise not_etcd(member, "its answer to a watch does not have the form of an etcd answer") from error
 
     def lease(self, ttl_seconds: int) -> Lease:
-        """Ask for a lease of ``ttl_seconds``."""
+        """Create a lease that ends after ``ttl_seconds`` without a refresh."""
 
         def read(answer: Mapping[str, Any]) -> Lease:
             return Lease(self, number(answer, "ID", None), number(answer, "TTL", None))
@@ -339,7 +338,7 @@ class EtcdClient:
         return self._post("/lease/grant", {"TTL": ttl_seconds, "ID": 0}, read)
 
     def require_password(self, password: str) -> None:
-        """Make the user ``root`` with this password; from now on, the etcd answers nobody else."""
+        """Create the user ``root`` with this password and turn authentication on: all later requests need it."""
         steps: tuple[tuple[str, dict[str, str]], ...] = (
             ("user/add", {"name": "root", "password": password}),
             ("role/add", {"name": "root"}),
@@ -350,22 +349,22 @@ class EtcdClient:
             self._post(f"/auth/{path}", payload, dict, repeatable=False)
 
     def time_to_live(self, lease: int) -> tuple[int, int] | None:
-        """Return the seconds that a lease of this number still has, and those it was granted; None where it ended."""
+        """Return the remaining and the granted seconds of a lease; None if it has ended. ``lease`` is its id."""
 
         def read(answer: Mapping[str, Any]) -> tuple[int, int] | None:
-            left = number(answer, "TTL")  # what is 0 is left out; one that is not there has -1
+            left = number(answer, "TTL")  # the gateway leaves out 0; a lease that does not exist has -1
             return (left, number(answer, "grantedTTL")) if left >= 0 else None
 
         return self._post("/lease/timetolive", {"ID": lease}, read)
 
     def _order(self) -> list[int]:
-        """Return the members' places: first the one that answered last, and last those that failed lately."""
+        """Return the order of the members by index: first the one that answered last; recently failed ones last."""
         count = len(self._members)
         order = [(self._current + step) % count for step in range(count)]
         return sorted(order, key=lambda place: _AVOIDED_MEMBERS.until(self._members[place])) if count > 1 else order
 
     def _leave(self, member: Endpoint) -> None:
-        """Ask the others first, for a while; every client of this process does."""
+        """Try this member last for a while, in all clients of this process."""
         if len(self._members) > 1:
             _AVOIDED_MEMBERS.add(member)
 
@@ -377,12 +376,12 @@ class EtcdClient:
         *,
         repeatable: bool = True,
     ) -> T:
-        """Ask the members in turn, first the one that answered last.
+        """Send a request to the members in turn, first to the one that answered last.
 
-        What may be repeated is asked of each member for a short time, then of the slow ones again for all the time.
+        A repeatable request goes to each member with a short timeout, then to the slow ones with the full timeout.
 
-        :param read: makes the result of the answer; where it cannot, what answers is not an etcd.
-        :param repeatable: whether the next one may be asked where a request may have been done, and its answer is lost.
+        :param read: turns the answer into the result; if it raises, the server is not an etcd.
+        :param repeatable: whether the next member may be asked although this one may have executed the request.
         """
         errors: dict[Endpoint, EtcdError] = {}
         members = [self._members[place] for place in self._order()]
@@ -424,15 +423,15 @@ class EtcdClient:
         try:
             found = json.loads(answer.content)
         except RecursionError as error:
-            raise not_etcd(member, "its answer is nested too deep") from error
+            raise not_etcd(member, "its answer is nested too deeply") from error
         except ValueError as error:
             raise not_etcd(member, "its answer is not JSON") from error
         if not isinstance(found, dict) or not any(isinstance(found.get(name), dict) for name in ("header", "result")):
-            raise not_etcd(member, "its answer has another form")
+            raise not_etcd(member, "its answer does not have the form of an etcd answer")
         try:
             return read(found)
         except _MALFORMED as error:
-            raise not_etcd(member, f"its answer to /v3{path} has another form than an etcd's") from error
+            raise not_etcd(member, f"its answer to /v3{path} does not have the form of an etcd answer") from error
 
     def _explain(self, member: Endpoint, error: BaseException, seconds: float) -> EtcdError:
         has_certificate = self._session.cert is not None
@@ -448,7 +447,7 @@ class EtcdClient:
         return not_etcd(member, f"it answers {printable(reason or '', 60)!r} to /v3")
 
     def _plain_version(self, member: Endpoint) -> str | None:
-        """Return what ``/version`` says (it needs neither gateway nor password), None where that is no etcd's."""
+        """Return the version from ``/version``, which needs neither gateway nor password; None if it is not an etcd."""
         from requests.exceptions import RequestException
 
         try:
@@ -460,7 +459,7 @@ class EtcdClient:
         return printable(str(version), 40) if version else None
 
     def _authenticate(self, base: str, user: str, password: str) -> str:
-        """Return a token, empty where the etcd has authentication turned off."""
+        """Return a token; empty if authentication is off in the etcd."""
         from requests.exceptions import RequestException
 
         member = next(member for member in self._members if str(member).lower() == base.lower())
@@ -479,7 +478,7 @@ class EtcdClient:
                 if not re.fullmatch(r"[\x21-\x7e]{1,8192}", token):
                     raise ValueError
             except _MALFORMED:
-                raise not_etcd(member, "its answer to /v3/auth/authenticate has another form than an etcd's") from None
+                raise not_etcd(member, "its answer to /v3/auth/authenticate is not an etcd answer") from None
             return str(token)
         if b"authentication is not enabled" in answer.content:
             return ""
@@ -488,17 +487,17 @@ class EtcdClient:
 
 @dataclass(frozen=True)
 class Watched:
-    """What :meth:`EtcdClient.watch` watches: one key, or every key that starts with it."""
+    """One key to watch, or (with ``prefix``) every key that starts with it. See :meth:`EtcdClient.watch`."""
 
     key: str
-    #: The first revision of interest.
+    #: The first revision whose events are sent.
     since: int
     prefix: bool = False
-    #: Whether only deletions are of interest: etcd then sends nothing else.
+    #: Whether to receive deletions only.
     deletions: bool = False
 
     def payload(self, number: int, revision: int) -> dict[str, Any]:
-        """The request as the gateway takes it."""
+        """Return the watch request in the gateway's JSON form."""
         keys: dict[str, Any] = dict(key_range(self.key)) if self.prefix else {"key": encode(self.key)}
         filters = {"filters": ["NOPUT"]} if self.deletions else {}
         return {**keys, **filters, "start_revision": revision, "watch_id": number}
@@ -506,24 +505,27 @@ class Watched:
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """A key was written or deleted; of a deleted one, ``item`` has its key and the revision only."""
+    """A key was written or deleted. For a deletion, ``item`` holds only the key and the revision."""
 
     item: KeyValue
     deleted: bool
 
 
 class Lease:
-    """Keys stored with it go when it ends: when it is not refreshed within its time, or is revoked."""
+    """A lease. It ends if it is not refreshed in time or is revoked; etcd then deletes the keys stored with it."""
 
     def __init__(self, client: EtcdClient, id: int, ttl: int) -> None:
         self._client = client
-        #: etcd's number of it.
+        #: etcd's id of the lease.
         self.id = id
-        #: Seconds that it lives without a refresh, as etcd granted them.
+        #: Seconds that the lease lives without a refresh, as granted by etcd.
         self.ttl = ttl
 
     def refresh(self) -> int:
-        """Start its time again; return the seconds it has now. :raises EtcdError: where it has ended (``no-lease``)."""
+        """Restart the lease's time; return its remaining seconds.
+
+        :raises EtcdError: with cause ``no-lease`` if it has ended.
+        """
 
         def read(answer: Mapping[str, Any]) -> int:
             return number(answer.get("result", answer), "TTL")
@@ -531,15 +533,15 @@ class Lease:
         left = self._client._post("/lease/keepalive", {"ID": self.id}, read)
         if left < 1:
             raise EtcdError(
-                f"etcd at {self._client.endpoint}: the lease is not there: it has expired or was revoked",
-                "refresh a lease before its time is over",
+                f"etcd at {self._client.endpoint}: the lease does not exist: it expired or was revoked",
+                "refresh a lease before it expires",
                 cause="no-lease",
                 endpoint=self._client.endpoint,
             )
         return left
 
     def revoke(self) -> None:
-        """End it now, and delete its keys; nothing happens where it has ended already."""
+        """End the lease now, which deletes its keys. Does nothing if it has already ended."""
         try:
             self._client._post("/lease/revoke", {"ID": self.id}, dict)
         except EtcdError as error:
@@ -548,7 +550,7 @@ class Lease:
 
 
 class _TokenAuth:
-    """Adds etcd's token to each request, and a fresh one where the server has forgotten it (401)."""
+    """Adds etcd's token to each request, and gets a new token if the server rejects it (401)."""
 
     def __init__(self, user: str, password: str, authenticate: Callable[[str, str, str], str]) -> None:
         self._user, self._password = user, password
@@ -563,7 +565,7 @@ class _TokenAuth:
         return request
 
     def _fresh(self, base: str, unlike: str | None) -> str:
-        """Return the token; ask for another one where it is still the one that was refused."""
+        """Return the token; request a new one if it is still ``unlike``, the rejected one."""
         with self._lock:
             if self._token is None or self._token == unlike:
                 self._token = self._authenticate(base, self._user, self._password)
@@ -577,7 +579,7 @@ class _TokenAuth:
     def _renew(self, response: Any, **kwargs: Any) -> Any:
         if response.status_code != 401:
             return response
-        # The connection goes back to its pool once the body is read, which the session limits.
+        # Read the body so that the connection returns to its pool; the session limits its size.
         _ = response.content
         response.close()
         request = response.request.copy()
@@ -598,12 +600,13 @@ def connect(
     password: str = "",
     timeout: float = 5.0,
 ) -> EtcdClient:
-    """Make a client. Nothing is sent yet.
+    """Make a client of the etcd at ``endpoints``. Sends nothing yet.
 
-    :param cacert: PEM file of the authority that signed the server's certificate; empty for the system's.
-    :param cert: PEM file of a client certificate, :param key: of its key.
-    :param user: empty for the user and password of the first endpoint that has one.
-    :param timeout: seconds for the connection, and as much again for the whole answer, of each request to a member.
+    :param cacert: PEM file of the CA that signed the server's certificate; empty for the system's CAs.
+    :param cert: PEM file of a client certificate.
+    :param key: PEM file of the client certificate's key.
+    :param user: user name; if empty, user and password are taken from the first endpoint that has them.
+    :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
     from pytest_nixl.etcd.bounded_http import BoundedSession
 
@@ -632,7 +635,7 @@ def _all_failed(errors: list[EtcdError]) -> EtcdError:
 
 
 def _revision(answer: Mapping[str, Any]) -> int:
-    """Return the etcd's revision: every answer about keys has it."""
+    """Return the etcd's revision, which every answer about keys contains."""
     return number(answer["header"], "revision", None)
 
 
@@ -642,13 +645,13 @@ def _count(answer: Mapping[str, Any], name: str) -> int:
 
 
 def _whole(line: bytes) -> bool:
-    """Whether it is JSON, and not the first part of it."""
+    """Whether ``line`` is complete JSON, and not just the first part of a message."""
     try:
         json.loads(line)
     except ValueError:
         return False
     except RecursionError:
-        pass  # it is refused where it is read
+        pass  # refused later, when it is read
     return True
 
 

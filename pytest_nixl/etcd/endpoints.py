@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The addresses of an etcd, as a person gives them to us."""
+"""Read etcd addresses that a user gave, and hide the credentials in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One member of an etcd. ``user`` and ``password`` are empty where the URL has none; neither is ever printed."""
+    """One member of an etcd. ``user`` and ``password`` are empty if the URL has none; ``str()`` leaves both out."""
 
     scheme: str
     host: str
@@ -36,7 +36,7 @@ class Endpoint:
 def parse_endpoint(text: str) -> Endpoint:
     """Read one endpoint.
 
-    :raises ValueError: with one sentence that names the fault and the accepted form; credentials are not repeated.
+    :raises ValueError: with one sentence that names the fault and the accepted form, without the credentials.
     """
     try:
         return _parse(text)
@@ -54,20 +54,20 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
         try:
             endpoints.append(_parse(part))
         except _FaultError:
-            # The comma may stand in a password, and the part be a piece of one: nothing of it is shown.
+            # The comma may belong to a password, so this part may be a piece of it: show nothing.
             raise ValueError(
-                f"etcd endpoint {number} of {len(parts)} cannot be read (it is not shown, as the list has a user or "
-                f"password in it, where a comma is written %2C): expected {ENDPOINTS_FORM}"
+                f"etcd endpoint {number} of {len(parts)} is malformed (not shown, because the list contains a user or "
+                f"password; write a comma in a password as %2C): expected {ENDPOINTS_FORM}"
             ) from None
     return tuple(endpoints)
 
 
 class _FaultError(Exception):
-    """What is wrong with an endpoint, without its user and password."""
+    """The fault of an endpoint, in words without its user and password."""
 
 
 def _shown(text: str) -> str:
-    """The endpoint without all that stands before its last @."""
+    """Return the endpoint with everything before its last @ hidden."""
     shape = _SHAPE.fullmatch(text)
     if shape is None or shape["user"] is None:
         return text
@@ -80,7 +80,7 @@ def _parse(text: str) -> Endpoint:
     if re.search(r"\s", text):
         raise _FaultError("has a space in it")
     shape = _SHAPE.fullmatch(text)
-    assert shape is not None  # Every text has this shape: all its groups may be empty.
+    assert shape is not None  # Every text matches: all groups may be empty.
     scheme = (shape["scheme"] or "http://").removesuffix("://").lower()
     if scheme not in ("http", "https"):
         raise _FaultError(f"has the unknown scheme {scheme!r}")
@@ -92,7 +92,7 @@ def _credentials(text: str | None) -> tuple[str, str]:
     if text is None:
         return "", ""
     if re.search(r"[/@?#]", text):
-        raise _FaultError("has a user or password with one of / @ ? # in it, which are written %2F %40 %3F %23")
+        raise _FaultError("has one of / @ ? # in its user or password: write %2F %40 %3F %23")
     user, _, password = text.partition(":")
     if not user:
         raise _FaultError("names no user before its @")
@@ -100,7 +100,7 @@ def _credentials(text: str | None) -> tuple[str, str]:
 
 
 def _host_port(text: str) -> tuple[str, int]:
-    """Read what follows the credentials, so that all of it may be shown."""
+    """Read what follows the credentials. A message may show all of it."""
     bare, slash, _ = text.partition("/")
     if slash:
         raise _FaultError("ends with a slash" if text == f"{bare}/" else f"has the path {text[len(bare) :]!r}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an etcd did not do what it was asked, in words.
+"""Explain why a request to etcd failed.
 
-Each cause was provoked on a real etcd 3.5.1; newer servers word some alerts differently, and both wordings are read.
+The texts matched here come from a real etcd 3.5.1. Newer servers word some alerts differently; both are matched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.endpoints import Endpoint
 
-#: Seconds to find out what a port speaks, once a request to it has failed.
+#: Timeout in seconds of the connection that finds out which protocol a port speaks, after a failed request.
 PROBE_TIMEOUT = 1.0
 
 _CN = "CommonName of client sending a request against gateway"
@@ -25,10 +25,10 @@ _UNREADABLE_FILES = ("PEM lib", "NO_CERTIFICATE_OR_CRL_FOUND", "KEY_VALUES_MISMA
 
 
 class EtcdError(NixlPluginError):
-    """An etcd could not be reached, or refused.
+    """A request to an etcd failed: the etcd could not be reached, or it refused the request.
 
-    :param cause: one short word for programs: ``refused``, ``unresolved``, ``timeout``, ``untrusted``, …
-    :param endpoint: the member that failed, or all of them, without credentials.
+    :param cause: short word for programs: ``refused``, ``unresolved``, ``timeout``, ``untrusted``, …
+    :param endpoint: URL of the failed member, or of all members separated by commas, without credentials.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EtcdError(NixlPluginError):
 
 
 def related(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and everything it wraps: its context, cause, urllib3's ``reason`` and wrapped arguments."""
+    """Yield an exception and every exception that it wraps: context, cause, urllib3's ``reason`` and arguments."""
     seen: set[int] = set()
     todo = [error]
     while todo:
@@ -54,7 +54,14 @@ def related(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: float, has_certificate: bool) -> EtcdError:
-    """Say why no answer came from ``endpoint``. May open one more connection, to see what the port speaks."""
+    """Return an error that says why no answer came from ``endpoint``.
+
+    May open one more connection to find out which protocol the port speaks.
+
+    :param error: the exception that the request raised.
+    :param timeout: timeout of the request in seconds, for the message.
+    :param has_certificate: whether a client certificate was sent.
+    """
     from pytest_nixl.etcd.bounded_http import CompressedError, TooLargeError, UnfinishedError
 
     chain = list(related(error))
@@ -67,7 +74,7 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
         if isinstance(item, (TooLargeError, CompressedError)):
             return not_etcd(endpoint, str(item))
         if isinstance(item, UnfinishedError):
-            return because("timeout", f"timeout, {item}", "see whether it is an etcd, and what slows it down")
+            return because("timeout", f"timeout, {item}", "check that it is an etcd, and what slows it down")
     if any(isinstance(item, socket.gaierror) for item in chain) or "NameResolutionError" in text:
         return because(
             "unresolved", f"the name {endpoint.host!r} does not resolve", "correct the host name, or give an IP address"
@@ -85,12 +92,14 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
         )
     if "invalid path" in text:
         return because(
-            "bad-file", "a certificate file that was given does not exist", "correct --nixl-etcd-cacert, -cert or -key"
+            "bad-file",
+            "a given certificate file does not exist",
+            "correct --nixl-etcd-cacert, --nixl-etcd-cert or --nixl-etcd-key",
         )
     if any(isinstance(item, ssl.SSLError) for item in chain):
         return _explain_tls(endpoint, chain, text, because, has_certificate)
     if any(isinstance(item, OSError) and item.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) for item in chain):
-        return because("unreachable", "no route to that host", "check the address and this machine's routes")
+        return because("unreachable", "no route to that host", "check the address and this host's routes")
     if endpoint.scheme == "http" and speaks_tls(endpoint):
         return _speaks_tls_error(endpoint)
     if "BadStatusLine" in text:
@@ -98,7 +107,7 @@ def explain_transport(endpoint: Endpoint, error: BaseException, *, timeout: floa
     if endpoint.scheme == "https" and speaks_http(endpoint):
         return _plaintext_error(endpoint)
     return because(
-        "closed", "it closed the connection without an answer", "see that server's log: it may have been stopped"
+        "closed", "it closed the connection without an answer", "read that server's log: it may have been stopped"
     )
 
 
@@ -116,25 +125,25 @@ def _explain_tls(
             return because(
                 "untrusted",
                 f"its certificate is for another name ({why.rstrip('.')})",
-                "use a name that is in the certificate, or a certificate that has this name",
+                "use a host name that the certificate contains, or a certificate for this name",
             )
         return because(
             "untrusted",
             f"its certificate is not trusted ({why})",
-            "give the certificate of the authority that signed it: --nixl-etcd-cacert FILE",
+            "give the CA certificate that signed it: --nixl-etcd-cacert FILE",
         )
     if any(name in text for name in _UNREADABLE_FILES):
         return because(
             "bad-file",
-            "a certificate file that was given cannot be used: it is not PEM, or certificate and key do not match",
+            "a given certificate file cannot be used: it is not PEM, or certificate and key do not match",
             "correct --nixl-etcd-cacert, --nixl-etcd-cert and --nixl-etcd-key",
         )
     if any(name in text.replace(" ", "_").upper() for name in _CERTIFICATE_ALERTS):
         if has_certificate:
             return because(
                 "certificate-refused",
-                "it refuses our client certificate",
-                "give one that the etcd's --trusted-ca-file signed, not expired, for client authentication",
+                "it refuses the client certificate",
+                "give a valid certificate, signed by a CA of the etcd's --trusted-ca-file, with clientAuth usage",
             )
         return because(
             "certificate-required",
@@ -151,8 +160,8 @@ def _explain_tls(
 
 def _plaintext_error(endpoint: Endpoint) -> EtcdError:
     return EtcdError(
-        f"etcd at {endpoint}: https was asked for, but the server speaks plaintext",
-        f"write http://{endpoint.host}:{endpoint.port}, or turn TLS on in that server",
+        f"etcd at {endpoint}: the URL says https, but the server speaks plaintext",
+        f"write http://{endpoint.host}:{endpoint.port}, or turn on TLS in that server",
         cause="plaintext",
         endpoint=str(endpoint),
     )
@@ -160,7 +169,7 @@ def _plaintext_error(endpoint: Endpoint) -> EtcdError:
 
 def _speaks_tls_error(endpoint: Endpoint) -> EtcdError:
     return EtcdError(
-        f"etcd at {endpoint}: http was asked for, but the server speaks TLS",
+        f"etcd at {endpoint}: the URL says http, but the server speaks TLS",
         f"write https://{endpoint.host}:{endpoint.port}, and give its CA by --nixl-etcd-cacert FILE",
         cause="tls-server",
         endpoint=str(endpoint),
@@ -168,59 +177,58 @@ def _speaks_tls_error(endpoint: Endpoint) -> EtcdError:
 
 
 def not_etcd(endpoint: Endpoint, how: str) -> EtcdError:
-    """Say that something else than an etcd answers at ``endpoint``."""
+    """Return an error: the server at ``endpoint`` is not an etcd. ``how`` says how that was seen."""
     return EtcdError(
-        f"etcd at {endpoint}: what answers there is not an etcd: {how}",
-        "correct host and port: an etcd listens for clients on 2379 by default",
+        f"etcd at {endpoint}: the server there is not an etcd: {how}",
+        "correct host and port: an etcd listens for clients on port 2379 by default",
         cause="not-etcd",
         endpoint=str(endpoint),
     )
 
 
 def no_gateway(endpoint: Endpoint, version: str) -> EtcdError:
-    """Say that the etcd has its HTTP gateway turned off."""
+    """Return an error: the etcd's HTTP gateway is turned off. ``version`` is that of the etcd."""
     return EtcdError(
         f"etcd at {endpoint}: etcd {version} runs with --enable-grpc-gateway=false, so /v3 answers 404",
-        "start that etcd without --enable-grpc-gateway=false (it is on by default); NIXL itself does not need it, "
-        "pytest-nixl does",
+        "start that etcd without --enable-grpc-gateway=false: NIXL does not need the gateway, but pytest-nixl does",
         cause="gateway-off",
         endpoint=str(endpoint),
     )
 
 
-#: Part of etcd's own message, our cause, what it means, what to do.
+#: Part of etcd's message, cause, meaning, remedy.
 _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
     (_CN, "certificate-name",
-     "with authentication on, its HTTP gateway refuses a client certificate that has a CN, whoever it names",
+     "authentication is on, and then its HTTP gateway refuses every client certificate that has a CN",
      "give a client certificate without a CN, and --nixl-etcd-user NAME:PASSWORD"),
     ("user name is empty", "auth-needed", "it asks for a user and password, and none was given",
      "give --nixl-etcd-user NAME:PASSWORD, or set ETCDCTL_USER"),
     ("invalid user ID or password", "password", "it does not accept this user and password",
      "correct --nixl-etcd-user or ETCDCTL_USER"),
-    ("permission denied", "denied", "permission denied: this user may not do that with this key",
+    ("permission denied", "denied", "permission denied: the user's role does not allow this request on this key",
      "grant the user's role readwrite on the prefix /pytest-nixl/ and on NIXL's own"),
-    ("invalid auth token", "token", "it does not accept the token that it gave us itself",
-     "check that the clocks and the --auth-token option of its members agree"),
-    ("database space exceeded", "no-space", "its database is full (quota exceeded), it accepts no more writes",
+    ("invalid auth token", "token", "it rejects the token that it issued itself",
+     "check that all members have the same clock and the same --auth-token option"),
+    ("database space exceeded", "no-space", "its database is full (quota exceeded), so it accepts no more writes",
      "compact and defragment it, then `etcdctl alarm disarm`; or raise --quota-backend-bytes"),
-    ("received message larger than max", "too-large", "the value is larger than it accepts",
+    ("received message larger than max", "too-large", "the value is larger than the etcd accepts",
      "keep a value under 1.5 MB, or raise --max-request-bytes"),
-    ("request is too large", "too-large", "the value is larger than it accepts",
+    ("request is too large", "too-large", "the value is larger than the etcd accepts",
      "keep a value under 1.5 MB, or raise --max-request-bytes"),
-    ("requested lease not found", "no-lease", "the lease is not there: it has expired or was revoked",
-     "refresh a lease before its time is over"),
+    ("requested lease not found", "no-lease", "the lease does not exist: it expired or was revoked",
+     "refresh a lease before it expires"),
     ("no leader", "no-leader", "it has no leader", "start the missing members: more than half of them must be up"),
-    ("request timed out", "no-leader", "it could not agree with its other members in time",
-     "start the missing members: more than half of them must be up, on disks that are fast enough"),
+    ("request timed out", "no-leader", "its members did not agree in time",
+     "start the missing members: more than half of them must be up, on fast enough disks"),
     ("context deadline exceeded", "timeout", "it did not finish the request in time",
      "start the missing members: more than half of them must be up"),
 )  # fmt: skip
 
 
 def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
-    """Say what an answer that is no success means; None where it is not from an etcd's gateway.
+    """Explain an answer with an error status; return None if the answer is not from an etcd's gateway.
 
-    :param text: the body of the answer.
+    :param text: body of the answer.
     """
     message = _message(text)
     message = None if message is None else printable(message)
@@ -235,18 +243,18 @@ def explain_answer(endpoint: Endpoint, text: str) -> EtcdError | None:
         return None
     if "tls:" in message and "certificate" in message:
         return EtcdError(
-            f"etcd at {endpoint}: its HTTP gateway cannot connect to its own etcd, because it uses the server's "
-            "certificate to do so and --client-cert-auth refuses that one (no clientAuth in its extended key usage)",
-            "issue the server's certificate for both serverAuth and clientAuth; no client can mend this",
+            f"etcd at {endpoint}: its HTTP gateway cannot connect to its own etcd: the gateway uses the server's "
+            "certificate, and --client-cert-auth refuses it (no clientAuth in its extended key usage)",
+            "issue the server's certificate for both serverAuth and clientAuth; this cannot be fixed on the client",
             f"etcd says: {message}",
             cause="gateway-certificate",
             endpoint=where,
         )
-    return EtcdError(f"etcd at {endpoint}: {message}", "see that server's log", cause="other", endpoint=where)
+    return EtcdError(f"etcd at {endpoint}: {message}", "read that server's log", cause="other", endpoint=where)
 
 
 def _message(text: str) -> str | None:
-    """Return the message of a gateway's error, None where ``text`` is none."""
+    """Return the message of a gateway error; None if ``text`` is not one."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -257,13 +265,13 @@ def _message(text: str) -> str | None:
 
 
 def printable(text: str, most: int = 300) -> str:
-    """Return a server's words as they may be shown: of one line, without control characters, and not too long."""
+    """Return a server's text as one printable line: without control characters, cut after ``most`` characters."""
     shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 def speaks_tls(endpoint: Endpoint) -> bool:
-    """Whether the port answers a TLS handshake (an alert is an answer too)."""
+    """Whether the port answers a TLS handshake; an alert counts as an answer."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -278,12 +286,12 @@ def speaks_tls(endpoint: Endpoint) -> bool:
 
 
 def speaks_http(endpoint: Endpoint) -> bool:
-    """Whether the port answers a plaintext HTTP request with a success."""
+    """Whether the port answers a plaintext HTTP request with any status but 400."""
     try:
         with socket.create_connection((endpoint.host, endpoint.port), timeout=PROBE_TIMEOUT) as plain:
             plain.sendall(f"GET /version HTTP/1.0\r\nHost: {endpoint.host}\r\n\r\n".encode())
             status = plain.recv(64).split(b"\r\n")[0]
     except OSError:
         return False
-    # An etcd or a proxy that speaks TLS answers plaintext, if at all, with 400.
+    # A TLS server answers a plaintext request with 400 or not at all.
     return status.startswith(b"HTTP/") and b" 400" not in status

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an etcd transaction in the gateway's JSON, and how answers and events are read.
+"""Build etcd transactions in the gateway's JSON, and read the answers.
 
 ``client.transaction(txn([absent("/a")], [put("/a", b"1")]))``. Keys are text, values are bytes.
 """
@@ -22,9 +22,9 @@ class LeaseId(Protocol):
 
 @dataclass(frozen=True)
 class KeyValue:
-    """A key as etcd has it; of one that was deleted only ``key`` and ``mod_revision`` are there.
+    """A key with its value and revisions. For a deleted key only ``key`` and ``mod_revision`` are set.
 
-    A key that is no UTF-8, which none of ours is, has its bytes escaped as Python's ``surrogateescape`` does.
+    Bytes of a key that are not UTF-8 are escaped as by Python's ``surrogateescape``.
     """
 
     key: str
@@ -32,7 +32,7 @@ class KeyValue:
     create_revision: int
     mod_revision: int
     version: int
-    #: etcd's number of the lease that it was put with; 0: none.
+    #: Id of its lease; 0 if it has none.
     lease: int = 0
 
     @classmethod
@@ -47,23 +47,23 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class FoundKey:
-    """What a range of keys had."""
+    """The result of reading a range of keys."""
 
     count: int
     items: tuple[KeyValue, ...]
 
     @property
     def first(self) -> KeyValue | None:
-        """The first one; None where there is none."""
+        """The first key; None if the range is empty."""
         return self.items[0] if self.items else None
 
 
 @dataclass(frozen=True)
 class TransactionResult:
-    """What a transaction came to."""
+    """The result of a transaction."""
 
     succeeded: bool
-    #: The etcd's revision after it.
+    #: Revision of the etcd after the transaction.
     revision: int
     answers: tuple[Mapping[str, Any], ...]
 
@@ -75,36 +75,36 @@ class TransactionResult:
         return cls(bool(answer.get("succeeded", False)), revision, tuple(answer.get("responses", ())))
 
     def inner(self, place: int) -> TransactionResult:
-        """Return what the nested transaction at ``place`` came to."""
+        """Return the result of the nested transaction at index ``place``."""
         return TransactionResult.of(self.answers[place]["response_txn"], self.revision)
 
     def found(self, place: int) -> FoundKey:
-        """Return what the range at ``place`` had."""
+        """Return the result of the range at index ``place``."""
         answer = self.answers[place]["response_range"]
         return FoundKey(int(answer.get("count", 0)), tuple(KeyValue.of(item) for item in answer.get("kvs", ())))
 
     def deleted(self, place: int) -> int:
-        """Return how many keys the deletion at ``place`` removed."""
+        """Return the number of keys that the deletion at index ``place`` removed."""
         return int(self.answers[place]["response_delete_range"].get("deleted", 0))
 
 
 def txn(compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part] = ()) -> Part:
-    """A transaction: ``success`` where every comparison holds, else ``failure``."""
+    """Build a transaction that runs ``success`` if every comparison holds, else ``failure``."""
     return {"compare": list(compare), "success": list(success), "failure": list(failure)}
 
 
 def nested(transaction: Part) -> Part:
-    """A transaction as an operation of another one."""
+    """Make a transaction an operation of another transaction."""
     return {"request_txn": transaction}
 
 
 def absent(key: str) -> Part:
-    """Compare: the key is not there."""
+    """Compare: the key does not exist."""
     return _compare(key, "CREATE", "EQUAL", create_revision=0)
 
 
 def present(key: str) -> Part:
-    """Compare: the key is there."""
+    """Compare: the key exists."""
     return _compare(key, "CREATE", "GREATER", create_revision=0)
 
 
@@ -114,7 +114,7 @@ def empty(prefix: str) -> Part:
 
 
 def at_version(key: str, version: int) -> Part:
-    """Compare: the key was written ``version`` times since it was created; 0 where it is not there."""
+    """Compare: the key was written ``version`` times since its creation; 0 if it does not exist."""
     return _compare(key, "VERSION", "EQUAL", version=version)
 
 
@@ -124,7 +124,7 @@ def unchanged(item: KeyValue) -> Part:
 
 
 def put(key: str, value: bytes, lease: LeaseId | None = None) -> Part:
-    """Store a value; with a lease the key goes when that ends."""
+    """Store a value. With a lease, etcd deletes the key when the lease ends."""
     return {"request_put": put_payload(key, value, lease)}
 
 
@@ -136,7 +136,7 @@ def get(key: str) -> Part:
 def get_prefix(
     prefix: str, *, count_only: bool = False, keys_only: bool = False, limit: int = 0, by_creation: bool = False
 ) -> Part:
-    """Read every key that starts with ``prefix``, in the order of the keys or of their creation."""
+    """Read every key that starts with ``prefix``, sorted by key or by creation."""
     options: Part = {"count_only": count_only, "keys_only": keys_only, "limit": limit}
     if by_creation:
         options |= {"sort_order": "ASCEND", "sort_target": "CREATE"}
@@ -154,13 +154,13 @@ def delete_prefix(prefix: str) -> Part:
 
 
 def put_payload(key: str, value: bytes, lease: LeaseId | None) -> Part:
-    """A put as the gateway takes it."""
+    """Return a put in the gateway's JSON form."""
     payload: Part = {"key": encode(key), "value": encode(value)}
     return {**payload, "lease": lease.id} if lease else payload
 
 
 def key_range(prefix: str) -> dict[str, str]:
-    """The half-open range of keys that start with ``prefix``; of all keys where that is empty."""
+    """Return the half-open range of keys that start with ``prefix``; all keys if it is empty."""
     data = prefix.encode(errors="surrogateescape")
     while data and data[-1] == 0xFF:
         data = data[:-1]
@@ -169,37 +169,38 @@ def key_range(prefix: str) -> dict[str, str]:
 
 
 def encode(text: str | bytes) -> str:
-    """Write a key or a value as the gateway takes it."""
+    """Encode a key or a value in base64, as the gateway expects it."""
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return base64.b64encode(data).decode()
 
 
 def decode(text: str) -> bytes:
-    """Read a key or a value as the gateway gives it."""
+    """Decode a key or a value from the gateway's base64."""
     return base64.b64decode(text)
 
 
 def number(item: Mapping[str, Any], name: str, default: int | None = 0) -> int:
-    """Read a number of the gateway's, which writes large ones as text and leaves out 0.
+    """Read a number from the gateway's JSON, which writes large numbers as text and leaves out 0.
 
-    :param default: what one has that is left out; None: it must be there.
-    :raises ValueError: where it is none; KeyError or TypeError where ``item`` has another form.
+    :param default: result if the field is missing; None if the field is required.
+    :raises ValueError: if the field is not a number.
+    :raises KeyError, TypeError: if ``item`` has another form.
     """
     value = item[name] if default is None else item.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
     return int(value)
 
 
 def items(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Read a list of the gateway's, which leaves out an empty one. :raises ValueError: where it is none."""
+    """Read a list of objects; the gateway leaves out an empty list. :raises ValueError: if it is anything else."""
     value = answer.get(name, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError(f"{name} is no list of objects")
+        raise ValueError(f"{name} is not a list of objects")
     return value
 
 
-#: The operations of a transaction: what asks, and what answers.
+#: For each operation of a transaction: its field in the request and in the answer.
 _ANSWERED_BY = {
     "request_put": "response_put",
     "request_range": "response_range",
@@ -209,16 +210,16 @@ _ANSWERED_BY = {
 
 
 def changes_nothing_twice(payload: Mapping[str, Any]) -> bool:
-    """Whether a transaction only reads and deletes, without a condition: to do it twice is as good as once."""
+    """Whether a transaction only reads and deletes, without a condition, so that repeating it is harmless."""
     return not payload.get("compare") and all(
         "request_range" in part or "request_delete_range" in part for part in payload.get("success", ())
     )
 
 
 def checked(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a transaction, of which :class:`TransactionResult` can then read all.
+    """Check that ``answer`` fits the transaction ``payload``, so that :class:`TransactionResult` can read it; return it.
 
-    :raises ValueError: where it is not what an etcd answers to it; KeyError, TypeError or AttributeError too.
+    :raises ValueError, KeyError, TypeError, AttributeError: if an etcd would not send this answer.
     """
     number(answer["header"], "revision", None)
     _check_answers(payload, answer)

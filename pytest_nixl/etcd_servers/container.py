@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of our own in a container, by testcontainers; the supervisor removes it, so Ryuk is not needed."""
+"""Run an etcd in a container by testcontainers. The supervisor removes the container, so Ryuk is not needed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import free_ports, healthy
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: Seconds from the start to ready, and for one request to the engine.
+#: Timeouts in seconds: from start to ready, and for one request to the container engine.
 READY_SECONDS = 30.0
 ENGINE_SECONDS = 15.0
-#: Lines of its log that an error shows.
+#: Number of log lines that an error shows.
 LOG_LINES = 12
 
 LABEL = "pytest-nixl"
@@ -33,21 +33,21 @@ _ELSE = "or use another etcd: --nixl-etcd-server=embedded, or --nixl-etcd URL"
 
 
 def engine_may_answer() -> bool:
-    """Whether there is a reason to ask for a container engine; loads nothing."""
+    """Whether DOCKER_HOST or the Docker socket suggests a container engine. Imports nothing."""
     return bool(os.environ.get("DOCKER_HOST")) or _SOCKET.exists()
 
 
 def testcontainers_installed() -> bool:
-    """Whether the packages for containers are there; loads nothing."""
+    """Whether the packages testcontainers and docker are installed. Imports neither."""
     return all(importlib.util.find_spec(name) is not None for name in ("testcontainers", "docker"))
 
 
-# pytest would take the name for a test wherever it is imported.
+# Otherwise pytest collects it as a test because of its name.
 testcontainers_installed.__test__ = False  # type: ignore[attr-defined]
 
 
 def image_present(image: str) -> bool:
-    """Whether an engine answers and has ``image`` already; False too where none answers."""
+    """Whether a container engine answers and already has ``image``."""
     try:
         with container_engine() as engine:
             return _has(engine, image)
@@ -56,15 +56,16 @@ def image_present(image: str) -> bool:
 
 
 def ensure_image(image: str, *, pull: bool = True) -> None:
-    """Make sure that the engine has ``image``.
+    """Make sure that the container engine has ``image``.
 
-    :raises EtcdError: in one sentence: testcontainers is not installed, no engine answers, or the image is neither
-        there nor can be pulled.
+    :param pull: whether the image may be pulled.
+    :raises EtcdError: if testcontainers is not installed, if no engine answers, or if the image is not on this host
+        and cannot be pulled.
     """
     if not testcontainers_installed():
         raise EtcdError(
             "an etcd container needs the Python package testcontainers, which is not installed",
-            f"`pip install 'pytest-nixl[container]'`, {_ELSE}",
+            f"`pip install 'pytest-nixl[container]'`; {_ELSE}",
             cause="no-testcontainers",
         )
     import docker
@@ -81,17 +82,17 @@ def ensure_image(image: str, *, pull: bool = True) -> None:
             except docker.errors.DockerException as error:
                 why = str(error)
         else:
-            why = "pulling was not asked for"
+            why = "pulling is off"
     raise EtcdError(
-        f"the etcd image {image} is not on this machine and cannot be pulled: {why}",
-        f"load it (`docker load`, `docker import`) and name it by --nixl-etcd-image, {_ELSE}",
+        f"the etcd image {image} is not on this host and cannot be pulled: {why}",
+        f"load the image (`docker load`, `docker import`) and name it with --nixl-etcd-image; {_ELSE}",
         cause="no-image",
     )
 
 
 @dataclass
 class ContainerServer:
-    """A container of our own, published on loopback; it ends with the test run, whatever becomes of that."""
+    """An etcd container, published on loopback. The supervisor removes it, even if pytest is killed."""
 
     supervisor: SupervisorClient
     image: str
@@ -102,14 +103,17 @@ class ContainerServer:
     id: str = ""
     shared: bool = False
     kind: str = "container"
-    #: Whether we ended it ourselves, and so it is no defect that it is not there.
+    #: Whether this run stopped it on purpose.
     stopped: bool = False
 
     @classmethod
     def start(
         cls, image: str, supervisor: SupervisorClient, pull: bool = False, *, shared: bool = False
     ) -> ContainerServer:
-        """Start one and wait until it is ready. :raises EtcdError: in one sentence, with the last lines of its log."""
+        """Start an etcd container and wait until it is ready.
+
+        :raises EtcdError: if it does not start, with the last lines of its log.
+        """
         ensure_image(image, pull=pull)
         for attempt in range(5):
             host = _published_host()
@@ -127,19 +131,19 @@ class ContainerServer:
 
     @property
     def endpoint(self) -> str:
-        """Its URL, as ``NIXL_ETCD_ENDPOINTS`` wants it."""
+        """URL of the etcd, in the form of ``NIXL_ETCD_ENDPOINTS``."""
         return str(Endpoint("http", self.host, self.port))
 
     def describe(self) -> str:
-        """Say what it is, in a few words."""
+        """Return a short description for messages."""
         return f"etcd {self.version} in container {self.id[:12]} ({self.image}), at {self.endpoint}"
 
     def why_silent(self) -> str | None:
-        """As :meth:`why_dead`: an engine tells of a container that is paused, too."""
+        """Return the same as :meth:`why_dead`, because the engine reports a paused container too."""
         return self.why_dead()
 
     def why_dead(self) -> str | None:
-        """Return None while it is up, else how it ended, with the last lines of its log."""
+        """Return None while the container runs; otherwise its state and the last lines of its log."""
         import docker
 
         with container_engine() as engine:
@@ -152,42 +156,42 @@ class ContainerServer:
                 return None
             how = f"{state['Status']} with exit code {state.get('ExitCode')}"
             if state.get("OOMKilled"):
-                how += ", killed for want of memory"
+                how += ", killed because it ran out of memory"
             return f"{self.describe()}, {how}\n{_last_lines(container)}"
 
     def client(self) -> EtcdClient:
-        """Return a new client of it."""
+        """Return a new client of this etcd."""
         return connect([Endpoint("http", self.host, self.port)])
 
     def attachment(self) -> dict[str, Any]:
-        """Return what another process of this run needs to :meth:`attach`."""
+        """Return the values with which another process of this run can :meth:`attach`."""
         return {key: getattr(self, key) for key in ("kind", "image", "name", "host", "port", "version", "id")}
 
     @classmethod
     def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> ContainerServer:
-        """Return the server that another process of this run has started."""
+        """Return the server that another process of this run started."""
         values = {name: value for name, value in attachment.items() if name != "kind"}
         return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
-        """End it (SIGTERM, after 2 s SIGKILL). Its data stays until the end of the run: see :meth:`restart`."""
+        """Stop it (SIGTERM, after 2 s SIGKILL). Its data is kept until the run ends, for :meth:`restart`."""
         self.stopped = True
         with self._container() as container:
             container.stop(timeout=2)
 
     def kill(self) -> None:
-        """End it at once by SIGKILL, and wait until it has ended."""
+        """Kill it with SIGKILL and wait until it has ended."""
         import docker
 
         self.stopped = True
         with self._container() as container:
-            # 409: it does not run.
+            # 409: the container is not running.
             with contextlib.suppress(docker.errors.APIError):
                 container.kill()
             container.wait(timeout=ENGINE_SECONDS)
 
     def restart(self) -> None:
-        """Start it again, on the same port and with the same data; stop it first where it is up."""
+        """Restart it on the same port with the same data; stop it first if it is running."""
         with self._container() as container:
             container.stop(timeout=2)
             container.start()
@@ -204,7 +208,7 @@ class ContainerServer:
 
         self.stopped = True
         with container_engine() as engine:
-            # 409: somebody removes it just now.
+            # 409: another process is removing it.
             with contextlib.suppress(docker.errors.NotFound, docker.errors.APIError):
                 engine.containers.get(self.name).remove(force=True, v=True)
         self.supervisor.unwatch_container(self.name)
@@ -237,7 +241,7 @@ class ContainerServer:
         ]
         wait = HttpWaitStrategy(_PORT, "/health").with_poll_interval(0.05).with_startup_timeout(int(READY_SECONDS))
         with _without_ryuk(self.host):
-            # Before it is there: a kill between its creation and our next line leaves nothing behind.
+            # Register the name before the container exists, so that it is removed even if pytest is killed here.
             self.supervisor.watch_container(self.name, shared=self.shared, expected=True)
             container = DockerContainer(self.image, docker_client_kw={"timeout": ENGINE_SECONDS})
             container.with_name(self.name).with_command(command).waiting_for(wait)
@@ -249,8 +253,8 @@ class ContainerServer:
                 why = str(error.explanation or error).strip()
                 taken = "port is already allocated" in why or "address already in use" in why
                 raise EtcdError(
-                    f"the engine does not start an etcd from {self.image}: {why}",
-                    f"see the engine's log, {_ELSE}",
+                    f"the container engine did not start an etcd from {self.image}: {why}",
+                    f"read the engine's log; {_ELSE}",
                     cause="port-taken" if taken else "not-started",
                 ) from None
             except (TimeoutError, RuntimeError, OSError) as error:
@@ -265,8 +269,8 @@ class ContainerServer:
     def _not_ready(self, lines: str) -> EtcdError:
         return EtcdError(
             f"the etcd container from {self.image} was not ready at {self.endpoint} within {READY_SECONDS:g} s",
-            f"see its log, and whether published ports of the engine are reached at {self.host} "
-            f"(TESTCONTAINERS_HOST_OVERRIDE names another host), {_ELSE}",
+            f"read its log, and check that published ports are reachable at {self.host} "
+            f"(set TESTCONTAINERS_HOST_OVERRIDE for another host); {_ELSE}",
             lines,
             cause="not-started",
             endpoint=self.endpoint,
@@ -275,19 +279,22 @@ class ContainerServer:
 
 @contextlib.contextmanager
 def container_engine() -> Iterator[Any]:
-    """Yield a client of the engine. :raises EtcdError: where none answers, or the package docker is not installed."""
+    """Yield a client of the container engine.
+
+    :raises EtcdError: if no engine answers, or the package docker is not installed.
+    """
     try:
         import docker
     except ImportError as error:
         raise EtcdError(
-            f"a container engine is asked by the Python package docker, which cannot be imported: {error}",
-            f"`pip install 'pytest-nixl[container]'`, {_ELSE}",
+            f"the Python package docker, which talks to the container engine, cannot be imported: {error}",
+            f"`pip install 'pytest-nixl[container]'`; {_ELSE}",
             cause="no-testcontainers",
         ) from None
     where = os.environ.get("DOCKER_HOST") or f"unix://{_SOCKET}"
     try:
         if where.startswith("unix://") and not Path(where.removeprefix("unix://")).exists():
-            # Asked before docker does: it would leave its own socket open.
+            # Check before docker does, because docker would leave its socket open.
             raise docker.errors.DockerException("No such file")
         engine = docker.from_env(timeout=ENGINE_SECONDS, use_ssh_client=where.startswith("ssh://"))
         engine.ping()
@@ -296,7 +303,7 @@ def container_engine() -> Iterator[Any]:
                    str(error))  # fmt: skip
         raise EtcdError(
             f"no container engine answers at {where}: {why}",
-            f"start one, or name it by DOCKER_HOST, {_ELSE}",
+            f"start one, or set DOCKER_HOST to its address; {_ELSE}",
             cause="no-engine",
         ) from None
     try:
@@ -316,7 +323,7 @@ def _has(engine: Any, image: str) -> bool:
 
 
 def _published_host() -> str:
-    """Return where published ports are reached: loopback, unless the user or a remote engine says otherwise."""
+    """Return the host of published ports: loopback, unless a variable or a remote engine names another."""
     for name in ("TESTCONTAINERS_HOST_OVERRIDE", "TC_HOST"):
         if os.environ.get(name):
             return os.environ[name]
@@ -331,7 +338,7 @@ def _published_host() -> str:
 
 @contextlib.contextmanager
 def _without_ryuk(host: str) -> Iterator[None]:
-    """Set testcontainers up for one start, and put its settings back: they are the user's own."""
+    """Configure testcontainers for one start, and restore the user's settings afterwards."""
     from testcontainers.core.config import ConnectionMode, testcontainers_config
 
     names = ("ryuk_disabled", "connection_mode_override", "tc_host_override")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of our own as a child of the supervisor, on loopback unless it is told to listen elsewhere."""
+"""Run an etcd as a child process of the supervisor, on loopback unless told to listen elsewhere."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: Seconds from the start to ready.
+#: Timeout in seconds from start to ready.
 READY_SECONDS = 90.0
-#: How often another process may take a port between our choosing and etcd's binding it.
+#: Number of attempts, because another process may take a chosen port before etcd binds it.
 PORT_TRIES = 5
-#: Lines of its log that an error shows.
+#: Number of log lines that an error shows.
 LOG_LINES = 12
 
 _HOST = "127.0.0.1"
@@ -38,7 +38,7 @@ _CRASHES = ("panic: ", "fatal error: ", "SIG")
 
 @dataclass
 class EmbeddedServer:
-    """A process of our own; it ends with the test run, whatever becomes of that."""
+    """An etcd process started by pytest-nixl. The supervisor ends it, even if pytest is killed."""
 
     supervisor: SupervisorClient
     program: str
@@ -49,22 +49,24 @@ class EmbeddedServer:
     pid: int
     shared: bool = False
     kind: str = "embedded"
-    #: Whether we ended it ourselves, and so it is no defect that it is not there.
+    #: Whether this run stopped it on purpose.
     stopped: bool = False
-    #: The IPv4 address that it listens on for clients; 0.0.0.0 for all that this host has.
+    #: IPv4 address on which it listens for clients; 0.0.0.0 for all addresses of this host.
     host: str = _HOST
-    #: The host in its URL.
+    #: Host in its URL.
     reached_at: str = _HOST
-    #: What it asks for; empty where it asks for nothing. Never print the password.
+    #: User and password that it requires; empty if none. Never print the password.
     user: str = ""
     password: str = field(default="", repr=False)
 
     @classmethod
     def start(cls, supervisor: SupervisorClient, shared: bool = False, *, more_remedies: str = "") -> EmbeddedServer:
-        """Start one on free ports and wait until it is ready.
+        """Start an etcd on free ports and wait until it is ready.
 
-        :raises ExecutableMissingError: where there is no etcd program.
-        :raises EtcdError: where it does not come up; with the last lines of its log.
+        :param shared: whether it lives until the last client of the supervisor has left.
+        :param more_remedies: text added to the remedy if there is no etcd program.
+        :raises ExecutableMissingError: if there is no etcd program.
+        :raises EtcdError: if it does not start, with the last lines of its log.
         """
         program = etcd_binary(more_remedies=more_remedies)
         version, flags = _describe_program(program)
@@ -83,83 +85,84 @@ class EmbeddedServer:
 
     @property
     def endpoint(self) -> str:
-        """Its URL, as ``NIXL_ETCD_ENDPOINTS`` wants it."""
+        """URL of the etcd, in the form of ``NIXL_ETCD_ENDPOINTS``."""
         return f"http://{self.reached_at}:{self.client_port}"
 
     @property
     def log(self) -> Path:
-        """Its log file; it goes with the run directory."""
+        """Its log file, which is deleted with the run directory."""
         return self.supervisor.directory / f"{self.name}.log"
 
     def describe(self) -> str:
-        """Say what it is, in a few words."""
+        """Return a short description for messages."""
         return f"embedded etcd {self.version}, pid {self.pid}, at {self.endpoint}"
 
     def why_dead(self) -> str | None:
-        """Return None while it is up, else how it ended, with the last lines of its log."""
+        """Return None while it runs; otherwise how it ended and the last lines of its log."""
         if self.supervisor.alive(self.pid):
             return None
         return f"{self.describe()}, {self.supervisor.how_ended(self.pid)}\n{self._last_lines()}"
 
     def why_silent(self) -> str | None:
-        """Return None while nothing keeps it from answering, else :meth:`why_dead`, or that somebody has stopped it."""
+        """Return why it cannot answer: :meth:`why_dead`, or that a signal has stopped it; None if nothing is wrong."""
         if (why := self.why_dead()) is not None:
             return why
         with contextlib.suppress(OSError, IndexError):
             state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
             if state in "Tt":
-                return f"{self.describe()}, is stopped by a signal: kill -CONT {self.pid}"
+                return f"{self.describe()}, was stopped by a signal; resume it: kill -CONT {self.pid}"
         return None
 
     def client(self) -> EtcdClient:
-        """Return a new client of it."""
+        """Return a new client of this etcd."""
         return connect(parse_endpoints(self.endpoint), **self.credentials)
 
     @property
     def credentials(self) -> dict[str, Any]:
-        """What :func:`~pytest_nixl.etcd.client.connect` takes beside the endpoint."""
+        """User and password, as keyword arguments of :func:`~pytest_nixl.etcd.client.connect`."""
         return {"user": self.user, "password": self.password}
 
     def attachment(self) -> dict[str, Any]:
-        """Return what another process of this run needs to :meth:`attach`."""
+        """Return the values with which another process of this run can :meth:`attach`."""
         names = ("program", "version", "name", "client_port", "peer_port", "pid", "host", "reached_at", "user",
                  "password")  # fmt: skip
         return {"kind": self.kind, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def attach(cls, supervisor: SupervisorClient, attachment: dict[str, Any]) -> EmbeddedServer:
-        """Return the server that another process of this run has started."""
+        """Return the server that another process of this run started."""
         values = {name: value for name, value in attachment.items() if name != "kind"}
         return cls(supervisor, **values, shared=True)
 
     def stop(self) -> None:
-        """End it (SIGTERM, after 2 s SIGKILL). Its data stays until the end of the run: see :meth:`restart`."""
+        """Stop it (SIGTERM, after 2 s SIGKILL). Its data is kept until the run ends, for :meth:`restart`."""
         self.stopped = True
         self.supervisor.stop(self.pid)
 
     def kill(self) -> None:
-        """End it at once by SIGKILL, and wait until it has ended."""
+        """Kill it with SIGKILL and wait until it has ended."""
         self.stopped = True
         self.supervisor.signal(self.pid, signal.SIGKILL)
         self.supervisor.stop(self.pid)
 
     def restart(self) -> None:
-        """Start it again, on the same port and with the same data; stop it first where it is up."""
+        """Restart it on the same port with the same data; stop it first if it is running."""
         self.supervisor.stop(self.pid)
         self._run(_describe_program(self.program)[1])
         self.stopped = False
 
     def listen_at(self, host: str, port: int, reached_at: str) -> None:
-        """Start it again with the same data, where other hosts reach it; its peer port stays on loopback.
+        """Restart it with the same data at an address that other hosts can reach. Its peer port stays on loopback.
 
-        :param host: an IPv4 address of this host, or 0.0.0.0 for all of them.
-        :param reached_at: what others call this host.
+        :param host: IPv4 address of this host, or 0.0.0.0 for all of them.
+        :param port: port for clients.
+        :param reached_at: host name or address by which other hosts reach this host.
         """
         self.host, self.client_port, self.reached_at = host, port, reached_at
         self.restart()
 
     def discard(self) -> None:
-        """End it, and remove its data and its log: it cannot be started again."""
+        """Stop it and delete its data and its log. It cannot be restarted."""
         self.stop()
         shutil.rmtree(self._data, ignore_errors=True)
         self.log.unlink(missing_ok=True)
@@ -179,15 +182,15 @@ class EmbeddedServer:
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"{self.name}={peer}",
             "initial-cluster-token": self.name,
-            # A single member has nobody to wait for: ready in a tenth of a second instead of a second or two.
+            # A single member waits for no other: with short intervals it is ready in 0.1 s instead of 1 to 2 s.
             "heartbeat-interval": "10",
             "election-timeout": "100",
-            # By default a password takes it 0.1 s of CPU, for each of many ranks at once; ours are random anyway.
+            # By default each password check takes 0.1 s of CPU, for many ranks at once. Passwords are random anyway.
             "bcrypt-cost": "4",
             "log-level": "warn",
         }
         argv = [self.program, *(f"--{key}={value}" for key, value in arguments.items()), *flags]
-        # etcd refuses to start where a variable of its own and an option say two things.
+        # etcd refuses to start if an ETCD_ variable contradicts an option.
         environment = dict.fromkeys(name for name in os.environ if name.startswith("ETCD_"))
         self.pid = self.supervisor.spawn(argv, log=self.log.name, env=environment, shared=self.shared)
         self._wait_until_ready()
@@ -199,7 +202,7 @@ class EmbeddedServer:
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} did not start: "
                     f"{self.supervisor.how_ended(self.pid)}",
-                    "see its log; or use one that runs already, --nixl-etcd URL",
+                    "read its log; or use an etcd that is already running: --nixl-etcd URL",
                     self._last_lines(),
                     cause="not-started",
                     endpoint=self.endpoint,
@@ -209,7 +212,7 @@ class EmbeddedServer:
                 self.supervisor.stop(self.pid)
                 raise EtcdError(
                     f"the embedded etcd {self.version} at {self.endpoint} was not ready within {READY_SECONDS:g} s",
-                    "see its log; or use one that runs already, --nixl-etcd URL",
+                    "read its log; or use an etcd that is already running: --nixl-etcd URL",
                     lines,
                     cause="not-started",
                     endpoint=self.endpoint,
@@ -223,7 +226,7 @@ class EmbeddedServer:
             lines = []
         if not lines:
             return "its log is empty"
-        # A crash of a Go program is told first, and hundreds of lines of stacks and registers follow.
+        # A Go program writes the reason of a crash first, then hundreds of lines of stacks and registers.
         crash = next((number for number, line in enumerate(lines) if line.startswith(_CRASHES)), None)
         if crash is None:
             return "\n".join(["the last lines of its log:", *lines[-LOG_LINES:]])
@@ -232,13 +235,13 @@ class EmbeddedServer:
 
 @lru_cache(maxsize=8)
 def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
-    """Return the version, and the flags of it that we want and that not every version has."""
+    """Return the version, and the useful flags that only some versions have."""
     try:
         text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise EtcdError(
-            f"{program} is no etcd that runs here: {error}",
-            "put a working etcd first on PATH, or take it off PATH",
+            f"{program} --version failed, so it cannot be used as the etcd: {error}",
+            "put a working etcd first on PATH, or remove this one from PATH",
             cause="no-program",
         ) from None
     version = text.split("\n", 1)[0].removeprefix("etcd Version:").strip()
@@ -247,7 +250,7 @@ def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, all different."""
+    """Return ``count`` different TCP ports that are free on loopback now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for item in sockets:
@@ -259,6 +262,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def healthy(url: str) -> bool:
+    """Whether the etcd at ``url`` reports on ``/health`` that it is healthy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/health", timeout=1.0) as answer:

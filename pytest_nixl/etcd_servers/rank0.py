@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd that rank 0 serves to the other ranks, where a site has none.
+"""The etcd that rank 0 serves to the other ranks if the site has none.
 
-With a token it has a password. Like all that ranks say, that goes over the network in the clear: it keeps strangers and
-other groups out, not somebody who reads the network.
+If the group has a token, this etcd has a password. Passwords, like all messages between ranks, cross the network in
+plaintext. They keep strangers and other groups out, but not somebody who can read the network.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: The user whose password it is; etcd wants one of this name.
+#: User name for the password; etcd requires a user of this name.
 USER = "root"
-#: Seconds that one attempt to reach it may take to connect, and as much again to be answered.
+#: Timeout in seconds of one attempt to connect, and again for the answer.
 ATTEMPT_SECONDS = 2.0
-#: Seconds from one sentence about the wait for it to the next one.
+#: Seconds between two messages about the wait.
 SAID_EVERY = 5.0
 
 _EVERYWHERE = "0.0.0.0"
@@ -37,13 +37,13 @@ _LABEL = b"pytest-nixl: password of the group's etcd"
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _OPTION = "--nixl-etcd-listen"
 _SAME_TOKEN = "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
-#: What passes while rank 0 starts; a name of Kubernetes resolves only once its pod is there.
+#: Causes that may vanish when rank 0 has started; a Kubernetes name resolves only when its pod exists.
 _NOT_YET = {"refused", "unresolved", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """Where rank 0's etcd listens: a name or IPv4 address of its host (0.0.0.0: all that it has), and a port."""
+    """Address of rank 0's etcd: a host name or IPv4 address (0.0.0.0 for all addresses of the host), and a port."""
 
     host: str
     port: int
@@ -53,7 +53,10 @@ class ListenAddress:
 
     @classmethod
     def parse(cls, text: str) -> ListenAddress:
-        """Read ``ADDR:PORT``, or ``:PORT`` for all addresses. :raises ValueError: with the accepted form."""
+        """Read ``ADDR:PORT``, or ``:PORT`` for all addresses.
+
+        :raises ValueError: if ``text`` has another form; the message names the accepted form.
+        """
         host, colon, port = text.strip().rpartition(":")
         fault = "names no port" if not colon else _fault_of_host(host) or _fault_of_port(port)
         if fault:
@@ -62,11 +65,11 @@ class ListenAddress:
 
     @property
     def everywhere(self) -> bool:
-        """Whether it names no host: rank 0 then listens on all its addresses."""
+        """Whether rank 0 listens on all addresses of its host."""
         return self.host in ("", _EVERYWHERE)
 
     def endpoint_at(self, host: str) -> str:
-        """Return the URL of the etcd where rank 0 is on ``host``."""
+        """Return the URL of the etcd if rank 0 runs on ``host``."""
         return str(Endpoint("http", host, self.port))
 
 
@@ -74,12 +77,12 @@ def _fault_of_host(host: str) -> str:
     if "/" in host:
         return "is a URL"
     if ":" in host:
-        return "has an IPv6 address, which is not served"
+        return "has an IPv6 address, which is not supported"
     if re.fullmatch(r"[0-9.]+", host):
         try:
             ipaddress.IPv4Address(host)
         except ValueError:
-            return f"has the host {host!r}, which is no IPv4 address"
+            return f"has the host {host!r}, which is not an IPv4 address"
     elif host and not _NAME.fullmatch(host):
         return f"has the host {host!r}, which is neither a name nor an IPv4 address"
     return ""
@@ -87,29 +90,29 @@ def _fault_of_host(host: str) -> str:
 
 def _fault_of_port(port: str) -> str:
     if not re.fullmatch("[0-9]{1,18}", port):
-        return f"has the port {port!r}, which is no number" if port else "names no port"
+        return f"has the port {port!r}, which is not a number" if port else "names no port"
     return "" if 1 <= int(port) <= 65535 else f"has the port {int(port)}, which is not between 1 and 65535"
 
 
 def password(token: str) -> str:
-    """Return the etcd's password for a group with this token; the token cannot be had from it."""
+    """Return the etcd's password for a group with this token. The token cannot be computed from it."""
     return hmac.new(token.encode(), _LABEL, hashlib.sha256).hexdigest()
 
 
 def credentials(token: str) -> dict[str, Any]:
-    """Return what :func:`~pytest_nixl.etcd.client.connect` takes to get in; nothing without a token."""
+    """Return user and password as arguments of :func:`~pytest_nixl.etcd.client.connect`; empty without a token."""
     return {"user": USER, "password": password(token)} if token else {}
 
 
 def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str = "") -> EmbeddedServer:
-    """Start the group's etcd at ``listen``, with a password where there is a token.
+    """Start the group's etcd at ``listen``; with a password if ``token`` is not empty.
 
-    :raises ExecutableMissingError: where there is no etcd program.
-    :raises EtcdError: where it cannot listen there, or does not come up.
+    :raises ExecutableMissingError: if there is no etcd program.
+    :raises EtcdError: if the etcd cannot listen there or does not start.
     """
     address = _claim(listen)
-    # Other hosts never meet it without its password: it gets that on a free port of loopback, where for a tenth of a
-    # second only users of this host could come by, and then moves, with its data, to where it is to be found.
+    # Other hosts must never reach the etcd without its password. So it starts on a free port of loopback, where for
+    # about 0.1 s only users of this host can reach it, gets its password, and restarts with its data at ``listen``.
     server = EmbeddedServer.start(supervisor)
     try:
         if token:
@@ -118,7 +121,7 @@ def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str =
             server.user, server.password = USER, password(token)
         cluster = _cluster_id(server)
         server.listen_at(address, listen.port, own_address() if listen.everywhere else listen.host)
-        # Who took the port since we looked may be another group's etcd, and healthy.
+        # Another group's healthy etcd may have taken the port in the meantime.
         if _cluster_id(server) != cluster:
             raise _taken(listen)
     except BaseException as error:
@@ -130,13 +133,13 @@ def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str =
 
 
 def _claim(listen: ListenAddress) -> str:
-    """Return the IPv4 address to listen on. :raises EtcdError: where this host cannot listen there now."""
+    """Return the IPv4 address to listen on. :raises EtcdError: if this host cannot listen there now."""
     try:
         address = _EVERYWHERE if listen.everywhere else socket.gethostbyname(listen.host)
     except (OSError, UnicodeError):
         raise _refused(listen, f"the name {listen.host!r} does not resolve to an IPv4 address") from None
     with socket.socket() as claiming:
-        # As etcd does: connections of an earlier run that are not quite over do not matter.
+        # As etcd does: ignore connections of an earlier run that are in TIME_WAIT.
         claiming.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             claiming.bind((address, listen.port))
@@ -146,15 +149,15 @@ def _claim(listen: ListenAddress) -> str:
                 raise _taken(listen) from None
             if error.errno == errno.EADDRNOTAVAIL:
                 what = listen.host if listen.host == address else f"{listen.host} ({address})"
-                raise _refused(listen, f"{what} is no address of this host") from None
-            raise _refused(listen, f"this process may not listen there: {error.strerror}") from None
+                raise _refused(listen, f"{what} is not an address of this host") from None
+            raise _refused(listen, f"this process cannot listen there: {error.strerror}") from None
     return address
 
 
 def _taken(listen: ListenAddress) -> EtcdError:
     return EtcdError(
-        f"{_OPTION}={listen}: the port is taken by another process",
-        "give every rank another port; or, where that process is an etcd for this group, --nixl-etcd URL alone",
+        f"{_OPTION}={listen}: another process uses the port",
+        "give every rank another port; if that process is an etcd for this group, give --nixl-etcd URL instead",
         cause="listen",
     )
 
@@ -162,13 +165,13 @@ def _taken(listen: ListenAddress) -> EtcdError:
 def _refused(listen: ListenAddress, why: str) -> EtcdError:
     return EtcdError(
         f"{_OPTION}={listen}: {why}",
-        f"give an address of rank 0's host and a free port above 1023, or {_EVERYWHERE}:PORT for all its addresses",
+        f"give an address of rank 0's host and a free port above 1023; {_EVERYWHERE}:PORT stands for all addresses",
         cause="listen",
     )
 
 
 def _cluster_id(server: EmbeddedServer) -> str:
-    """Return what no two etcds have in common; empty where what answers does not let us in."""
+    """Return the cluster id, which no two etcds share; empty if the server rejects the request."""
     try:
         with server.client() as client:
             return str(client.status()["header"]["cluster_id"])
@@ -179,13 +182,13 @@ def _cluster_id(server: EmbeddedServer) -> str:
 def own_address() -> str:
     """Return the IPv4 address by which other hosts most likely reach this one.
 
-    That of the default route's interface; else the first that is not loopback; else loopback.
+    It is the address of the default route's interface, else the first address that is not loopback, else loopback.
     """
     from pytest_nixl.core.addresses import ask_addresses
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         with contextlib.suppress(OSError):
-            # Nothing is sent: it only chooses a route, to an address that nobody has.
+            # Sends nothing: connect() only chooses a route, here to an unused documentation address.
             asking.connect(("192.0.2.1", 9))
             return str(asking.getsockname()[0])
     found = [ipaddress.ip_interface(text).ip for texts in ask_addresses().values() for text in texts]
@@ -193,11 +196,13 @@ def own_address() -> str:
 
 
 def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Callable[[str], None] | None = None) -> None:
-    """Return once the etcd that rank 0 serves answers and lets us in: the other ranks may be there before it.
+    """Wait until rank 0's etcd accepts a request from this rank, because this rank may start before rank 0.
 
-    :param endpoint: its URL.
-    :param waiting: called every five seconds of the wait, with a sentence.
-    :raises EtcdError: after ``seconds``; at once where waiting does not help, as with another token than rank 0's.
+    :param endpoint: URL of the etcd.
+    :param seconds: timeout in seconds.
+    :param token: token of the group; empty for none.
+    :param waiting: called with a sentence every five seconds of the wait.
+    :raises EtcdError: after ``seconds``, or at once if waiting cannot help (for example, if the tokens differ).
     """
     deadline = time.monotonic() + seconds
     due = time.monotonic() + SAID_EVERY
@@ -212,9 +217,9 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
         if left <= 0:
             raise EtcdError(
                 f"no etcd answered at {endpoint} within {seconds:g} s: rank 0 serves it ({_OPTION}), and has not "
-                "started, or cannot be reached there",
-                "see whether rank 0 runs and what it says, and that no firewall is before that port; or name the "
-                "address at which it can be reached, --nixl-etcd http://HOST:PORT",
+                "started or cannot be reached there",
+                "check that rank 0 runs, read its output, and check that no firewall blocks that port; if rank 0 has "
+                "another address, name it with --nixl-etcd http://HOST:PORT",
                 f"the last attempt: {error.reason}",
                 cause=error.cause,
                 endpoint=endpoint,
@@ -227,16 +232,16 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
 
 
 def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
-    """Try once; return None where we get in."""
+    """Try once; return None if the etcd accepts the request, else the error."""
     try:
         with connect(parse_endpoints(endpoint), **credentials(token), timeout=timeout) as client:
             client.count_prefix("/pytest-nixl/")
     except EtcdError as error:
         if error.cause == "password":
-            return EtcdError(f"etcd at {endpoint}: rank 0 gave it another token than this rank has", _SAME_TOKEN,
+            return EtcdError(f"etcd at {endpoint}: rank 0 has another group token than this rank", _SAME_TOKEN,
                              cause="password", endpoint=endpoint)  # fmt: skip
         if error.cause == "auth-needed":
-            return EtcdError(f"etcd at {endpoint}: rank 0 gave it a token, and this rank has none", _SAME_TOKEN,
+            return EtcdError(f"etcd at {endpoint}: rank 0 has a group token, and this rank has none", _SAME_TOKEN,
                              cause="auth-needed", endpoint=endpoint)  # fmt: skip
         return error
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the etcd of a run comes from: one that is there already, a container, or a process of our own."""
+"""Choose the etcd of a run: an existing one, a container, or a child process."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ class EtcdServer(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Its URLs, separated by commas, as ``NIXL_ETCD_ENDPOINTS`` wants them: no trailing slash, no credentials."""
+        """Its URLs, separated by commas, in the form of ``NIXL_ETCD_ENDPOINTS``: no trailing slash, no credentials."""
 
     def describe(self) -> str:
-        """Say what it is, in a few words."""
+        """Return a short description for messages."""
 
     def why_dead(self) -> str | None:
-        """Return None while it is up, else what became of it, with the last lines of its log where we have it."""
+        """Return None while it is up; otherwise how it ended, and the last lines of its log if available."""
 
     def why_silent(self) -> str | None:
-        """Return None while nothing keeps it from answering, else :meth:`why_dead`, or that somebody has stopped it."""
+        """Return why it cannot answer: :meth:`why_dead`, or that a signal has stopped it; None if nothing is wrong."""
 
     def client(self) -> EtcdClient:
-        """Return a new client of it."""
+        """Return a new client of this etcd."""
 
     def stop(self) -> None:
-        """End it, where it is ours."""
+        """Stop it if pytest-nixl started it."""
 
     def discard(self) -> None:
-        """End it and remove what it stored, where it is ours."""
+        """Stop it and delete its data if pytest-nixl started it."""
 
 
 class OwnServer(EtcdServer, Protocol):
-    """An etcd that we started, and may disturb."""
+    """An etcd that pytest-nixl started, and that a test may kill."""
 
     @property
     def stopped(self) -> bool:
-        """Whether we ended it ourselves."""
+        """Whether this run stopped it on purpose."""
 
     def kill(self) -> None:
-        """End it at once by SIGKILL."""
+        """Kill it with SIGKILL."""
 
     def restart(self) -> None:
-        """Start it again on the same port and with the same data."""
+        """Restart it on the same port with the same data."""
 
     def attachment(self) -> dict[str, Any]:
-        """Return what another process of this run needs to use it."""
+        """Return the values that another process of this run needs to use it."""
 
 
 class ExternalServer:
-    """An etcd that was there before us, and stays."""
+    """An existing etcd, which pytest-nixl uses but never stops."""
 
     kind = "external"
 
@@ -91,7 +91,7 @@ class ExternalServer:
         password: str = "",
     ) -> None:
         self.endpoints = tuple(endpoints)
-        #: What :func:`~pytest_nixl.etcd.client.connect` takes beside the endpoints. Never print it.
+        #: Keyword arguments of :func:`~pytest_nixl.etcd.client.connect` besides the endpoints. Never print them.
         self.credentials: dict[str, Any] = {
             "cacert": cacert,
             "cert": cert,
@@ -102,9 +102,9 @@ class ExternalServer:
 
     @classmethod
     def of(cls, settings: Settings) -> ExternalServer:
-        """Return the one that the settings name.
+        """Return the etcd that the settings name.
 
-        :raises EtcdError: where the address, which may be the deployment's own, is malformed.
+        :raises EtcdError: if the address is malformed; it may come from an environment variable of the deployment.
         """
         try:
             endpoints = parse_endpoints(settings.etcd)
@@ -148,17 +148,17 @@ class ExternalServer:
         return connect(self.endpoints, **self.credentials)
 
     def stop(self) -> None:
-        """Nothing: it is not ours."""
+        """Do nothing: pytest-nixl did not start it."""
 
     def discard(self) -> None:
-        """Nothing: it is not ours."""
+        """Do nothing: pytest-nixl did not start it."""
 
 
 def choose_kind(settings: Settings) -> str:
     """Return ``external``, ``container`` or ``embedded``.
 
-    ``auto`` is external if an address is given; a container if an engine answers and the image is there already; else
-    embedded. Nothing of Docker is loaded where there is no sign of an engine.
+    ``auto`` means external if an address is given, container if an engine answers and already has the image, and
+    otherwise embedded. Docker packages are imported only if there is a sign of an engine.
     """
     if settings.etcd_server != "auto":
         return settings.etcd_server
@@ -170,9 +170,9 @@ def choose_kind(settings: Settings) -> str:
 
 
 def choose_server(settings: Settings, supervisor: SupervisorClient) -> EtcdServer:
-    """Return the run's etcd, started where it is ours. The workers of pytest-xdist share one.
+    """Return the run's etcd; start it unless it is external. The workers of pytest-xdist share one etcd.
 
-    :raises EtcdError: in one sentence, where it cannot be had.
+    :raises EtcdError: if there is no etcd and none can be started.
     """
     kind = choose_kind(settings)
     if kind == "external":
@@ -188,7 +188,7 @@ def choose_server(settings: Settings, supervisor: SupervisorClient) -> EtcdServe
 
 
 def start_private(settings: Settings, supervisor: SupervisorClient) -> OwnServer:
-    """Start an etcd that nobody else uses: embedded where the program is there, else a container."""
+    """Start an etcd for the caller only: embedded if there is an etcd program, else a container."""
     if find_binary() is None and engine_may_answer() and testcontainers_installed():
         return ContainerServer.start(settings.etcd_image, supervisor, pull=settings.etcd_server == "container")
     return _start_embedded(settings, supervisor, shared=False)
@@ -200,7 +200,7 @@ def _start_embedded(settings: Settings, supervisor: SupervisorClient, *, shared:
 
 
 def _shared(supervisor: SupervisorClient, start: Callable[[], OwnServer]) -> OwnServer:
-    """Attach to what another worker has started, or start it for all."""
+    """Attach to the etcd that another xdist worker started, or start one for all workers."""
     with locked(supervisor, _LOCK):
         description = supervisor.directory / _DESCRIPTION
         if description.exists():
@@ -219,10 +219,10 @@ def _attach(supervisor: SupervisorClient, attachment: dict[str, Any]) -> OwnServ
 
 
 class SessionEtcd:
-    """The etcd of one pytest session: started when first needed, and started afresh after it has died.
+    """The etcd of one pytest session. It is started when first needed, and replaced after it has died.
 
     :param supervisor: returns the supervisor; called when a server is started.
-    :param given: one that is to be used, and that somebody else ends.
+    :param given: an etcd to use instead; its owner stops it.
     """
 
     def __init__(
@@ -234,16 +234,19 @@ class SessionEtcd:
         self._server: EtcdServer | None = None
 
     def server(self) -> EtcdServer:
-        """Return the server. :raises EtcdError: where it cannot be had, or has died since it was last used."""
+        """Return the server; start it if needed.
+
+        :raises EtcdError: if it cannot be started, or has died since its last use.
+        """
         self.check()
         if self._server is None:
             self._server = self._given or choose_server(self._settings, self._supervisor())
         return self._server
 
     def check(self) -> None:
-        """Do nothing where it is up, or none was needed yet.
+        """Check that the etcd is still running, if it was needed at all.
 
-        :raises EtcdError: where one of ours has died; it is then forgotten, and the next use starts another.
+        :raises EtcdError: if an etcd that pytest-nixl started has died. The next use starts a new one.
         """
         server = self._server
         if server is None or server.kind == "external":
@@ -251,7 +254,7 @@ class SessionEtcd:
         try:
             why = server.why_dead()
         except (EtcdError, SupervisorError):
-            # Neither it nor its state can be had: the next use starts afresh.
+            # Its state cannot be read: start a new one at the next use.
             self._server = None
             raise
         if why is None:
@@ -260,14 +263,14 @@ class SessionEtcd:
         how, _, lines = why.partition("\n")
         raise EtcdError(
             f"the etcd of this run has died: {how}",
-            "see its log; the next test gets a new one",
+            "read its log; the next test gets a new etcd",
             lines,
             cause="died",
             endpoint=server.endpoint,
         )
 
     def close(self) -> None:
-        """End the server, unless other workers use it: then the last one to leave ends it."""
+        """Stop the server, unless other xdist workers use it. The last of them stops it then."""
         server, self._server = self._server, None
         if server is None or server is self._given or server.kind == "external" or self._supervisor().shared:
             return

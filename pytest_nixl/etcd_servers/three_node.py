@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of three members of our own, on loopback: one that can change its leader, or lose it."""
+"""Run an etcd of three members on loopback, to test a change or a loss of its leader."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _HOST = "127.0.0.1"
 
 
 class ThreeNodeEtcd:
-    """Three members, which end with the block or with this process.
+    """An etcd of three members. They end with the ``with`` block or with this process.
 
-    :raises ExecutableMissingError: where there is no etcd program.
+    :raises ExecutableMissingError: if there is no etcd program.
     """
 
     def __init__(self, supervisor: SupervisorClient) -> None:
@@ -32,7 +32,7 @@ class ThreeNodeEtcd:
         peers = [f"http://{_HOST}:{port}" for port in ports[3:]]
         names = [f"{token}-{number}" for number in range(3)]
         cluster = ",".join(f"{name}={peer}" for name, peer in zip(names, peers, strict=True))
-        # etcd refuses to start where a variable of its own and an option say two things.
+        # etcd refuses to start if an ETCD_ variable contradicts an option.
         environment = dict.fromkeys(name for name in os.environ if name.startswith("ETCD_"))
         self._pids = []
         for name, member, peer in zip(names, self.members, peers, strict=True):
@@ -69,15 +69,15 @@ class ThreeNodeEtcd:
 
     @property
     def endpoint(self) -> str:
-        """All members, separated by commas."""
+        """URLs of all members, separated by commas."""
         return ",".join(map(str, self.members))
 
     def client(self) -> EtcdClient:
-        """Return a new client of all of them."""
+        """Return a new client of all members."""
         return connect(self.members)
 
     def leader(self) -> int:
-        """Return the place of the leader among the members."""
+        """Return the index of the leader among the members; -1 if there is none."""
         for place, member in enumerate(self.members):
             if self._supervisor.alive(self._pids[place]):
                 with connect([member]) as client:
@@ -87,7 +87,7 @@ class ThreeNodeEtcd:
         return -1
 
     def change_leader(self) -> None:
-        """Have another member lead."""
+        """Transfer the leadership to another member."""
         before = wait_until(lambda: self.leader() + 1, "a leader", seconds=READY_SECONDS) - 1
         with connect([self.members[before]]) as old, connect([self.members[(before + 1) % 3]]) as new:
             target = new.status()["header"]["member_id"]
@@ -95,22 +95,22 @@ class ThreeNodeEtcd:
         wait_until(lambda: self.leader() not in (-1, before), "another leader", seconds=READY_SECONDS)
 
     def kill_leader(self) -> None:
-        """End the leader by SIGKILL; the other two choose one among them."""
+        """Kill the leader with SIGKILL, and wait until the other two members have elected a new one."""
         before = wait_until(lambda: self.leader() + 1, "a leader", seconds=READY_SECONDS) - 1
         self._supervisor.signal(self._pids[before], signal.SIGKILL)
         self._supervisor.stop(self._pids[before])
         wait_until(lambda: self.leader() != -1, "a leader of the other two", seconds=READY_SECONDS)
 
     def stop(self, place: int) -> None:
-        """Stop a member by SIGSTOP: it still takes connections, and answers nothing."""
+        """Stop a member with SIGSTOP: it still accepts connections, but answers nothing."""
         self._supervisor.signal(self._pids[place], signal.SIGSTOP)
 
     def resume(self, place: int) -> None:
-        """Let a member that was stopped go on."""
+        """Resume a stopped member."""
         self._supervisor.signal(self._pids[place], signal.SIGCONT)
 
     def close(self) -> None:
-        """End all members."""
+        """Kill all members."""
         for pid in self._pids:
             self._supervisor.signal(pid, signal.SIGKILL)
         for pid in self._pids:

@@ -197,7 +197,12 @@ def judge_finding(
 
 
 class FindingError(NixlPluginError):
-    """A known defect was met: ``finding`` is its id, ``seen`` what showed it."""
+    """A known defect was observed.
+
+    :param finding: id of the finding.
+    :param reason: the observation that shows it.
+    :param detail: evidence, such as the last lines of a log.
+    """
 
     def __init__(self, finding: str, reason: str, detail: str = "") -> None:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a raw tool measured, and what NIXL did of it."""
+"""The figure that a raw tool measured, and NIXL's share of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RawMeasurement:
-    """What a raw tool moved.
+    """The measurement of a raw tool.
 
+    :param tool: name of the tool.
+    :param test: the tool's name of its test, such as ``ucp_put_bw``.
     :param value: bytes per second.
-    :param version: of the library below the tool, by its own word: ``UCX 1.13.1``; empty: it did not say.
-    :param transports: what carried the bytes, as the tool's library reports it (``tcp/eth0``); empty: it does not.
-    :param others: cores that others of the initiator's host took meanwhile, of those that the tool needed.
-    :param test: what the tool calls what it did, such as ``ucp_put_bw``.
+    :param version: version of the tool's library, such as ``UCX 1.13.1``; empty if unknown.
+    :param transports: transports that the tool's library reports, such as ``tcp/eth0``; empty if none.
+    :param others: contention: how many of the tool's cores other processes used on the initiator's host.
     """
 
     tool: str
@@ -29,17 +30,18 @@ class RawMeasurement:
 
     @property
     def words(self) -> str:
-        """Name it in a sentence: ``ucx_perftest (ucp_put_bw, UCX 1.13.1)``."""
+        """Return its name for messages: ``ucx_perftest (ucp_put_bw, UCX 1.13.1)``."""
         return f"{self.tool} ({', '.join(filter(None, (self.test, self.version)))})"
 
 
 @dataclass(frozen=True)
 class RawRatio:
-    """A row of NIXL beside the raw figure of the same block, depth and pair of ranks.
+    """A row of NIXL and the raw figure for the same block, depth and pair of ranks.
 
-    :param row: the row's key, which this is no part of.
+    :param row: key of the row.
     :param nixl: NIXL's bytes per second.
-    :param comparable: whether both went the same way; where not, the ratio says nothing.
+    :param raw: the raw figure.
+    :param comparable: whether both used the same transport. If not, the ratio has no meaning.
     """
 
     row: str
@@ -54,15 +56,15 @@ class RawRatio:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> RawRatio:
-        """Restore it from its JSON values. :raises ValueError, TypeError: where they are something else."""
+        """Restore a ratio from JSON values. :raises ValueError, TypeError: if they have another form."""
         raw = RawMeasurement(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
         found = cls(str(data["row"]), float(data["nixl"]), raw, bool(data["comparable"]))
         if not isinstance(raw.value, (int, float)) or not 0 < raw.value < math.inf or not 0 <= found.nixl < math.inf:
             raise ValueError(f"the raw figure of the row {found.row} is not a number above zero")
         if not all(isinstance(text, str) for text in (raw.tool, raw.test, raw.version)):
-            raise TypeError(f"the raw tool of the row {found.row} is named by no string")
+            raise TypeError(f"the raw tool of the row {found.row} is not a string")
         return found
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the ratio as JSON values."""
         return asdict(self)

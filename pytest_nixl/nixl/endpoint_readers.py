@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How three programs read one text of NIXL_ETCD_ENDPOINTS: NIXL itself, NIXL's KV benchmark, and etcdctl.
+"""Explain how NIXL, NIXL's KV benchmark and etcdctl each read one value of NIXL_ETCD_ENDPOINTS.
 
-NIXL's client (etcd-cpp-apiv3) splits at ``,`` and ``;``, drops all up to the first ``://`` of each member, takes what
-is behind the last colon as the port and gives both to the C library's ``getaddrinfo``; what it cannot resolve it leaves
-out without a word. IPv6 is used only where no member has an IPv4 address. No text is refused here by an exception.
+NIXL's client (etcd-cpp-apiv3) splits the value at ``,`` and ``;``. In each member it drops everything up to the first
+``://``, takes the text behind the last colon as the port, and gives host and port to the C library's ``getaddrinfo``.
+It skips without a message what does not resolve. It uses IPv6 only if no member has an IPv4 address. This module
+raises no exception for any value.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.model.nixl_releases import refuses_no_endpoints
 
-#: etcd's port for clients where nobody chose another.
+#: etcd's default port for clients.
 DEFAULT_PORT = 2379
-#: NIXL's words for every text that it makes no address of.
+#: NIXL's message for every value in which it finds no address.
 INVALID = "the target uri is not valid"
-#: What etcd-cpp-apiv3 has room for when it prints an address that it resolved, the final zero byte included.
+#: Buffer size in bytes of etcd-cpp-apiv3 for a resolved address as text, including the final zero byte.
 _ADDRESS_ROOM = 16
-#: Characters of a text that an explanation shows, and addresses or members of a list.
+#: How much an explanation shows: characters of the value, and addresses or members of a list.
 _SHOWN, _LISTED = 200, 8
 
-#: Takes a host, a port or service and an address family; returns numeric addresses, none where it does not resolve.
+#: Resolves a host, a port or service and an address family to numeric addresses; to none if that fails.
 Resolver = Callable[[str, str, socket.AddressFamily], Sequence[str]]
 
 
 class ReadOutcome(str, Enum):
-    """What becomes of an agent with such a text."""
+    """What an agent does with a value of NIXL_ETCD_ENDPOINTS."""
 
     PUBLISHES = "publishes"
     UNREACHED = "reads an address where nothing answers"
@@ -47,7 +48,7 @@ class ReadOutcome(str, Enum):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a reader connects to: a name or a numeric address, and a port."""
+    """An address that a reader connects to: a host name or numeric address, and a port."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about safety or about what is left out; ``finding`` is the id of the defect, empty for none."""
+    """A warning about security or a skipped member; ``finding`` is the id of NIXL's defect, empty if none."""
 
     text: str
     finding: str = ""
@@ -66,11 +67,12 @@ class Note:
 
 @dataclass(frozen=True)
 class EndpointReading:
-    """How one program reads the text.
+    """How one program reads the value.
 
-    :param works: whether it makes an address of it; whether something answers there is another question.
+    :param reader: name of the program.
+    :param works: whether the program finds an address in the value; nothing may answer at that address.
     :param why: one sentence.
-    :param contacts: the addresses that it connects to.
+    :param contacts: addresses that the program connects to.
     """
 
     reader: str
@@ -82,11 +84,11 @@ class EndpointReading:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is to be said of one text. Nothing in it shows a user or a password.
+    """The readings of one value, and a better one. Only ``contacts`` may show parts of a password: see ``private``.
 
-    :param text: the text itself, redacted and cut.
-    :param rewrite: what to write instead, so that all three read it; empty where the text does not tell.
-    :param advice: sentences that go with it.
+    :param text: the value, without credentials and shortened.
+    :param rewrite: a value that all three programs can read; empty if the text does not say what is meant.
+    :param advice: sentences that complete the remedy.
     """
 
     text: str
@@ -95,30 +97,30 @@ class Explanation:
     etcdctl: EndpointReading
     rewrite: str
     advice: tuple[str, ...] = ()
-    #: Whether the addresses in ``contacts`` may be pieces of a password: they are then not to be shown.
+    #: Whether the addresses in ``contacts`` may be parts of a password. If true, do not show them.
     private: bool = False
 
     @property
     def readings(self) -> tuple[EndpointReading, ...]:
-        """All three."""
+        """The readings of all three programs."""
         return (self.nixl, self.kvbench, self.etcdctl)
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """The ids of NIXL's defects that this text meets."""
+        """Ids of the findings about NIXL that apply to this value."""
         return tuple(dict.fromkeys(note.finding for note in self.nixl.notes if note.finding))
 
     @property
     def remedy(self) -> str:
-        """What to write, in one sentence."""
+        """One sentence that says what to write instead."""
         write = f"write {self.rewrite}" if self.rewrite else "write http://HOST:PORT"
         return "; ".join((write, *self.advice))
 
     def predict(self, answers: Callable[[Address], bool], version: str = "") -> ReadOutcome:
         """Return what a real agent will do.
 
-        :param answers: whether an etcd answers in plaintext at an address.
-        :param version: of NIXL, such as ``1.5.1``; empty for 1.5 and newer.
+        :param answers: tells whether an etcd answers in plaintext at an address.
+        :param version: version of NIXL, such as ``1.5.1``; empty for 1.5 and newer.
         """
         if not self.nixl.works:
             refused = not self.text and refuses_no_endpoints(version)
@@ -127,17 +129,17 @@ class Explanation:
 
 
 def resolve(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
-    """Ask the C library as NIXL's client does. It may take as long as the machine's resolver does."""
+    """Resolve with the C library, as NIXL's client does. May block as long as the host's resolver does."""
     return _look_up(host, service, family, 0)
 
 
 def resolve_numeric(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
-    """Read numeric addresses only: nobody is asked."""
+    """Resolve numeric addresses only. Sends no query."""
     return _look_up(host, service, family, socket.AI_NUMERICHOST)
 
 
 def suppose(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
-    """Take every well-formed name for one that resolves, to an address of documentation: only the form is judged."""
+    """Resolve every well-formed name to a documentation address, so that only the form of a value is judged."""
     found = resolve_numeric(host, service, family)
     is_name = re.fullmatch(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", host)
     if found or family is not socket.AF_INET or not is_name or _is_short_number(host):
@@ -152,13 +154,13 @@ def _is_short_number(host: str) -> bool:
 def _look_up(host: str, service: str, family: socket.AddressFamily, flags: int) -> tuple[str, ...]:
     try:
         found = socket.getaddrinfo(_raw(host), _raw(service), family, socket.SOCK_STREAM, socket.IPPROTO_TCP, flags)
-    except (OSError, ValueError):  # it does not resolve, or has a zero byte, which no variable can have
+    except (OSError, ValueError):  # does not resolve, or contains a zero byte
         return ()
     return tuple(_with_zone(address) for *_, address in found)
 
 
 def _with_zone(address: tuple[object, ...]) -> str:
-    """Write an address as the C library does: with its zone where it has one, which Python leaves out."""
+    """Return an address as the C library writes it: with its zone, which Python leaves out."""
     host, zone = str(address[0]), address[3] if len(address) > 3 else 0
     if not isinstance(zone, int) or not zone or "%" in host:
         return host
@@ -169,7 +171,7 @@ def _with_zone(address: tuple[object, ...]) -> str:
 
 
 def _raw(text: str) -> bytes:
-    """The bytes of a variable; a half of a surrogate pair, which none can have, becomes a question mark."""
+    """Return the bytes of an environment variable; half of a surrogate pair becomes a question mark."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -177,7 +179,7 @@ def _raw(text: str) -> bytes:
 
 
 def explain(text: str, resolver: Resolver = resolve) -> Explanation:
-    """Say how each of the three reads ``text``."""
+    """Explain how each of the three programs reads ``text``."""
     rewrite, advice = _rewrite(text, resolver)
     return Explanation(
         text=_shown(text),
@@ -194,13 +196,13 @@ def _shown(text: str) -> str:
     shown = redact(text)
     if "@" in text and _may_be_torn(text):
         shown = f"***@{text.rpartition('@')[2]}"
-    # Not as it is: a control character would steer the terminal.
+    # Escape control characters, which would control the terminal.
     shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown[: _SHOWN + 1])
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(text)} characters)"
 
 
 def _may_be_torn(text: str) -> bool:
-    """Whether a separator may stand in a password, so that a member is a piece of one."""
+    """Whether a separator may be part of a password, so that a member is only a piece of that password."""
     try:
         parse_endpoints(text.replace(";", ","))
     except ValueError:
@@ -209,7 +211,7 @@ def _may_be_torn(text: str) -> bool:
 
 
 class _Names:
-    """What to call each member of a text: by itself, or by its number where it may be a piece of a password."""
+    """How messages name the members of a value: by their text, or by number if that may be part of a password."""
 
     def __init__(self, text: str, count: int) -> None:
         self._torn = "@" in text and _may_be_torn(text)
@@ -225,7 +227,7 @@ class _Names:
         return _quoted(redact(member))
 
     def part(self, text: str) -> str:
-        """Quote a part of a member, with a space before it; nothing where it may be a piece of a password."""
+        """Quote part of a member after a space; return nothing if it may be part of a password."""
         return "" if self._torn else f" {_quoted(text)}"
 
 
@@ -250,8 +252,8 @@ def _nixl(text: str, resolver: Resolver) -> EndpointReading:
         return EndpointReading(
             "NIXL",
             False,
-            "it is empty, and NIXL makes no agent where the variable is set and empty "
-            "(before 1.5: one without an etcd)",
+            "it is empty, and NIXL creates no agent if the variable is set but empty "
+            "(before 1.5: it creates an agent without etcd)",
         )
     parts = _split(text)
     names = _Names(text, len(parts))
@@ -261,28 +263,27 @@ def _nixl(text: str, resolver: Resolver) -> EndpointReading:
         used = [(address, item) for item in members for address in item.v6]
     if not used:
         why = next((f"{item.name} {item.fault}" for item in members if item.fault), "it has no member")
-        return EndpointReading(
-            "NIXL", False, f"{why}; it says only {INVALID!r}", notes=tuple(_nixl_notes(text, members, []))
-        )
+        why += f"; NIXL reports only {INVALID!r}"
+        return EndpointReading("NIXL", False, why, notes=tuple(_nixl_notes(text, members, [])))
     contacts = []
     for address, item in used:
         port = _grpc_port(item.port)
         if port is None:
-            why = f"{item.name} has the port{names.part(item.port)}, which is no number from 0 to 65535"
+            why = f"{item.name} has the port{names.part(item.port)}, which is not a number from 0 to 65535"
             if len(members) > 1:
-                why += ", and one such member spoils the others"
-            return EndpointReading("NIXL", False, f"{why}; it says only {INVALID!r}")
+                why += ", and one such member makes NIXL ignore the others too"
+            return EndpointReading("NIXL", False, f"{why}; NIXL reports only {INVALID!r}")
         contacts.append(Address(address, port))
     contacts = list(dict.fromkeys(contacts))
     notes = tuple(_nixl_notes(text, members, [item for _, item in used]))
     if names.torn:
-        return EndpointReading("NIXL", True, "it reads addresses in it, which are not shown as they may hold credentials",
+        return EndpointReading("NIXL", True, "it finds addresses, which are not shown because they may contain credentials",
                        tuple(contacts), notes)  # fmt: skip
     return EndpointReading("NIXL", True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
 
 
 def _split(text: str) -> list[str]:
-    """Split as etcd-cpp-apiv3 does: nothing is left behind a last separator."""
+    """Split as etcd-cpp-apiv3 does: a trailing separator adds no empty member."""
     parts = re.split("[,;]", text)
     return parts[:-1] if parts[-1] == "" and len(parts) > 1 else parts
 
@@ -292,7 +293,7 @@ def _nixl_member(names: _Names, number: int, part: str, resolver: Resolver) -> _
     target = part.partition("://")[2] if "://" in part else part
     host, colon, port = target.rpartition(":")
     if not colon:
-        return _Member(name, (), (), "", _form_fault(names, part, target) or "names no port, and NIXL knows no default")
+        return _Member(name, (), (), "", _form_fault(names, part, target) or "names no port, and NIXL has no default")
     v4 = tuple(resolver(host, port, socket.AF_INET))
     v6: tuple[str, ...] = ()
     if host.startswith("[") and host.endswith("]"):
@@ -301,7 +302,7 @@ def _nixl_member(names: _Names, number: int, part: str, resolver: Resolver) -> _
         found = tuple(resolver(host, port, socket.AF_INET6))
         v6 = tuple(address for address in found if len(address) < _ADDRESS_ROOM)
         if found and not v6 and not v4:
-            fault = "resolves to IPv6 addresses only, which are longer than NIXL's client has room for"
+            fault = "resolves only to IPv6 addresses that are too long for the buffer of NIXL's client"
             return _Member(name, (), (), port, fault)
     return _Member(name, v4, v6, port, "" if v4 or v6 else _fault(names, part, target, host, port))
 
@@ -321,24 +322,24 @@ def _fault(names: _Names, part: str, target: str, host: str, port: str) -> str:
     if not host:
         return "names no host before its port"
     if not re.fullmatch("[0-9]+", port):
-        return f"has the port{names.part(port)}, which is no number"
+        return f"has the port{names.part(port)}, which is not a number"
     return f"has the host{names.part(host)}, which does not resolve to an IPv4 address"
 
 
 def _form_fault(names: _Names, part: str, target: str) -> str:
-    """Say what is wrong with the form of a member; empty where only its host or its port can be wrong."""
+    """Return what is wrong with the form of a member; empty if only its host or port can be wrong."""
     if not part:
         return "is empty"
     if "@" in part:
-        return "has a user or password, which NIXL cannot send: it takes them for a part of the host's name"
+        return "has a user or password, which NIXL cannot send: it reads them as part of the host name"
     if re.search(r"['\"]", part):
-        return "has quotes, which NIXL takes for a part of the address"
+        return "has quotes, which NIXL reads as part of the address"
     if re.search(r"\s", part.strip()) or (part != part.strip() and re.search(r"\s", target)):
-        return "has a space in it, which NIXL takes for a part of the address (members are separated by a comma)"
+        return "has a space in it, which NIXL reads as part of the address (separate members by a comma)"
     if re.match("unixs?:", part):
-        return "names a socket file, and NIXL's client speaks to TCP addresses only"
+        return "names a socket file, but NIXL's client connects to TCP addresses only"
     if re.match("(dns|ipv4|ipv6|xds):", part):
-        return "is an address in gRPC's own form, which NIXL's client takes apart before gRPC sees it"
+        return "is an address in gRPC's own form, which NIXL's client splits before gRPC sees it"
     if "://" in target:
         return "has two schemes"
     if target.startswith("[") and "]" not in target:
@@ -349,12 +350,12 @@ def _form_fault(names: _Names, part: str, target: str) -> str:
     if where is None:
         return ""
     if target.endswith("/") and target.count("/") == 1:
-        return "ends with a slash, which NIXL takes for a part of the port"
-    return f"has the path{names.part(target[where.start() :])}, which NIXL takes for a part of the address"
+        return "ends with a slash, which NIXL reads as part of the port"
+    return f"has the path{names.part(target[where.start() :])}, which NIXL reads as part of the address"
 
 
 def _grpc_port(text: str) -> int | None:
-    """Read a port as gRPC's ``sscanf("%d")`` into 32 bits does; None where it refuses it."""
+    """Read a port as gRPC does (``sscanf("%d")`` into 32 bits); None if gRPC refuses it."""
     match = re.match(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", text)
     if match is None:
         return None
@@ -366,22 +367,22 @@ def _grpc_port(text: str) -> int | None:
 def _nixl_notes(text: str, members: Sequence[_Member], used: Sequence[_Member]) -> Iterator[Note]:
     if used and any(re.match(r"\s*https://", part, re.IGNORECASE) for part in _split(text)):
         yield Note(
-            "https is spoken in plaintext: addresses and memory keys can be read on the network, and an etcd behind "
-            "TLS closes the connection",
+            "NIXL sends plaintext to https addresses: others on the network can read addresses and memory keys, and an "
+            "etcd with TLS closes the connection",
             "NIXL-ETCD-HTTPS-PLAINTEXT",
         )
     if "@" in text:
-        yield Note("its user and password are never sent to an etcd", "NIXL-ETCD-CREDENTIALS-DROPPED")
+        yield Note("NIXL never sends the user and password to the etcd", "NIXL-ETCD-CREDENTIALS-DROPPED")
     if used:
         said: dict[str, None] = {}
         for item in members:
             if item not in used and item.fault != "is empty":
-                why = item.fault or "is an IPv6 address, which NIXL leaves out where another member has one of IPv4"
-                said[f"{item.name} is left out without a word: it {why}"] = None
+                why = item.fault or "is an IPv6 address, which NIXL skips if another member has an IPv4 address"
+                said[f"NIXL skips {item.name} without a message: it {why}"] = None
         for words in list(said)[:_LISTED]:
             yield Note(words, "NIXL-ETCD-MEMBER-DROPPED")
         if len(said) > _LISTED:
-            yield Note(f"and {len(said) - _LISTED} more members are left out", "NIXL-ETCD-MEMBER-DROPPED")
+            yield Note(f"NIXL skips {len(said) - _LISTED} more members", "NIXL-ETCD-MEMBER-DROPPED")
 
 
 def _joined(contacts: Iterable[Address]) -> str:
@@ -392,7 +393,7 @@ def _joined(contacts: Iterable[Address]) -> str:
 
 
 def _port(digits: str) -> int:
-    """Read a port of any number of digits; 0 where it is none."""
+    """Read a port with any number of digits; 0 if it is not a port."""
     digits = digits.lstrip("0")
     return int(digits) if 0 < len(digits) < 6 and int(digits) <= 65535 else 0
 
@@ -405,21 +406,21 @@ def _kvbench(text: str, resolver: Resolver) -> EndpointReading:
     match = re.match(r"(https?://)?([^:]+)(?::([0-9]+))?$", text)
     if match is None:
         return EndpointReading(
-            reader, False, f"{_kvbench_fault(text)}; it reads one [http://]HOST[:PORT] and nothing else"
+            reader, False, f"{_kvbench_fault(text)}; the KV benchmark reads only one [http://]HOST[:PORT]"
         )
     if "@" in text:
-        return EndpointReading(reader, False, "it takes the user for a part of the host's name")
+        return EndpointReading(reader, False, "it reads the user as part of the host name")
     host, port = match[2], _port(match[3]) if match[3] else DEFAULT_PORT
     if "," in host:
-        return EndpointReading(reader, False, "it takes a list for one host")
+        return EndpointReading(reader, False, "it reads a list as one host")
     if re.search(r"[/\s]", host):
-        return EndpointReading(reader, False, f"it takes {_quoted(host)} for the host's name")
+        return EndpointReading(reader, False, f"it reads {_quoted(host)} as the host name")
     if not port:
-        return EndpointReading(reader, False, f"{_quoted(match[3] or '')} is no port")
+        return EndpointReading(reader, False, f"{_quoted(match[3] or '')} is not a port")
     if not _resolves_in_full(Address(host, port), resolver):
         return EndpointReading(reader, False, f"the host {_quoted(host)} does not resolve")
-    notes = (Note("https is ignored and spoken in plaintext"),) if match[1] == "https://" else ()
-    default = "" if match[3] else f", as it takes port {DEFAULT_PORT} where none is named"
+    notes = (Note("it ignores https and sends plaintext"),) if match[1] == "https://" else ()
+    default = "" if match[3] else f": port {DEFAULT_PORT} is its default"
     return EndpointReading(reader, True, f"it contacts {Address(host, port)}{default}", (Address(host, port),), notes)
 
 
@@ -437,10 +438,10 @@ def _kvbench_fault(text: str) -> str:
     if "://" in rest:
         return "its scheme is neither http:// nor https:// in lower case"
     if re.search("[/?#]", rest):
-        return "it has a slash or a path behind the port"
+        return "it has a slash or a path after the port"
     if rest.count(":") > 1:
         return "it is an IPv6 address"
-    return "it names no host" if rest in ("", ":") or rest.startswith(":") else "its port is no number"
+    return "it names no host" if rest in ("", ":") or rest.startswith(":") else "its port is not a number"
 
 
 # etcdctl
@@ -465,23 +466,23 @@ def _etcdctl(text: str, resolver: Resolver) -> EndpointReading:
             continue
         contacts.append(address)
         if secure:
-            notes.append(Note("it speaks TLS to https://, and wants --cacert, --cert and --key for it"))
+            notes.append(Note("it uses TLS for https://, with the options --cacert, --cert and --key"))
         if "@" in part:
-            notes.append(Note("it ignores the user and password in the address: they are given by --user"))
+            notes.append(Note("it ignores the user and password in the address: give them with --user"))
     if not contacts:
         return EndpointReading(reader, False, faults[0] if faults else "it is empty")
-    where = "addresses that are not shown, as they may hold credentials" if names.torn else _joined(contacts)
+    where = "addresses that are not shown because they may contain credentials" if names.torn else _joined(contacts)
     return EndpointReading(
         reader, True, f"it contacts {where}", tuple(dict.fromkeys(contacts)), tuple(dict.fromkeys(notes))
     )
 
 
-#: A name, in brackets or not, or an address in brackets with or without its zone; and a port.
+#: HOST:PORT as Go reads it: a name with or without brackets, or an address in brackets with an optional zone.
 _OF_GO = re.compile(r"(\[[^:\[\]/@\s%]*\]|\[[0-9A-Fa-f:.]*(?:%[^\[\]/@\s%]*)?\]|[^:\[\]/@\s]*):(\+?)([0-9]+)")
 
 
 def _etcdctl_member(names: _Names, part: str) -> tuple[bool, Address | None, str]:
-    """Return whether it asks for TLS, its address, and what is wrong where it has none."""
+    """Return whether the member asks for TLS, its address, and the fault if it has no address."""
     if re.match("unixs?:", part):
         return False, None, "names a socket file"
     scheme = ""
@@ -501,23 +502,23 @@ def _etcdctl_member(names: _Names, part: str) -> tuple[bool, Address | None, str
     host, percent, zone = match[1].strip("[]").partition("%")
     if percent and scheme:
         if not zone.startswith("25"):
-            return False, None, "has a zone behind a %, which is written %25 in a URL"
+            return False, None, "has a zone after %: write %25 in a URL"
         zone = zone[2:]
     if percent and not _is_ipv6(host):
-        return False, None, "has a zone, which IPv6 addresses alone have"
+        return False, None, "has a zone, which only an IPv6 address can have"
     if percent and zone and ipaddress.IPv6Address(host).is_link_local:
-        host = f"{host}%{zone}"  # of others Go leaves the zone out
+        host = f"{host}%{zone}"  # Go drops the zone of other addresses
     return scheme == "https", Address(host or "localhost", port), ""
 
 
 def _resolves_in_go(address: Address, resolver: Resolver) -> bool:
-    """As names do for everybody; an address with a zone is read whether or not there is such an interface."""
+    """Whether Go resolves the address; Go accepts a zone even if the interface does not exist."""
     host, percent, _ = address.host.partition("%")
     return _is_ipv6(host) if percent else _resolves_in_full(address, resolver)
 
 
 def _resolves_in_full(address: Address, resolver: Resolver) -> bool:
-    """Neither Go nor Python's gRPC reads short addresses: 127.1 is a name to them."""
+    """Whether Go and Python's gRPC resolve the address; both read a short address such as 127.1 as a name."""
     if _is_short_number(address.host):
         return _is_address(address.host)
     return bool(
@@ -538,11 +539,11 @@ def _is_address(text: str) -> bool:
 
 
 def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
-    """Return what all three read, empty where the text does not tell, and what is to be said of it.
+    """Return a value that all three programs can read (empty if the meaning is unclear), and advice about it.
 
-    It names the hosts and ports that the text names, and no others: of what cannot be told apart, nothing is advised.
+    The result contains only hosts and ports that the text names. If the text is ambiguous, nothing is suggested.
     """
-    # What stands before the last @ may be a piece of a password.
+    # The text before the last @ may be part of a password.
     told = text.rpartition("@")[2] if "@" in text and _may_be_torn(text) else text
     urls: dict[str, None] = {}
     advice: dict[str, None] = {}
@@ -550,7 +551,7 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
         parts = [part for part in member.split() if not re.fullmatch(r"(?:[A-Za-z]+://|['\"]+)", part)]
         found = [_rewritten(part, resolver) for part in parts]
         if any(not url for url, _ in found) and len(found) > 1:
-            continue  # where a space is in the midst of an address, its pieces are none
+            continue  # a space split an address: its pieces are not addresses
         for url, remark in found:
             if url:
                 urls[url] = None
@@ -559,24 +560,24 @@ def _rewrite(text: str, resolver: Resolver) -> tuple[str, tuple[str, ...]]:
     if urls and not _keeps(text, ",".join(urls), resolver):
         urls = {}
     if "@" in text:
-        advice["no user or password can be given to NIXL"] = None
+        advice["NIXL accepts no user or password"] = None
     if re.search("https://", text, re.IGNORECASE):
         advice[
-            "where that etcd wants TLS, run `etcd grpc-proxy start` beside the agent and give NIXL the proxy's address"
+            "if that etcd needs TLS, run `etcd grpc-proxy start` on the agent's host and give NIXL the proxy's address"
         ] = None
     if len(urls) > 1:
-        advice[f"the KV benchmark reads no list: give it {next(iter(urls))} alone"] = None
+        advice[f"the KV benchmark cannot read a list: give it only {next(iter(urls))}"] = None
     if any("[" in url for url in urls):
-        advice["the KV benchmark reads no IPv6 address: give it a name"] = None
+        advice["the KV benchmark cannot read an IPv6 address: give it a host name"] = None
     if not urls:
-        advice["HOST must resolve to an IPv4 address where the agents run"] = None
+        advice["HOST must resolve to an IPv4 address on the hosts of the agents"] = None
     return ",".join(urls), tuple(advice)
 
 
-#: A member as people write it, with what they put around it by mistake.
+#: A member as people write it, including brackets and quotes that they add by mistake.
 _WRITTEN = re.compile(
     r"""(?P<before>['"(<{\[]*)
-        (?:[A-Za-z][A-Za-z0-9+.-]*:/*(?=.*:)|[A-Za-z][A-Za-z0-9+.-]*://|https?/+|//)*   # schemes, whole or not
+        (?:[A-Za-z][A-Za-z0-9+.-]*:/*(?=.*:)|[A-Za-z][A-Za-z0-9+.-]*://|https?/+|//)*   # schemes, complete or not
         (?:[^@/]*@)?
         (?P<host>\[[^\[\]]+\]|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?=:[0-9])|[^\[\]:/?\#'"()<>{}]+)
         (?::(?:\+?(?P<port>[0-9]+))?)?
@@ -587,14 +588,14 @@ _WRITTEN = re.compile(
 
 
 def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
-    """Return a member as all three read it, empty where it does not name one, and what is to be said of that."""
+    """Return a member in a form that all three programs read (empty if impossible), and a remark about it."""
     match = None if re.match("unixs?:", part) else _WRITTEN.fullmatch(part)
     if match is None:
         return "", _no_port(part)
     host, digits = match["host"].removeprefix("[").removesuffix("]"), match["port"]
     if digits is None:
         if _is_short_number(host) and not _is_address(host):
-            return "", ""  # a port without a host, or a piece of something
+            return "", ""  # a port without a host, or a fragment
         port, remark = DEFAULT_PORT, f"no port is named: {DEFAULT_PORT} is etcd's default"
     else:
         port, remark = _port(digits), ""
@@ -605,15 +606,15 @@ def _rewritten(part: str, resolver: Resolver) -> tuple[str, str]:
 
 
 def _no_port(part: str) -> str:
-    """Say that a member has a port that is none; empty where that is not what is wrong with it."""
+    """Return a remark if a member has an invalid port; empty if its port is not the fault."""
     port = part.rpartition(":")[2]
     if re.fullmatch("[0-9]+", port) and _port(port):
         return ""
-    return f"the port {_quoted(port)} is none: it is a number from 1 to 65535" if port and ":" in part else ""
+    return f"the port {_quoted(port)} is invalid: give a number from 1 to 65535" if port and ":" in part else ""
 
 
 def _keeps(text: str, rewrite: str, resolver: Resolver) -> bool:
-    """Whether NIXL and etcdctl read a rewrite, and NIXL finds all in it that it finds in the text itself."""
+    """Whether NIXL and etcdctl can read ``rewrite``, and NIXL finds every address of ``text`` in it."""
     before, after = _nixl(text, resolver), _nixl(rewrite, resolver)
     found = {_plain(address) for address in after.contacts}
     return (
@@ -624,13 +625,13 @@ def _keeps(text: str, rewrite: str, resolver: Resolver) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """Return an IPv4 address that is written as one of IPv6 as what it is."""
+    """Return an IPv4-mapped IPv6 address as IPv4; any other address unchanged."""
     mapped = ipaddress.IPv6Address(address.host).ipv4_mapped if _is_ipv6(address.host) else None
     return Address(str(mapped), address.port) if mapped else address
 
 
 def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
-    """Return the host as a URL has it; empty where it does not resolve."""
+    """Return the host in URL form; empty if it does not resolve to IPv4."""
     if _is_ipv6(host):
         mapped = ipaddress.IPv6Address(host).ipv4_mapped
         return str(mapped) if mapped else f"[{host}]"
@@ -639,5 +640,5 @@ def _rewritten_host(host: str, port: str, resolver: Resolver) -> str:
     found = resolver(host, port, socket.AF_INET)
     if not found:
         return ""
-    # Short forms such as 127.1 and 2130706433 are the C library's own.
+    # Only the C library reads short forms such as 127.1 and 2130706433.
     return found[0] if _is_short_number(host) else host

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of another project, run on a rank's host and seen from here."""
+"""Run an external program on a rank's host, and read its output and exit code from here."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS, WorkerError
 
-#: Lines of a program's output that a failure quotes, and seconds for which one look at it waits.
+#: Number of output lines that an error quotes, and seconds that one request for new output may wait.
 _TAIL_LINES, _LOOK_SECONDS = 12, 1.0
 
 
 class ToolError(NixlPluginError):
-    """A program could not be started, failed, or did not end in time."""
+    """An external program could not be started, failed, or did not end in time."""
 
 
 class Tool:
-    """A program by its name, on the host of a place, with a worker of its own that starts it.
+    """An external program on the host of ``place``, with a worker that starts it.
 
+    :param place: the host on which to run it.
     :param name: one of :data:`~pytest_nixl.model.tools.TOOLS`.
-    :param timeout: seconds that the worker may take for any step, beyond the program's own time.
+    :param timeout: seconds that the worker may take for a step, in addition to the program's time.
     :param start_timeout: seconds that the worker may take to start.
-    :raises WorkerError: where the worker does not start.
+    :raises WorkerError: if the worker does not start.
     """
 
     def __init__(self, place: Host, name: str, timeout: float, start_timeout: float = START_SECONDS) -> None:
@@ -54,33 +55,34 @@ class Tool:
 
     @property
     def there(self) -> bool:
-        """Whether that rank has it."""
+        """Whether the rank has the program."""
         return self._found is not None
 
     @property
     def path(self) -> str:
-        """Where that rank has it; empty: nowhere."""
+        """Path of the program on the rank's host; empty if it is not there."""
         return (self._found or {}).get("path", "")
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of ``ucx`` and ``libfabric`` that it runs on, as far as these tell."""
+        """Versions of ``ucx`` and ``libfabric`` that the program uses, if they can be determined."""
         return {name: value for name, value in (self._found or {}).items() if name != "path"}
 
     @property
     def where(self) -> str:
-        """How failures name it."""
+        """Program, rank and host, for messages."""
         return f"{self.name} of rank {self.worker.rank} on {self.worker.versions['host']}"
 
     def start(self, arguments: Sequence[str], variables: Mapping[str, str | None] | None = None) -> RunningProgram:
-        """Start it.
+        """Start the program.
 
-        :param variables: what differs from that rank's own, of UCX, libfabric, NIXL and CUDA's visible devices; None
-            unsets one.
-        :raises ToolError: where that rank does not have it, or cannot execute it.
+        :param arguments: arguments of the program.
+        :param variables: changes to the rank's environment: variables of UCX, libfabric and NIXL, and
+            CUDA_VISIBLE_DEVICES. None unsets a variable.
+        :raises ToolError: if the rank does not have the program, or cannot execute it.
         """
         if not self.there:
-            raise ToolError(f"{self.where} is not there: it is not on that rank's PATH", TOOLS[self.name])
+            raise ToolError(f"{self.where} was not found: it is not on that rank's PATH", TOOLS[self.name])
         try:
             found = self.worker.call(
                 "tool_start", tool=self.name, arguments=list(arguments), variables=dict(variables or {})
@@ -90,23 +92,23 @@ class Tool:
         return RunningProgram(self, found["program"], found["pid"], [self.path, *arguments])
 
     def close(self) -> None:
-        """End the worker, and with it whatever it has started."""
+        """End the worker and every program that it started."""
         self.worker.close()
 
 
 class RunningProgram:
-    """A program that runs, or has ended; left as a context manager, it is killed."""
+    """A started external program. As a context manager it kills the program on exit."""
 
     def __init__(self, tool: Tool, ref: Ref, pid: int, argv: Sequence[str]) -> None:
         self.tool = tool
-        #: Its process id, on its host.
+        #: Process id on its host.
         self.pid = pid
         self.argv = tuple(argv)
         self._ref = ref
         self._output, self._seen = RingBuffer(), 0
         self._code: int | None = None
-        #: When it has ended, in seconds: ``clock``, and of processor time what it took (``own``) and its whole host
-        #: meanwhile (``all``), of so many ``processors``.
+        #: After its end, in seconds: wall time (``clock``), CPU time of the program (``own``) and CPU time of the whole
+        #: host during that time (``all``). Also the number of ``processors``.
         self.cost: dict[str, float] = {}
 
     def __enter__(self) -> RunningProgram:
@@ -115,33 +117,33 @@ class RunningProgram:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(NixlPluginError):  # a worker that has gone has taken it along
+        with contextlib.suppress(NixlPluginError):  # a worker that is gone has ended the program too
             self.kill()
 
     def output(self) -> str:
-        """What it has written to stdout and stderr so far: the last MiB of it."""
+        """Return the output of stdout and stderr so far: at most the last MiB."""
         self._look(0.0)
         return self._output.text()
 
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None: it runs."""
+        """Return its exit code (negative for a signal), or None while it runs."""
         self._look(0.0)
         return self._code
 
     def poll_within(self, seconds: float) -> int | None:
-        """Return its exit code as soon as it has written more or has ended, or after ``seconds``; None: it runs."""
+        """Wait for new output or its end, at most ``seconds``; return its exit code, or None while it runs."""
         self._look(seconds)
         return self._code
 
     def said(self, seconds: float) -> str:
-        """Wait for its end, whatever the exit code, and return what it has written."""
+        """Wait for its end and return its output, with any exit code. :raises ToolError: after ``seconds``."""
         self.wait(seconds)
         return self._output.text()
 
     def wait(self, seconds: float) -> int:
-        """Wait for its end and return its exit code, negative for a signal.
+        """Wait for its end and return its exit code (negative for a signal).
 
-        :raises ToolError: where it has not ended within ``seconds``; it is then killed.
+        :raises ToolError: if it has not ended within ``seconds``. It is killed then.
         """
         deadline = time.monotonic() + seconds
         while self._code is None:
@@ -149,17 +151,17 @@ class RunningProgram:
             self._look(max(0.0, min(left, _LOOK_SECONDS)))
             if left <= 0 and self._code is None:
                 self.kill()
-                raise self.failure(f"did not end within {seconds:g} s, and was killed")
+                raise self.failure(f"did not end within {seconds:g} s and was killed")
         return self._code
 
     def succeed(self, seconds: float) -> str:
-        """Wait for its end, and return what it has written. :raises ToolError: where it fails, or does not end."""
+        """Wait for its end and return its output. :raises ToolError: if it fails or exceeds ``seconds``."""
         if (code := self.wait(seconds)) != 0:
             raise self.failure(ended(code))
         return self._output.text()
 
     def wait_for(self, words: str, seconds: float) -> bool:
-        """Wait until it has written ``words``: False where it ends, or ``seconds`` pass, before that."""
+        """Wait until its output contains ``words``; return False if it ends or ``seconds`` pass before that."""
         deadline = time.monotonic() + seconds
         while words not in self._output.text():
             left = deadline - time.monotonic()
@@ -169,23 +171,27 @@ class RunningProgram:
         return True
 
     def listens(self, port: int) -> bool:
-        """Whether it listens on a TCP port of its host."""
+        """Whether the program listens on a TCP port of its host."""
         return bool(self.tool.worker.call("tool_listens", program=self._ref, port=port))
 
     def signal(self, number: int) -> None:
-        """Send it, and what it has started, a signal."""
+        """Send a signal to the program and its children."""
         if self._code is None:
             self.tool.worker.call("tool_end", program=self._ref, number=int(number))
 
     def kill(self) -> None:
-        """End it at once, with what it has started."""
+        """Kill the program and its children, and wait for its end."""
         self.signal(signal.SIGKILL)
         deadline = time.monotonic() + self.tool.worker.timeout
         while self._code is None and time.monotonic() < deadline:
             self._look(_LOOK_SECONDS)
 
     def failure(self, what: str, remedy: str = "") -> ToolError:
-        """Return an error that says ``what`` of it, with the last lines that it wrote."""
+        """Return an error about the program with the last lines of its output.
+
+        :param what: verb phrase that follows the program's name.
+        :param remedy: what the user can do; by default, read the output or run the command by hand.
+        """
         lines = [line for line in self._output.text().splitlines() if line.strip()][-_TAIL_LINES:]
         detail = "its last lines:\n" + "\n".join(f"  | {line}" for line in lines) if lines else "it wrote nothing"
         command = " ".join(self.argv)
@@ -204,7 +210,7 @@ class RunningProgram:
                 patience=patience,
             )
             if lost := found["from"] - self._seen:
-                self._output.write(b"\n[%d bytes were not kept]\n" % lost)
+                self._output.write(b"\n[%d bytes of output dropped]\n" % lost)
             self._output.write(found["bytes"])
             self._seen = found["from"] + len(found["bytes"])
             if not found["more"]:
@@ -214,9 +220,9 @@ class RunningProgram:
 
 
 def others_beside(first: RunningProgram, second: RunningProgram) -> float | None:
-    """Return the cores that others of the first one's host took, while it ran, of those that the two programs need.
+    """Return the contention while ``first`` ran: how many of the cores that both need other processes used on its host.
 
-    None: it is not known, as one of them has not ended.
+    None if it is unknown because one of the programs has not ended.
     """
     here = [first, *([second] if _host(first) == _host(second) else [])]
     if not all(each.cost for each in here):
@@ -230,5 +236,5 @@ def _host(started: RunningProgram) -> str:
 
 
 def ended(code: int) -> str:
-    """Say how a program ended."""
+    """Return in words how a program ended. ``code`` is its exit code, negative for a signal."""
     return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

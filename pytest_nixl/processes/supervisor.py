@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is left behind: a helper process that owns what must not outlive the test run.
+"""Client of the supervisor, a process that cleans up what must not outlive the test run, even after ``kill -9``.
 
-It is started when first used, ignores Ctrl-C, and cleans when its last client has gone, also by ``kill -9``: processes,
-containers, prefixes in an etcd, and its private run directory. The workers of pytest-xdist share one.
+The supervisor starts at first use and ignores Ctrl-C. When its last client is gone, it ends processes, removes
+containers, deletes key prefixes in etcd, and removes its private run directory. The workers of pytest-xdist share one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pytest_nixl.core.errors import NixlPluginError
 if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
 
-#: Seconds for the supervisor to start, and to answer one request (ending a process takes it 2 s at most).
+#: Timeout in seconds for the start of the supervisor and for one answer (it ends a process within about 2 s).
 ANSWER_SECONDS = 90.0
-#: Seconds that :func:`close_supervisor` waits for the cleaning.
+#: Seconds that :func:`close_supervisor` waits for the clean-up.
 CLEAN_SECONDS = 10.0
 
 _MAIN = Path(__file__).with_name("supervisor_main.py")
@@ -39,14 +39,14 @@ _DOCKER_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "HO
 
 
 class SupervisorError(NixlPluginError):
-    """The supervisor could not be started, has gone, or could not do what it was asked."""
+    """The supervisor could not be started, has ended, or could not execute a request."""
 
 
 class SupervisorClient:
-    """The connection of this process to a supervisor. May be used by several threads."""
+    """The connection of this process to its supervisor. Thread-safe."""
 
     def __init__(self, directory: Path, connection: socket.socket, *, shared: bool) -> None:
-        #: The private run directory; it goes with everything in it.
+        #: The private run directory. The supervisor removes it with its contents.
         self.directory = directory
         #: Whether the workers of pytest-xdist share this supervisor.
         self.shared = shared
@@ -54,17 +54,19 @@ class SupervisorClient:
         self._reader = connection.makefile("rb")
         self._lock = threading.Lock()
         self._shared_memory: str | None = None
-        #: The supervisor's own process.
+        #: Process id of the supervisor.
         self.pid: int = self._ask("hello", path=[os.path.abspath(part) for part in sys.path])
 
     def spawn(
         self, argv: Sequence[str], *, log: str, env: Mapping[str, str | None] | None = None, shared: bool = False
     ) -> int:
-        """Start a process that ends with this client (shared: with the last one), and return its pid.
+        """Start a process and return its pid. The supervisor ends the process when this client is gone.
 
-        :param log: name in the run directory of the file that gets its stdout and stderr.
-        :param env: what to add to the environment; None for a variable to remove.
-        :raises SupervisorError: where the program cannot be executed.
+        :param argv: program and arguments.
+        :param log: name of a file in the run directory for stdout and stderr.
+        :param env: variables to add to the environment; None removes a variable.
+        :param shared: whether the process lives until the last client is gone.
+        :raises SupervisorError: if the program cannot be executed.
         """
         if Path(log).name != log:
             raise ValueError(f"{log!r} is not the name of a file in the run directory")
@@ -72,12 +74,12 @@ class SupervisorClient:
         return pid
 
     def stop(self, pid: int) -> str | None:
-        """End a spawned process and its group (SIGTERM, after 2 s SIGKILL); return how it ended."""
+        """End a spawned process and its group (SIGTERM, after 2 s SIGKILL); return a description of its end."""
         how: str | None = self._ask("stop", pid=pid)
         return how
 
     def signal(self, pid: int, number: int) -> bool:
-        """Send a signal to the group of a spawned process; return whether it was still there."""
+        """Send a signal to the process group of a spawned process; return whether the process still existed."""
         return bool(self._ask("kill", pid=pid, number=int(number)))
 
     def alive(self, pid: int) -> bool:
@@ -85,29 +87,30 @@ class SupervisorClient:
         return bool(self._ask("status", pid=pid)["alive"])
 
     def how_ended(self, pid: int) -> str:
-        """Say how a spawned process ended: ``ended by SIGKILL``, ``ended with exit code 1``; or ``running``."""
+        """Return how a spawned process ended: ``ended by SIGKILL``, ``ended with exit code 1``, or ``running``."""
         return str(self._ask("status", pid=pid)["how"])
 
     def watch_process(self, pid: int) -> bool:
-        """Have a process that this one started killed when this one vanishes; False where it has ended already."""
+        """Ask the supervisor to kill process ``pid`` when this client is gone; return False if it has already ended."""
         return bool(self._ask("watch_process", pid=pid))
 
     def unwatch_process(self, pid: int) -> None:
-        """Forget a watched process."""
+        """Stop watching a process."""
         self._ask("unwatch_process", pid=pid)
 
     def watch_container(self, name: str, *, shared: bool = False, expected: bool = False) -> None:
-        """Have a container removed at the end.
+        """Ask the supervisor to remove a container when this client is gone.
 
-        :param name: its id or name.
-        :param expected: whether it is only about to be created, under this name.
+        :param name: id or name of the container.
+        :param shared: whether to remove it only when the last client is gone.
+        :param expected: whether the container is not created yet, but will be under this name.
         """
         environment = {key: os.environ[key] for key in _DOCKER_VARIABLES if key in os.environ}
         item = {"kind": "container", "name": name, "environment": environment, "expected": expected}
         self._ask("watch_remote", key=f"container {name}", item=item, shared=shared)
 
     def unwatch_container(self, name: str) -> None:
-        """Forget a watched container."""
+        """Stop watching a container."""
         self._ask("unwatch_remote", key=f"container {name}")
 
     def watch_prefix(
@@ -121,7 +124,10 @@ class SupervisorClient:
         user: str = "",
         password: str = "",
     ) -> None:
-        """Have every key under ``prefix`` deleted at the end. The credentials stay in the supervisor's memory."""
+        """Ask the supervisor to delete all keys under ``prefix`` when this client is gone.
+
+        The credentials are kept only in the memory of the supervisor. See :func:`pytest_nixl.etcd.client.connect`.
+        """
         parts = [[e.scheme, e.host, e.port, e.user, e.password] for e in endpoints]
         files = {name: os.path.abspath(path) if path else "" for name, path in
                  (("cacert", cacert), ("cert", cert), ("key", key))}  # fmt: skip
@@ -130,30 +136,30 @@ class SupervisorClient:
         self._ask("watch_remote", key=_prefix_key(prefix, endpoints), item=item, shared=False)
 
     def unwatch_prefix(self, prefix: str, endpoints: Sequence[Endpoint]) -> None:
-        """Forget a watched prefix."""
+        """Stop watching a prefix."""
         self._ask("unwatch_remote", key=_prefix_key(prefix, endpoints))
 
     @property
     def shared_memory(self) -> str:
-        """A directory in /dev/shm for what processes share; it goes with the supervisor. Empty: none can be made."""
+        """Directory in /dev/shm for shared memory, removed with the supervisor. Empty if it cannot be made."""
         if self._shared_memory is None:
             self._shared_memory = str(self._ask("shared_memory"))
         return self._shared_memory
 
     def close(self) -> None:
-        """Leave: what is this client's own goes now, what is shared goes with the last client. Does not wait."""
+        """Disconnect: this client's resources are cleaned up now, shared ones with the last client. Does not wait."""
         self._reader.close()
         self._connection.close()
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called, here or in the process that this one was forked from."""
+        """Whether :meth:`close` was called, here or in the process from which this one was forked."""
         return self._connection.fileno() < 0
 
     def _ask(self, operation: str, **request: Any) -> Any:
         with self._lock:
             if self.closed:
-                raise SupervisorError("the supervisor of this run was left already", "call supervisor() again")
+                raise SupervisorError("this connection to the supervisor is closed", "call supervisor() again")
             try:
                 self._connection.sendall(json.dumps({"do": operation, **request}).encode() + b"\n")
                 line = self._reader.readline()
@@ -170,8 +176,8 @@ class SupervisorClient:
     def _gone(self, why: str) -> SupervisorError:
         self.close()
         return SupervisorError(
-            f"the supervisor of this run (process {getattr(self, 'pid', 'unknown')}) has gone: {why}",
-            "find out who killed it: the processes that it owned have ended with it",
+            f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {why}",
+            "find out what killed it (for example `dmesg | grep -i oom`); the processes that it owned ended with it",
         )
 
 
@@ -180,9 +186,9 @@ _current_lock = threading.RLock()
 
 
 def supervisor() -> SupervisorClient:
-    """Return this process's supervisor; the first use, and the first after a close or a fork, starts or joins one.
+    """Return this process's connection to its supervisor; start or join one if there is none (also after a fork).
 
-    :raises SupervisorError: where it cannot be started.
+    :raises SupervisorError: if the supervisor cannot be started.
     """
     global _current
     with _current_lock:
@@ -192,7 +198,7 @@ def supervisor() -> SupervisorClient:
 
 
 def close_supervisor() -> None:
-    """Leave this process's supervisor, if there is one; where this was its last client, wait until it has cleaned."""
+    """Disconnect from the supervisor, if connected. If it is not shared, wait until it has cleaned up."""
     global _current
     with _current_lock:
         if _current is None or _current.closed:
@@ -210,18 +216,18 @@ def _wait_until_gone(leaving: SupervisorClient) -> None:
             if os.waitpid(leaving.pid, os.WNOHANG)[0]:
                 return
         except ChildProcessError:
-            # Started by another process, or reaped by somebody else.
+            # Another process started it, or its exit status was already read.
             if not leaving.directory.exists():
                 return
         time.sleep(0.005)
 
 
 def _forget_after_fork() -> None:
-    """A forked child has no claim on its parent's supervisor, and must not keep the connection open."""
+    """Drop the parent's connection in a forked child, which must not keep it open."""
     global _current, _current_lock
     _current_lock = threading.RLock()
     if _current is not None:
-        # The reader's lock may be held by a thread that does not exist here: close the descriptor only.
+        # A thread that does not exist in the child may hold the reader's lock: only close the descriptor.
         with contextlib.suppress(OSError):
             os.close(_current._connection.detach())
         _current = None
@@ -232,10 +238,10 @@ atexit.register(close_supervisor)
 
 
 def _run_name() -> str:
-    """Return the name that all workers of one pytest-xdist run share, empty without xdist.
+    """Return the name that all workers of one pytest-xdist run share; empty without xdist.
 
-    xdist sets its variable inside each worker. A pytest that was started *by* a worker's test inherits it and is
-    another run: there the variable is what the process was started with.
+    xdist sets its variable inside each worker. If a worker's test starts another pytest, that is another run. It
+    inherits the variable, so there the variable is in the environment with which the process was started.
     """
     run = os.environ.get(_RUN_VARIABLE, "")
     try:
@@ -248,7 +254,7 @@ def _run_name() -> str:
 def _join(run: str) -> SupervisorClient:
     if not os.path.isdir("/proc/self/fd"):
         raise SupervisorError(
-            "/proc is not mounted, and without it no process that a run starts can be found and ended",
+            "/proc is not mounted, so pytest-nixl cannot find and end the processes of a run",
             "mount it: `mount -t proc proc /proc`",
         )
     if not run:
@@ -257,7 +263,7 @@ def _join(run: str) -> SupervisorClient:
     while True:
         _make_private(directory)
         with _locked(directory) as current:
-            # A supervisor that has just cleaned took the directory away under us.
+            # A supervisor that was just ending has removed the directory: try again.
             if not current:
                 continue
             try:
@@ -276,13 +282,13 @@ def _make_private(directory: Path) -> None:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise SupervisorError(
                 f"the run directory {directory} is not a private directory of this user",
-                "remove it, or point TMPDIR at a directory of your own",
+                "remove it, or set TMPDIR to a directory of your own",
             )
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[bool]:
-    """Hold the lock of a run directory. Yields False where the directory was removed meanwhile."""
+    """Hold the lock of a run directory. Yield False if the directory was removed in the meantime."""
     path = directory / "lock"
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -302,9 +308,10 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def locked(owner: SupervisorClient, name: str) -> Iterator[None]:
-    """Hold a lock that the workers of one run share; it goes with the process that holds it.
+    """Hold a lock that the xdist workers of one run share. The lock is released if its holder ends.
 
-    :param name: of the lock's file in the run directory.
+    :param owner: connection to the supervisor.
+    :param name: name of the lock file in the run directory.
     """
     file = os.open(owner.directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -315,8 +322,10 @@ def locked(owner: SupervisorClient, name: str) -> Iterator[None]:
 
 
 def _start_own() -> tuple[Path, socket.socket]:
-    """Start a supervisor that nobody shares. It makes the run directory itself, once it holds its end of our connection:
-    whenever this process is killed, the supervisor reads that, or there is no directory yet.
+    """Start a supervisor for this process only.
+
+    The supervisor makes the run directory after it holds its end of the connection. So if this process is killed at any
+    time, either the supervisor notices it, or there is no directory yet.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -337,9 +346,9 @@ def _start(directory: Path) -> None:
 
 
 def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]) -> bytes:
-    """Start the supervisor's process, wait until it is ready, and return its run directory.
+    """Start the supervisor process, wait until it is ready, and return its run directory.
 
-    :raises SupervisorError: where it does not start.
+    :raises SupervisorError: if it does not start.
     """
     ready, tell = os.pipe()
     with os.fdopen(ready, "rb") as pipe:
@@ -360,8 +369,8 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
         process.wait(ANSWER_SECONDS)
         log.seek(0)
         text = log.read().decode(errors="replace").strip()
-        raise SupervisorError("the supervisor did not start", "see what it wrote", text[-2000:])
-    # It outlives this process; without a returncode, Popen would warn of that.
+        raise SupervisorError("the supervisor did not start", "read its output below", text[-2000:])
+    # It outlives this process. Setting a returncode avoids the ResourceWarning of Popen.
     process.returncode = 0
     return line.removeprefix(b"ready ").rstrip(b"\n")
 
@@ -369,7 +378,7 @@ def _launch(log: IO[bytes], arguments: Sequence[str], descriptors: Sequence[int]
 def _connect(directory: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(ANSWER_SECONDS)
-    # By a descriptor of the folder: the path itself may be longer than a socket's address can be.
+    # Use a descriptor of the directory, because its path may be too long for a socket address.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         connection.connect(f"/proc/self/fd/{folder}/supervisor.socket")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor process: owns what must not outlive a test run, and cleans when its last client has gone.
+"""The supervisor process: it owns what must not outlive a test run, and cleans up when its last client is gone.
 
-Started by :mod:`pytest_nixl.processes.supervisor` as ``python -I -S supervisor_main.py READY DIRECTORY``, or with a folder in which it
-makes that directory, and the socket of its first client: ``READY FOLDER SOCKET``. Only the standard library is there;
-what cleaning needs besides is imported in a forked child, by the client's ``sys.path``. One thread, one loop.
+:mod:`pytest_nixl.processes.supervisor` starts it as ``python -I -S supervisor_main.py READY DIRECTORY``, or as
+``… READY FOLDER SOCKET`` with a folder in which it makes the run directory, and the socket of its first client.
+READY is the end of a pipe.
+It has one thread with one loop, and uses only the standard library. A clean-up that needs other packages runs in a
+forked child with the client's ``sys.path``.
 """
 
 from __future__ import annotations
@@ -23,31 +25,34 @@ from typing import Any
 
 #: Seconds from SIGTERM to SIGKILL.
 TERMINATE_SECONDS = 2.0
-#: Seconds that the cleaning of containers and prefixes may take before it is given up.
+#: Timeout in seconds for removing containers and prefixes.
 CLEAN_SECONDS = 8.0
 #: Seconds to wait for the exit status of a process that has ended.
 ZOMBIE_SECONDS = 0.5
-#: Seconds for the processes that write to a directory that is removed to have ended.
+#: Seconds for which the removal of a directory is retried while processes still write to it.
 REMOVE_SECONDS = 5.0
-#: Seconds without any client after which a supervisor that nobody ever connected to ends.
+#: Seconds after which a supervisor ends if no client ever connects.
 LONELY_SECONDS = 10.0
 
 _PR_SET_PDEATHSIG = 1
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot: with the pid it names one process for ever."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended.
+
+    Pid and start time together identify one process, even if the pid is used again.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
         return None
-    # A zombie has ended: it holds nothing any more.
+    # A zombie has ended.
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def describe_status(status: int) -> str:
-    """Say how a process ended, from what ``waitpid`` returned."""
+    """Return in words how a process ended. ``status`` is the status from ``waitpid``."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -58,7 +63,7 @@ def describe_status(status: int) -> str:
 
 
 class Client:
-    """One connection, and what goes when it goes."""
+    """One connection, and the resources to clean up when it ends."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -70,7 +75,7 @@ class Client:
 
 
 class Supervisor:
-    """The loop, and what it owns."""
+    """The event loop of the supervisor, and the resources that it owns."""
 
     def __init__(self, directory: str, ready: int, first: int | None = None) -> None:
         self.selector = selectors.DefaultSelector()
@@ -98,14 +103,14 @@ class Supervisor:
             for made in filter(None, (self.shm, directory if first is not None else "")):
                 _remove(made)
             raise
-        # Whoever waited for this may be dead: then its connection says so, or nobody ever connects.
+        # The process that waits for this line may be dead. Then its connection ends, or no client ever connects.
         with contextlib.suppress(OSError):
             os.write(ready, b"ready " + os.fsencode(directory) + b"\n")
         os.close(ready)
 
     def _listen(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
-        # By the folder's descriptor: the path itself may be longer than a socket's address can be.
+        # Use a descriptor of the directory, because its path may be too long for a socket address.
         self.listener.bind(f"/proc/self/fd/{self.folder}/supervisor.socket")
         self.listener.listen(128)
         self.listener.setblocking(False)
@@ -128,7 +133,7 @@ class Supervisor:
     # The loop
 
     def run(self) -> None:
-        """Serve until the last client has gone, or SIGTERM; then clean and remove the run directory."""
+        """Serve until the last client is gone or SIGTERM comes; then clean up and remove the run directory."""
         try:
             while not self.asked_to_end:
                 self._turn(self._next_deadline())
@@ -159,7 +164,7 @@ class Supervisor:
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _close_door(self) -> bool:
-        """Make sure that nobody connects any more; False where somebody does just now."""
+        """Prevent further connections; return False if a client is connecting right now."""
         self.lock = os.open("lock", os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.folder)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,24 +218,24 @@ class Supervisor:
             self._send(client, {"result": result})
 
     def _send(self, client: Client, answer: dict[str, Any]) -> None:
-        # A client that went before its answer came is found by the next read.
+        # If the client has ended before its answer, the next read notices it.
         with contextlib.suppress(OSError):
             client.connection.sendall(json.dumps(answer).encode() + b"\n")
 
     # Requests
 
     def do_hello(self, client: Client, path: list[str]) -> int:
-        """The client's ``sys.path``, by which its containers and prefixes are cleaned."""
+        """Store the client's ``sys.path``, which the clean-up of containers and prefixes uses; return the own pid."""
         client.path = path
         self.shared.path = path
         return os.getpid()
 
     def do_shared_memory(self, client: Client) -> str:
-        """The directory in /dev/shm; empty where there is none."""
+        """Return the directory in /dev/shm; empty if there is none."""
         return self.shm
 
     def do_spawn(self, client: Client, argv: list[str], env: dict[str, str | None], log: str, shared: bool) -> int:
-        """Start a process that dies with the supervisor."""
+        """Start a process that dies with the supervisor; return its pid."""
         environment = {**os.environ, **{name: value for name, value in env.items() if value is not None}}
         for name in (name for name, value in env.items() if value is None):
             environment.pop(name, None)
@@ -240,7 +245,7 @@ class Supervisor:
         return pid
 
     def do_stop(self, client: Client, pid: int) -> Any:
-        """End a process and its group; answered once it has ended."""
+        """End a process and its group; the answer is sent after it has ended."""
         if pid not in self.living:
             return self.ended.get(pid)
         self._terminate(pid)
@@ -254,9 +259,9 @@ class Supervisor:
         return _signal_group(pid, number)
 
     def do_status(self, client: Client, pid: int) -> dict[str, Any]:
-        """Whether a process is alive, and how it ended."""
+        """Return whether a process is alive, and how it ended."""
         self._reap()
-        # A process of many threads is a zombie a moment before its status can be had.
+        # A process with many threads is a zombie for a moment before its exit status is available.
         deadline = time.monotonic() + ZOMBIE_SECONDS
         while pid in self.living and start_time(pid) is None and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -266,7 +271,7 @@ class Supervisor:
         return {"alive": False, "how": self.ended.get(pid, "was not started by this supervisor")}
 
     def do_watch_process(self, client: Client, pid: int) -> bool:
-        """Kill a process that the client started when the client vanishes."""
+        """Kill a process when the client is gone; return False if it has already ended."""
         started = start_time(pid)
         if started is None:
             return False
@@ -277,7 +282,7 @@ class Supervisor:
         client.watched.pop(pid, None)
 
     def do_watch_remote(self, client: Client, key: str, item: dict[str, Any], shared: bool) -> None:
-        """Clean a container or a prefix when the client vanishes (shared: when the last one does)."""
+        """Remove a container or a prefix when the client (with ``shared``: the last client) is gone."""
         (self.shared if shared else client).remote[key] = item
 
     def do_unwatch_remote(self, client: Client, key: str) -> None:
@@ -319,7 +324,7 @@ class Supervisor:
 
     def _terminate(self, pid: int) -> None:
         if pid in self.living and pid not in self.stopping:
-            # A stopped process would not see SIGTERM.
+            # A stopped process handles SIGTERM only after SIGCONT.
             for number in (signal.SIGTERM, signal.SIGCONT):
                 _signal_group(pid, number)
             self.stopping[pid] = time.monotonic() + TERMINATE_SECONDS
@@ -345,7 +350,7 @@ class Supervisor:
                 self.living.discard(pid)
                 self.stopping.pop(pid, None)
                 self.ended[pid] = describe_status(status)
-                # Whatever it left of its group.
+                # Kill the rest of its process group.
                 _signal_group(pid, signal.SIGKILL)
             for item in [item for item in self.waiting if item[1] == pid]:
                 self.waiting.remove(item)
@@ -391,7 +396,7 @@ class Supervisor:
         self.listener.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink("supervisor.socket", dir_fd=self.folder)
-        # A prefix in an etcd of ours needs no cleaning, but one in another does; ours end after both.
+        # Prefixes in an external etcd must be deleted. The etcd processes of this run end after the cleaners.
         self._clean(self.shared)
         deadline = time.monotonic() + CLEAN_SECONDS + 1.0
         while (self.living or self.cleaners) and time.monotonic() < deadline:
@@ -406,7 +411,7 @@ _LATER = object()
 
 
 def _make_directory(folder: str) -> str:
-    """Make a private directory with a name that nobody has."""
+    """Make a private directory with an unused name in ``folder``; return its path."""
     while True:
         directory = os.path.join(folder, f"pytest-nixl-{os.urandom(6).hex()}")
         with contextlib.suppress(FileExistsError):
@@ -415,7 +420,7 @@ def _make_directory(folder: str) -> str:
 
 
 def _make_shared_memory(name: str) -> str:
-    """Make a private directory in /dev/shm; return nothing where that cannot be, or somebody has one of that name."""
+    """Make a private directory in /dev/shm; return its path, or an empty string if it cannot be made."""
     directory = f"/dev/shm/{name}"
     try:
         os.mkdir(directory, 0o700)
@@ -425,7 +430,7 @@ def _make_shared_memory(name: str) -> str:
 
 
 def _write_log(directory: str) -> None:
-    """Write to the supervisor's log from now on."""
+    """Redirect stdout and stderr to the supervisor's log."""
     log = os.open(os.path.join(directory, "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for number in (1, 2):
         os.dup2(log, number)
@@ -433,7 +438,7 @@ def _write_log(directory: str) -> None:
 
 
 def _remove(directory: str) -> None:
-    """Remove a directory; again, where a process that was told to go still makes a file of its own there."""
+    """Remove a directory; retry while an ending process still creates files in it."""
     deadline = time.monotonic() + REMOVE_SECONDS
     while True:
         try:
@@ -469,7 +474,7 @@ def _kill_watched(pid: int) -> None:
 
 
 def _by_place(items: Any) -> list[list[dict[str, Any]]]:
-    """Group what is cleaned in one place, so that one place that does not answer does not hold up another."""
+    """Group items by etcd or engine, so that one that does not answer does not delay the others."""
     places: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         place = json.dumps([item["kind"], item.get("endpoints"), item.get("environment")], sort_keys=True)
@@ -478,7 +483,7 @@ def _by_place(items: Any) -> list[list[dict[str, Any]]]:
 
 
 def clean_remote(items: list[dict[str, Any]]) -> None:
-    """Remove containers and prefixes; each is tried, whatever becomes of the others."""
+    """Remove containers and prefixes; try each one even if others fail."""
     failed = 0
     for item in items:
         try:
@@ -497,10 +502,10 @@ def _remove_container(item: dict[str, Any]) -> None:
     import docker
 
     environment = item["environment"]
-    # Only where ssh:// is asked for does the library need the ssh program.
+    # The library needs the ssh program only for an ssh:// address.
     ssh = environment.get("DOCKER_HOST", "").startswith("ssh://")
     engine = docker.from_env(environment=environment, timeout=5, use_ssh_client=ssh)
-    # It may be on its way: the engine goes on creating it after the process that asked for it was killed.
+    # The engine may still be creating it, even if the process that requested it was killed.
     deadline = time.monotonic() + (2.0 if item["expected"] else 0.0)
     while True:
         try:
@@ -511,7 +516,7 @@ def _remove_container(item: dict[str, Any]) -> None:
                 return
             time.sleep(0.1)
         except docker.errors.APIError as error:
-            # 409: somebody removes it already.
+            # 409: another process is removing it.
             if error.status_code != 409:
                 raise
             return
@@ -526,7 +531,7 @@ def _delete_prefix(item: dict[str, Any]) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory and what is in it. (``shutil`` would cost a third of the supervisor's start.)"""
+    """Remove a directory and its contents. (Importing ``shutil`` would take a third of the start time.)"""
     with contextlib.suppress(FileNotFoundError):
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -540,5 +545,5 @@ def remove_tree(directory: str) -> None:
 
 if __name__ == "__main__":
     Supervisor(sys.argv[2], int(sys.argv[1]), int(sys.argv[3]) if len(sys.argv) > 3 else None).run()
-    # Nothing is left to be done that the interpreter's own end would do.
+    # Skip the interpreter's shutdown: nothing is left to do.
     os._exit(0)

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-#: What the suite says itself, and by which option it is told.
+#: Flags that the suite sets itself, and the option that controls each.
 _OURS = {
     "backend": "--nixl-backend",
     "op_type": "--nixl-op",
@@ -25,14 +25,14 @@ _OURS = {
 }
 
 
-#: What nobody may say: the groups and ports are new for each run, pairs are what is judged, and files hide flags.
+#: Flags that a user must not add, and why.
 _REFUSED = {
-    "benchmark_group": "each run has a group of its own",
-    "asio_address": "the ranks are told where to meet",
-    "asio_port": "each run has a port of its own",
-    "worker_type": "the rows are NIXL's",
-    "scheme": "the rows are of pairs",
-    **dict.fromkeys(("config_file", "flagfile", "fromenv", "tryfromenv", "undefok"), "flags are given one by one"),
+    "benchmark_group": "the suite makes a new group for each run",
+    "asio_address": "the suite chooses the address where the ranks meet",
+    "asio_port": "the suite chooses a new port for each run",
+    "worker_type": "the suite measures NIXL only",
+    "scheme": "the suite measures pairs only",
+    **dict.fromkeys(("config_file", "flagfile", "fromenv", "tryfromenv", "undefok"), "give each flag by itself"),
     **dict.fromkeys(
         ("help", "helpfull", "helpmatch", "helpon", "helppackage", "helpshort", "helpxml", "version"), "it only prints"
     ),
@@ -43,7 +43,10 @@ _FLAG = re.compile(r"--?([a-z][a-z0-9_]*)(?:=(.*))?", re.DOTALL)
 
 
 def parse_arguments(text: str) -> tuple[str, ...]:
-    """Read what the user adds, each as ``--name=value``. :raises ValueError: in one sentence, where it cannot be."""
+    """Read the user's extra flags; return each as ``--name=value``.
+
+    :raises ValueError: if a flag is malformed, given twice or not allowed; the message is one sentence.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -54,7 +57,7 @@ def parse_arguments(text: str) -> tuple[str, ...]:
         match = _FLAG.fullmatch(word)
         if match is None:
             if not name or given[name] is not None:
-                raise ValueError(f"{word!r} is no flag")
+                raise ValueError(f"{word!r} is not a flag")
             given[name] = word
             continue
         name = match[1]
@@ -68,26 +71,26 @@ def parse_arguments(text: str) -> tuple[str, ...]:
 
 def _refuse(name: str) -> None:
     if name in _OURS:
-        raise ValueError(f"--{name} is the suite's own to say, as {_OURS[name]} tells it")
+        raise ValueError(f"--{name} is set by the suite: use {_OURS[name]} instead")
     if name in _REFUSED:
         raise ValueError(f"--{name} cannot be added: {_REFUSED[name]}")
 
 
 def _check_processes(given: Mapping[str, str | None]) -> None:
-    """:raises ValueError: where more than two processes would be wanted, or a count is none."""
+    """Check the device counts. :raises ValueError: if one is malformed, or they need more than two processes."""
     counts = {}
     for name in ("num_initiator_dev", "num_target_dev"):
         text = given.get(name, "1") or ""
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
-            raise ValueError(f"--{name}={text} is no number of devices")
+            raise ValueError(f"--{name}={text} is not a number of devices")
         counts[name] = int(text)
     if (given.get("mode") or "SG") != "MG" and max(counts.values()) > 1:
         raise ValueError(
-            f"without --mode=MG each of the {sum(counts.values())} devices is a process of its own, and two are started"
+            f"without --mode=MG the {sum(counts.values())} devices need one process each, but the suite starts two"
         )
 
 
 def name_of(flag: str) -> str:
-    """Return the name of a flag as it stands on a command line."""
+    """Return the name of a command line flag, without dashes and value."""
     match = _FLAG.fullmatch(flag)
     return match[1] if match else flag

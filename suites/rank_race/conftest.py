@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims ranks in these tests, and the etcd of their own that all of them disturb."""
+"""Fixtures of the rank race checks: processes that claim ranks, and an etcd that each test may disturb."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .race import Race
 
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[ForkServer]:
-    """What forks claimants."""
+    """The process that forks claimants."""
     with ForkServer() as started:
         yield started
 
 
 @pytest.fixture
 def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
-    """An etcd to disturb, a path to it, and claimants, which end with the test."""
+    """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
     with EtcdProxy(nixl_private_etcd.endpoint) as path:
         opened = Race(nixl_private_etcd, path, forkserver, f"/pytest-nixl/{secrets.token_hex(8)}/")
         try:
@@ -41,14 +41,14 @@ def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Rac
 
 @pytest.fixture
 def nixlbench(nixl_settings: Settings) -> NixlbenchSubject:
-    """The real nixlbench: that of ``--nixl-nixlbench``, or that on PATH."""
+    """The real nixlbench: from ``--nixl-nixlbench``, else from PATH."""
     program = nixl_settings.nixlbench or shutil.which("nixlbench")
     if not program:
-        raise NotApplicableError("there is no nixlbench on PATH, and --nixl-nixlbench PATH names none")
+        raise NotApplicableError("nixlbench is not on PATH, and --nixl-nixlbench PATH is not given")
     backends = between_agents(nixl_settings.backend)
     if not backends:
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(
-            f"--nixl-backend={names} moves bytes to storage: nixlbench gives out no two ranks for it"
+            f"--nixl-backend={names} moves bytes to storage, and nixlbench then has no second rank"
         )
     return NixlbenchSubject(program, backends[0])

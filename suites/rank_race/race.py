@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims ranks in these tests: claimants, on an etcd that they may disturb and a path to it."""
+"""The setting of a rank race check: claimants, an etcd to disturb, and a proxy to it."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 
 FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
-#: How failures of a claimant begin that a machine without time for it causes too: it, or its lease, was too late.
+#: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.
 _LATE = ("MissingRanksError", "MemberLostError", "FencedError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"
 
 
 @dataclass
 class Race:
-    """An etcd to disturb, a path to it, and claimants."""
+    """An etcd to disturb, a proxy to it, and claimants."""
 
     server: PrivateEtcd
     path: EtcdProxy
     forkserver: ForkServer
-    #: Where keys of this test are.
+    #: Prefix of the keys of this test.
     prefix: str
     claimants: list[ForkedClaimant] = field(default_factory=list)
-    #: What did not come in time, a sentence each: on a busy host it proves nothing.
+    #: One sentence for each event that came too late. On a busy host that proves nothing.
     late: list[str] = field(default_factory=list)
     load: HostLoad = field(default_factory=HostLoad)
 
     @property
     def etcd(self) -> EtcdClient:
-        """A client that does not go by the path."""
+        """A client that does not use the proxy."""
         return self.server.client
 
     @property
     def membership(self) -> MembershipSubject:
-        """Our own way to claim ranks."""
+        """The membership of pytest-nixl."""
         return MembershipSubject(self.forkserver)
 
     @property
     def known_bad(self) -> FunctionSubject:
-        """The way of the seed, which is broken."""
+        """A way to claim ranks with a known race."""
         return FunctionSubject(self.forkserver, f"{FUNCTIONS}:read_modify_write")
 
     def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
               **more: Any) -> ForkedClaimant:  # fmt: skip
-        """Start a claimant in a process of its own. ``group`` is without the test's prefix."""
+        """Start a claimant as a process. ``group`` is without the test's prefix."""
         arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
         claimant = self.forkserver.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
         self.claimants.append(claimant)
         return claimant
 
     def outcomes(self, claimants: Sequence[ForkedClaimant], seconds: float) -> list[ClaimOutcome]:
-        """Wait for what became of claims, ``seconds`` for all together."""
+        """Return the results of claims; wait up to ``seconds`` for all together."""
         deadline = time.monotonic() + seconds
         return [
             _outcome(number, claimant, max(0.0, deadline - time.monotonic()))
@@ -68,7 +68,7 @@ class Race:
         ]
 
     def faults(self, claimants: Sequence[ForkedClaimant], size: int, group: str, seconds: float) -> list[str]:
-        """Wait for claims, and return what is wrong with their ranks; what is only late goes to ``late``."""
+        """Wait for claims and return the faults of their ranks; faults that are only late go to ``late``."""
         found = self.outcomes(claimants, seconds)
         wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
         ranks = [outcome.rank for outcome in found if outcome.rank is not None]
@@ -80,7 +80,7 @@ class Race:
 
 
 def is_late(outcome: ClaimOutcome) -> bool:
-    """Whether a claim came to nothing for want of time."""
+    """Whether a claim failed only because of a timeout."""
     words = outcome.error
     return outcome.rank is None and (
         words == _IN_TIME or (words.startswith(_LATE) and (not words.startswith("EtcdError") or ": timeout, " in words))

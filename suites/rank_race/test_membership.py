@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Can two processes of a cluster run get one rank? Our membership, under all that etcd and processes can do."""
+"""Can two processes of a cluster run get the same rank? Tests pytest-nixl's membership under faults."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from .race import Race, is_late
 
 Decide = Callable[[Judgement], None]
 
-#: Seconds of the leases of those that are killed, and of those that have to live on a busy machine.
+#: Seconds of the leases of killed claimants, and of claimants that must survive on a busy machine.
 SHORT, LONG = 1, 20
-#: Seconds for any claim: more than a lease of those that are killed, and what a busy machine takes.
+#: Timeout of a claim in seconds: longer than the lease of a killed claimant, even on a busy machine.
 SECONDS = 120.0
-#: Seconds for all orders of requests: some tens of a quiet machine's.
+#: Maximum duration in seconds of exploring the orders of requests.
 EXPLORING = 60.0
-#: Seconds that etcd may be late with the end of a lease, and everybody with what follows from it.
+#: Seconds by which the end of a lease, and the reactions to it, may be late.
 LATE = 3.0
-REPORT = "this is a defect of pytest-nixl's membership: report it, with what is printed here"
+REPORT = "report this output: it shows a defect of pytest-nixl's membership"
 
 
-LESS = "run it again where there is less to do: this is a check of pytest-nixl itself"
+LESS = "run it again on a host that is less busy: this checks pytest-nixl itself"
 
 
 def _concluded(race: Race, found: Sequence[str], good: str) -> Judgement:
-    """Judge a check of our own: for want of time, on a busy host, it fails nobody's run."""
+    """Judge a check of pytest-nixl itself: on a busy host, mere lateness does not fail the run."""
     if found:
         return Judgement(Verdict.FAIL, "; ".join(found), REPORT)
     if not race.late:
         return Judgement(Verdict.PASS, good)
     late, busy = "; ".join(race.late), race.load.words()
     if busy:
-        return Judgement(Verdict.WARN, f"not decided, no rank was wrong: {late}; {busy}", LESS)
+        return Judgement(Verdict.WARN, f"undecided: no rank was wrong, but {late}; {busy}", LESS)
     return Judgement(Verdict.FAIL, late, REPORT)
 
 
 @pytest.mark.nixl_check("rank-race-is-seen", own=True)
-def test_a_race_that_is_there_is_seen(race: Race, verdict: Decide) -> None:
-    """The read-modify-write that made two pods rank 0 is caught: else what is not found below would say little."""
+def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
+    """The known read-modify-write race is detected. Otherwise the other checks of this suite would prove little."""
     amplified = amplify(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
     explorer = Explorer(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
     explored = explorer.explore(until=_is_twice)
     blind = [how for how, seen in (("amplified", amplified.faults), ("explored", explored.bad)) if not seen]
     if blind:
-        verdict(Judgement(Verdict.ERROR, f"the known race was not seen when {' and '.join(blind)}", REPORT))
+        verdict(Judgement(Verdict.ERROR, f"the known race was not detected when {' and '.join(blind)}", REPORT))
         return
     again = explorer.replay(explored.bad[0].seed)
     if not again.faults:
-        verdict(Judgement(Verdict.ERROR, f"seed {again.seed} is bad once and good once", REPORT))
+        verdict(Judgement(Verdict.ERROR, f"seed {again.seed} gave wrong ranks once and right ranks once", REPORT))
         return
     verdict(Judgement(Verdict.PASS, f"{amplified.faults[0]}; {explored}; {explored.bad[0].describe()}"))
 
@@ -68,7 +68,7 @@ def test_a_race_that_is_there_is_seen(race: Race, verdict: Decide) -> None:
 @pytest.mark.nixl_check("ranks-unique", own=True)
 @pytest.mark.parametrize("claimants", [2, 8])
 def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
-    """Claims whose first writes all reach etcd at one time get the ranks 0 to n-1, each once."""
+    """Claims whose first writes reach etcd at the same time get the ranks 0 to n-1, each once."""
     done = amplify(race.path, race.etcd, race.membership, claimants, group=race.prefix)
     found = done.faults
     if done.unmet and not done.twice:
@@ -79,26 +79,26 @@ def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, cl
 
 @pytest.mark.nixl_check("ranks-in-every-order", own=True)
 @pytest.mark.parametrize("fault", ["no-fault", "one-lost-answer", "one-crash"])
-def test_no_order_of_requests_breaks_it(race: Race, verdict: Decide, fault: str) -> None:
-    """In no order of two claimants' requests, with a crash between any two or any answer lost, is a rank wrong."""
+def test_no_order_of_requests_gives_wrong_ranks(race: Race, verdict: Decide, fault: str) -> None:
+    """No order of two claimants' requests gives a wrong rank, even with one crash or one lost answer."""
     explorer = Explorer(race.path, race.etcd, race.membership, 2, group=race.prefix, crashes=fault == "one-crash",
                         losses=fault == "one-lost-answer")  # fmt: skip
     report = explorer.explore(seconds=EXPLORING)
     if report.bad:
         verdict(Judgement(Verdict.FAIL, f"{report}\n{report.bad[0].describe()}", REPORT))
     elif report.stopped:
-        # Our own correctness is proven where pytest-nixl is tested: here there was no time for the rest of it.
-        verdict(Judgement(Verdict.WARN, f"none is bad of those that there was time for: {report}", LESS))
+        # The tests of pytest-nixl run all orders. There was no time for the rest of them here.
+        verdict(Judgement(Verdict.WARN, f"no wrong rank, but there was no time for all orders: {report}", LESS))
     else:
         verdict(Judgement(Verdict.PASS, str(report)))
 
 
 @pytest.mark.nixl_check("ranks-after-a-kill", own=True)
 def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdict: Decide) -> None:
-    """Wherever between two of its requests a claimant is killed, its place is claimed again once its lease is over."""
+    """A claimant is killed between any two requests; its rank is claimed again after its lease has ended."""
     started: list[tuple[str, list[ForkedClaimant], float]] = []
     for first in (True, False):
-        # The first to come makes two requests and waits; the last to come makes four, and is in.
+        # The first claimant sends two requests and waits; the last one sends four and has joined.
         for requests in range(3 if first else 5):
             case = f"{'first' if first else 'last'}-after-{requests}"
             others = [] if first else [race.claim(case, 2, ttl=LONG)]
@@ -118,15 +118,17 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
         found += [f"{case}: {fault}" for fault in race.faults(others, 2, case, left)]
         longest = max(longest, time.monotonic() - killed)
     if not found and longest > SHORT + LATE:
-        late = f"all places were claimed again, but it took up to {longest:.1f} s where the lease is {SHORT} s"
-        verdict(Judgement(Verdict.WARN, late, "run it again where there is less to do"))
+        late = f"all ranks were claimed again, but only after up to {longest:.1f} s, with a lease of {SHORT} s"
+        verdict(Judgement(Verdict.WARN, late, "run it again on a host that is less busy"))
         return
-    verdict(_concluded(race, found, f"killed at {len(started)} points, and all there after {longest:.1f} s at most"))
+    verdict(
+        _concluded(race, found, f"killed at {len(started)} points; all ranks claimed after at most {longest:.1f} s")
+    )
 
 
 @pytest.mark.nixl_check("ranks-late-claimant", own=True)
-def test_who_comes_late_is_refused_by_name_and_harms_nobody(race: Race, verdict: Decide) -> None:
-    """A claimant too many, and a whole second job in a live group, are told who has it, and that group goes on."""
+def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Decide) -> None:
+    """An extra claimant and a second job are refused with the members' names, and the live group continues."""
     members = [race.claim("live", 2, ttl=LONG) for _ in range(2)]
     found = race.faults(members, 2, "live", SECONDS)
     late = [race.claim("live", size, ttl=LONG) for size in (2, 2, 2, 3)]
@@ -135,35 +137,35 @@ def test_who_comes_late_is_refused_by_name_and_harms_nobody(race: Race, verdict:
         if is_late(outcome):
             race.late.append(f"a late claimant: {outcome}")
         elif outcome.rank is not None or not all(name in outcome.error for name in ("'live'", *named)):
-            found.append(f"a late claimant was not refused by the names of the group's members: {outcome}")
+            found.append(f"a late claimant was not refused with the names of the group's members: {outcome}")
     for member in members:
-        member.go_on()  # through one more barrier, and out
+        member.go_on()  # it passes one more barrier and leaves
     for number, member in enumerate(members):
         ended = member.wait_until_ended(SECONDS)
         if not ended:
-            race.late.append(f"member {number} had not ended {SECONDS:g} s after it was let go on")
+            race.late.append(f"member {number} had not ended {SECONDS:g} s after it was told to leave")
         elif member.message is None or "error" in member.message:
-            found.append(f"member {number} did not end well beside late claimants: {member.message}")
+            found.append(f"member {number} failed because of late claimants: {member.message}")
     left = race.etcd.get_prefix(race.prefix) if not race.late else {}
     found += [f"keys were left behind: {', '.join(left)}"] if left else []
-    verdict(_concluded(race, found, "4 late claimants were refused, the group went on, and left nothing behind"))
+    verdict(_concluded(race, found, "4 late claimants were refused; the group continued and left no keys behind"))
 
 
 @pytest.mark.nixl_check("ranks-stale-keys", own=True)
-def test_keys_of_a_dead_group_do_not_poison_the_next(race: Race, verdict: Decide) -> None:
-    """After a whole group was killed, the next one of its name gets all ranks once the leases are over."""
+def test_keys_of_a_dead_group_do_not_affect_the_next_group(race: Race, verdict: Decide) -> None:
+    """After a whole group was killed, the next group of the same name gets all ranks when the leases have ended."""
     dead = [race.claim("again", 2, ttl=SHORT + 1) for _ in range(2)]
     found = race.faults(dead, 2, "again", SECONDS)
     for claimant in dead:
         claimant.kill()
     stale = race.etcd.count_prefix(race.prefix)
     found += race.faults([race.claim("again", 2, ttl=LONG) for _ in range(2)], 2, "again", SECONDS)
-    verdict(_concluded(race, found, f"a new group met though a dead one had left {stale} keys"))
+    verdict(_concluded(race, found, f"a new group started although a dead group had left {stale} keys"))
 
 
 @pytest.mark.nixl_check("ranks-lost-answer", own=True)
 def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Decide) -> None:
-    """Where etcd has done a write and its answer is lost, the second attempt finds the first, for every write."""
+    """If the answer of an executed write is lost, the second attempt finds the first. Tested for every write."""
     found: list[str] = []
     for nth in range(1, 4):
         group, ways = f"lost-{nth}", [race.path.client(f"{nth}.{number}") for number in range(2)]
@@ -172,16 +174,16 @@ def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Dec
         claimants = [race.claim(group, 2, endpoint=way.endpoint, ttl=LONG) for way in ways]
         found += race.faults(claimants, 2, group, SECONDS)
         if not any(request.state is State.ANSWER_LOST for way in ways for request in way.requests):
-            found.append(f"no answer of a {nth}. transaction was lost: nothing was tried")
+            found.append(f"no answer of transaction {nth} was lost, so nothing was tested")
         members = race.etcd.count_prefix(f"{race.prefix}{group}/members/")
         if members != 2 and not race.late:
-            found.append(f"2 claimants have {members} places after a lost answer")
-    verdict(_concluded(race, found, "each answer in turn was lost, and nobody claimed twice"))
+            found.append(f"2 claimants have {members} registrations after a lost answer")
+    verdict(_concluded(race, found, "each answer in turn was lost, and no claimant registered twice"))
 
 
 @pytest.mark.nixl_check("ranks-etcd-restart", own=True)
-def test_an_etcd_that_restarts_in_the_middle_changes_nothing(race: Race, verdict: Decide) -> None:
-    """Claims that were made before etcd was killed and started again count, and the group comes together."""
+def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
+    """Registrations survive a kill and restart of etcd, and the group starts."""
     early = [race.claim("restarted", 4, ttl=LONG) for _ in range(3)]
     _wait_for_members(race.etcd, f"{race.prefix}restarted/", 3)
     race.server.kill()
@@ -191,13 +193,13 @@ def test_an_etcd_that_restarts_in_the_middle_changes_nothing(race: Race, verdict
 
 
 @pytest.mark.nixl_check("ranks-leader-change", own=True)
-def test_another_leader_in_the_middle_changes_nothing(race: Race, verdict: Decide) -> None:
-    """An etcd of three changes its leader, then loses it, while claims are made: the group comes together."""
+def test_another_leader_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
+    """A three-member etcd changes its leader and then loses it during registration, and the group starts."""
     from pytest_nixl.etcd_servers.binary import find_binary
     from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 
     if find_binary() is None:
-        verdict(Judgement(Verdict.NOT_APPLICABLE, "an etcd of three members needs the etcd program on this machine"))
+        verdict(Judgement(Verdict.NOT_APPLICABLE, "an etcd of three members needs the etcd program on this host"))
         return
     with ThreeNodeEtcd(supervisor()) as trio, trio.client() as client:
         claimants = []
@@ -219,11 +221,11 @@ def _is_transaction(request: Request) -> bool:
 
 
 def _wait_for_members(etcd: EtcdClient, prefix: str, count: int) -> None:
-    wait_until(lambda: etcd.count_prefix(f"{prefix}members/") == count, f"{count} claims in etcd", seconds=SECONDS)
+    wait_until(lambda: etcd.count_prefix(f"{prefix}members/") == count, f"{count} registrations", seconds=SECONDS)
 
 
 def _let_through(race: Race, way: ProxyClient, count: int) -> None:
-    """Let a client make some requests, and wait until it has its last answer and asks on, or watches."""
+    """Let ``count`` requests of a client pass, and wait for the answer to each."""
     for _ in range(count):
         [request] = race.path.wait(lambda: way.held, f"a request of {way.name}", seconds=SECONDS)
         way.release(request)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Can two processes of the nixlbench that is installed here get one rank? Where there is none, nobody can say."""
+"""Can two processes of the installed nixlbench get the same rank? Not applicable without nixlbench."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .race import Race
 
 Decide = Callable[[Judgement], None]
 
-#: Times that the claims are made to overlap: a race is found each time.
+#: Number of runs with overlapping claims. A race shows in each of them.
 RUNS = 3
-#: Bounds of the look at lost answers.
+#: Maximum number of orders and duration in seconds of the search with lost answers.
 ORDERS, SECONDS = 100, 60.0
-APART = "the registrations of two processes did not overlap, and no lock kept them apart"
-NOT_TRIED = "run `nixlbench --runtime_type=ETCD --etcd_endpoints=URL` by hand, and see whether and when it registers"
-WITHOUT_LOSS = "this nixlbench gives a rank twice though no answer of etcd was lost"
+APART = "the registrations of two processes did not overlap, and no lock separated them"
+NOT_TRIED = "run `nixlbench --runtime_type=ETCD --etcd_endpoints=URL` by hand, and check whether and when it registers"
+WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was lost"
 
 
 @pytest.mark.nixl_check("nixlbench-ranks-unique")
 def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
     nixlbench: NixlbenchSubject, race: Race, verdict: Decide
 ) -> None:
-    """Two processes whose registrations overlap get rank 0 and rank 1, as under nixlbench's lock they must."""
+    """Two processes with overlapping registrations get the ranks 0 and 1, as nixlbench's lock must ensure."""
     for run in range(1, RUNS + 1):
         done = amplify(race.path, race.etcd, nixlbench, 2, group=f"race-{run}-")
         if done.twice or (done.faults and not done.unmet):
@@ -39,7 +39,7 @@ def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
         if done.unmet:
             verdict(Judgement(Verdict.INCONCLUSIVE, f"{APART}: {'; '.join((done.unmet, *done.faults))}", NOT_TRIED))
             return
-    how = "a lock kept one waiting while the other wrote" if done.locked else "both wrote at once"
+    how = "a lock made one wait while the other wrote" if done.locked else "both wrote at once"
     verdict(Judgement(Verdict.PASS, f"two processes that registered at once got two ranks, {RUNS} times: {how}"))
 
 
@@ -47,7 +47,7 @@ def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
 def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
     nixlbench: NixlbenchSubject, race: Race, finding: FindingFixture, verdict: Decide
 ) -> None:
-    """No answer of etcd that is lost while nixlbench registers makes a second rank 0."""
+    """No lost answer of etcd during the registration gives rank 0 twice."""
     done = amplify(race.path, race.etcd, nixlbench, 2, group="race-lost-")
     if done.twice:
         verdict(Judgement(Verdict.NOT_APPLICABLE, f"{WITHOUT_LOSS}: see nixlbench-ranks-unique"))
@@ -70,6 +70,6 @@ def _is_twice(run: ExploredRun) -> bool:
 
 
 def _told(done: Amplified) -> str:
-    """Return what is wrong, why, and the order of requests that led to it."""
+    """Return the faults, their cause and the order of requests."""
     first, *more = done.faults
     return "; ".join(filter(None, (first, done.cause, *more))) + f"\n{done.order}"

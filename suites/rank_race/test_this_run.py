@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the ranks of this very run, from their own hosts, claim a rank each?"""
+"""Does each rank of this run, from its own host, get a rank of its own?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 3
 def test_the_ranks_of_this_run_get_a_rank_each(
     nixl_cluster: Cluster, nixl_settings: Settings, verdict: Callable[[Judgement], None]
 ) -> None:
-    """All ranks claim one at the same time, from where they are, in new groups: the ranks 0 to n-1, each once."""
+    """All ranks of the run claim a rank of a new group at the same time, and get the ranks 0 to n-1, each once."""
     if not nixl_cluster.several:
         verdict(Judgement(Verdict.NOT_APPLICABLE, "this run has one rank"))
         return
@@ -29,7 +29,7 @@ def test_the_ranks_of_this_run_get_a_rank_each(
         got: list[int] = nixl_cluster.ask("claim", group=group, size=size, seconds=nixl_settings.timeout / 2)
         if sorted(got) != list(range(size)):
             told = ", ".join(f"{name} got {rank}" for name, rank in zip(names, got, strict=True))
-            remedy = "this is a defect of pytest-nixl's membership: report it, with what is printed here"
-            verdict(Judgement(Verdict.FAIL, f"{size} claims at one time gave not each rank once: {told}", remedy))
+            remedy = "report this output: it shows a defect of pytest-nixl's membership"
+            verdict(Judgement(Verdict.FAIL, f"{size} simultaneous claims did not give each rank once: {told}", remedy))
             return
-    verdict(Judgement(Verdict.PASS, f"{size} hosts claimed at one time, {ROUNDS} times, and got each rank once"))
+    verdict(Judgement(Verdict.PASS, f"{size} ranks claimed at once, {ROUNDS} times, and each rank was given once"))

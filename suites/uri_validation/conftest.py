@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The endpoints of the deployment, and the corpus of texts with what real programs made of them."""
+"""Fixtures: the endpoints of the deployment, and the corpus of values with recorded results of real programs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .deployment import Deployment, is_set_and_empty
 
 @pytest.fixture
 def deployment(request: pytest.FixtureRequest, nixl_settings: Settings) -> Deployment:
-    """The endpoints that NIXL is given here; those of this run's own etcd where none are."""
+    """The endpoints that the deployment gives to NIXL; if it gives none, those of this run's etcd."""
     given = nixl_settings.etcd or is_set_and_empty(nixl_settings)
     return Deployment.of(nixl_settings, "" if given else request.getfixturevalue("nixl_etcd").endpoint)
 
 
 @pytest.fixture
 def corpus() -> tuple[Entry, ...]:
-    """Every recorded text."""
+    """Every recorded value."""
     return load_corpus()

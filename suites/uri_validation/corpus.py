@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded texts of NIXL_ETCD_ENDPOINTS, with places for an etcd that is there now."""
+"""Recorded values of NIXL_ETCD_ENDPOINTS, with placeholders for the address of a running etcd."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ else:
 
 @dataclass(frozen=True)
 class Entry:
-    """A text and what became of it, recorded: see ``fixtures/README.md``.
+    """A value with its recorded results: see ``fixtures/README.md``.
 
+    :param text: the value.
     :param nixl: what a real agent did.
     :param kvbench: whether NIXL's KV benchmark reached the etcd.
-    :param etcdctl: whether etcdctl did.
-    :param says: words of our explanation.
-    :param rewrite: what we advise to write; empty where the text does not tell.
+    :param etcdctl: whether etcdctl reached the etcd.
+    :param says: part of the explanation for NIXL.
+    :param rewrite: the suggested value; empty if the text does not say what is meant.
     """
 
     text: str
@@ -35,7 +36,12 @@ class Entry:
     rewrite: str
 
     def at(self, port: int, dead: int, host: str = "127.0.0.1") -> Entry:
-        """Fill in an etcd that answers at ``host:port``, and a port of that host where nothing does."""
+        """Fill in the placeholders.
+
+        :param port: port on which an etcd answers.
+        :param dead: port on which nothing listens.
+        :param host: host of both ports.
+        """
         places = {"{host}": host, "{port}": str(port), "{dead}": str(dead), "{long}": "a" * 4000}
         text, rewrite = _filled(self.text, places), _filled(self.rewrite, places)
         return Entry(text, self.nixl, self.kvbench, self.etcdctl, self.says, rewrite)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The endpoints that a deployment uses, and a judgement of each question about them."""
+"""The endpoints that a deployment uses, and the judgement of each check on them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import WorkerError
 
-#: Seconds that a TCP connection to an endpoint may take.
+#: Timeout of a TCP connection to an endpoint in seconds.
 CONNECT_SECONDS = 3.0
-UNREADABLE = "no address can be read of it: see endpoints-well-formed"
+UNREADABLE = "no address can be read from it: see endpoints-well-formed"
 PROXY_REMEDY = (
-    "run `etcd grpc-proxy start --endpoints https://… --cacert … --cert … --key … --listen-addr 127.0.0.1:2379` beside "
-    "each agent and set NIXL_ETCD_ENDPOINTS=http://127.0.0.1:2379"
+    "run `etcd grpc-proxy start --endpoints https://… --cacert … --cert … --key … --listen-addr 127.0.0.1:2379` on "
+    "each agent's host and set NIXL_ETCD_ENDPOINTS=http://127.0.0.1:2379"
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Endpoints, as NIXL is given them.
+    """Endpoints as NIXL gets them.
 
-    :param source: where they are from: a variable, an option, or what stands for both.
-    :param text: the text itself; it may hold a password.
-    :param credentials: what our own client needs beside the endpoints.
+    :param source: where they come from: a variable, an option, or the etcd of this run.
+    :param text: the value itself, which may contain a password.
+    :param explanation: how NIXL and other programs read the value.
+    :param credentials: credentials of pytest-nixl's own client.
     """
 
     source: str
@@ -48,7 +49,7 @@ class Deployment:
 
     @classmethod
     def of(cls, settings: Settings, own: str) -> Deployment:
-        """Read the settings; ``own`` is the endpoint of this run's etcd, for where none is given."""
+        """Read the settings. ``own`` is the endpoint of this run's etcd, used if the settings name none."""
         user, _, password = settings.etcd_user.partition(":")
         credentials = {
             "cacert": settings.etcd_cacert,
@@ -70,9 +71,9 @@ class Deployment:
         return f"{self.source}={self.explanation.text}" if " " not in self.source else self.explanation.text
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where our own client looks: the members as they are written, else as they ought to be; none where unclear.
+        """Return the endpoints for pytest-nixl's own client: as written, else as rewritten, else none.
 
-        What is written https and speaks plaintext is taken for what it is, unless a password would go there.
+        An https endpoint that speaks plaintext is used as http, unless a password would be sent to it.
         """
         for text in (self.text, self.explanation.rewrite):
             try:
@@ -89,44 +90,44 @@ class Deployment:
 
 
 def is_set_and_empty(settings: Settings) -> bool:
-    """Whether the deployment sets NIXL_ETCD_ENDPOINTS to nothing, which is not the same to NIXL as not setting it."""
+    """Whether NIXL_ETCD_ENDPOINTS is set but empty, which NIXL treats differently from unset."""
     return not settings.etcd and os.environ.get("NIXL_ETCD_ENDPOINTS") == ""
 
 
 def judge_form(deployment: Deployment) -> Judgement:
-    """Judge the text alone: is it of a form that NIXL reads? Names count as resolving."""
+    """Judge only the form of the value: can NIXL read it? All host names count as resolving."""
     form = explain(deployment.text, suppose)
     remedy = f"in the deployment, {form.remedy}"
     if not form.nixl.works:
         return Judgement(Verdict.FAIL, f"{deployment}: {form.nixl.why}", remedy)
     if not form.etcdctl.works:
-        return Judgement(Verdict.WARN, f"{deployment}: NIXL reads it, and etcdctl does not: {form.etcdctl.why}", remedy)
-    for_kvbench = "" if form.kvbench.works else f" (NIXL's KV benchmark does not read it: {form.kvbench.why})"
+        return Judgement(Verdict.WARN, f"{deployment}: NIXL reads it, but etcdctl does not: {form.etcdctl.why}", remedy)
+    for_kvbench = "" if form.kvbench.works else f" (NIXL's KV benchmark cannot read it: {form.kvbench.why})"
     return Judgement(Verdict.PASS, f"{deployment}{for_kvbench}")
 
 
 def judge_resolution(deployment: Deployment) -> Judgement:
-    """Does NIXL make an address of it here, on this machine?"""
+    """Judge whether NIXL on this host resolves it to an address."""
     if not explain(deployment.text, suppose).nixl.works:
         return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: {UNREADABLE}")
     reading = deployment.explanation.nixl
     if not reading.works:
-        remedy = f"{deployment.explanation.remedy}; see what this machine makes of the name: getent ahostsv4 HOST"
+        remedy = f"{deployment.explanation.remedy}; check how this host resolves the name: getent ahostsv4 HOST"
         return Judgement(Verdict.FAIL, f"{deployment}: {reading.why}", remedy)
     return Judgement(Verdict.PASS, f"{deployment}: {reading.why}")
 
 
 def judge_connection(deployment: Deployment) -> Judgement:
-    """Does something answer TCP at every address that NIXL makes of it?"""
+    """Judge whether every address that NIXL reads from it accepts a TCP connection."""
     contacts = deployment.explanation.nixl.contacts
     if not contacts:
-        return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: NIXL makes no address of it")
+        return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: NIXL reads no address from it")
     faults = {address: why for address in contacts if (why := _why_no_connection(address))}
     if not faults:
         return Judgement(Verdict.PASS, f"{deployment}: {len(contacts)} of {len(contacts)} answer")
     private = deployment.explanation.private
     said = "; ".join(f"{'an address' if private else address}: {why}" for address, why in faults.items())
-    remedy = "start that etcd, or correct host and port; look for a firewall or network policy where nothing answers"
+    remedy = "start that etcd, or correct host and port; if nothing answers, check firewalls and network policies"
     if len(faults) < len(contacts):
         return Judgement(Verdict.WARN, f"{deployment}: {len(faults)} of {len(contacts)} do not answer: {said}", remedy)
     return Judgement(Verdict.FAIL, f"{deployment}: {said}", remedy)
@@ -143,7 +144,7 @@ def _why_no_connection(address: Address) -> str:
 
 
 def judge_health(deployment: Deployment) -> Judgement:
-    """Is it an etcd, by its own word to our client, with the credentials that we are given?"""
+    """Judge whether each endpoint is a healthy etcd for pytest-nixl's own client and its credentials."""
     endpoints = deployment.endpoints()
     if not endpoints:
         return Judgement(Verdict.NOT_APPLICABLE, f"{deployment}: {UNREADABLE}")
@@ -163,9 +164,9 @@ def judge_health(deployment: Deployment) -> Judgement:
 
 
 def judge_publication(deployment: Deployment, settings: Settings, supervisor: SupervisorClient) -> Judgement:
-    """Give the text, verbatim, to a real agent that publishes its metadata, and look for the key.
+    """Give the unchanged value to a real agent that publishes its metadata, and look for the key.
 
-    Its namespace is a prefix of our own, which is deleted afterwards, also after ``kill -9`` of pytest.
+    The agent uses a private namespace. Its keys are deleted afterwards, even after ``kill -9`` of pytest.
     """
     prefix = f"/pytest-nixl/{secrets.token_hex(8)}/publish/"
     endpoints = deployment.endpoints()
@@ -182,7 +183,7 @@ def judge_publication(deployment: Deployment, settings: Settings, supervisor: Su
 
 
 def _unreachable(client: EtcdClient, prefix: str) -> bool:
-    """Whether our own client cannot see the keys either: nothing of ours is then there to delete."""
+    """Whether pytest-nixl's own client cannot reach the etcd either, so that there is nothing to delete."""
     try:
         client.count_prefix(prefix)
     except EtcdError:
@@ -220,20 +221,20 @@ def _published(
 def _unpublished(deployment: Deployment, words: str) -> Judgement:
     reading = deployment.explanation.nixl
     said = f"NIXL wrote {words!r}" if words else "NIXL wrote nothing"
-    reason = f"{deployment}: an agent published and nothing is in etcd, without an error in Python: {said}"
+    reason = f"{deployment}: an agent published, but nothing is in etcd, and Python got no error: {said}"
     if not reading.works:
         return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", deployment.explanation.remedy)
     if "user name is empty" in words:
-        reason = f"{reason}; that etcd asks for a user and password, and NIXL has no way to give one"
-        remedy = "let NIXL have an etcd without authentication on a network of its own; a grpc-proxy does not help here"
+        reason = f"{reason}; that etcd asks for a user and password, which NIXL cannot send"
+        remedy = "give NIXL an etcd without authentication on a separate network; a grpc-proxy does not help here"
         return Judgement(Verdict.FAIL, reason, remedy)
     if any(speaks_tls(Endpoint("https", address.host, address.port)) for address in reading.contacts):
-        reason = f"{reason}; that etcd speaks TLS, and NIXL speaks plaintext whatever the scheme is"
+        reason = f"{reason}; that etcd speaks TLS, but NIXL speaks plaintext with any scheme"
         return Judgement(Verdict.FAIL, reason, PROXY_REMEDY)
-    remedy = "see endpoints-connect and endpoints-healthy; compare with `pytest-nixl endpoint`"
+    remedy = "see the checks endpoints-connect and endpoints-healthy, and the output of `pytest-nixl endpoint`"
     return Judgement(Verdict.FAIL, f"{reason}; {reading.why}", remedy)
 
 
 def notes_about(deployment: Deployment, finding: str) -> Sequence[str]:
-    """What of a known defect the deployment's endpoints meet."""
+    """Return the sentences in which the deployment's endpoints meet a finding."""
     return [note.text for note in deployment.explanation.nixl.notes if note.finding == finding]

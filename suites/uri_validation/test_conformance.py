@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the NIXL that is installed read endpoints as our model of it says? On an etcd of our own."""
+"""Does the installed NIXL read endpoints as pytest-nixl predicts? Tested on a private etcd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_nixl.processes.supervisor import supervisor
 
 from .corpus import Entry
 
-REMEDY = "NIXL or our model of it has changed: please report both lines, with the version of NIXL, to pytest-nixl"
+REMEDY = "report this output with the version of NIXL to pytest-nixl: NIXL reads endpoints differently than predicted"
 
 
 @pytest.mark.nixl_check("endpoints-conform")
@@ -29,7 +29,7 @@ def test_nixl_reads_every_text_as_predicted(
     nixl_settings: Settings,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Each text of the corpus, given to a real agent, has the outcome that `pytest-nixl endpoint` tells of it."""
+    """Each value of the corpus, given to a real agent, has the outcome that `pytest-nixl endpoint` predicts."""
     texts = [entry.text for entry in _filled(corpus, nixl_private_etcd)]
     expected = {text: explain(text).predict(_answers) for text in texts}
     trials = _tried(expected, nixl_private_etcd, nixl_settings)
@@ -51,13 +51,13 @@ def _difference(trial: EndpointTrial) -> str:
 
 
 @pytest.mark.nixl_check("endpoint-rewrites-work")
-def test_what_we_advise_to_write_works(
+def test_suggested_rewrites_work(
     corpus: tuple[Entry, ...],
     nixl_private_etcd: PrivateEtcd,
     nixl_settings: Settings,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """A real agent publishes with every rewrite that names the etcd, and no other one that runs on this host."""
+    """A real agent publishes with every suggested rewrite that names this test's etcd and no other etcd."""
     (own,) = parse_endpoints(nixl_private_etcd.endpoint)
     rewrites = {
         rewrite: ReadOutcome.PUBLISHES
@@ -71,7 +71,7 @@ def test_what_we_advise_to_write_works(
         if trial.outcome is not ReadOutcome.PUBLISHES
     ]
     if broken:
-        verdict(Judgement(Verdict.FAIL, f"advised and not working: {'; '.join(broken)}", REMEDY))
+        verdict(Judgement(Verdict.FAIL, f"suggested values that do not work: {'; '.join(broken)}", REMEDY))
     else:
         verdict(Judgement(Verdict.PASS, f"{len(rewrites)} rewrites work"))
 

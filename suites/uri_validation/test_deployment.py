@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the etcd endpoints that this deployment uses work with NIXL? Where none are given, those of this run's etcd."""
+"""Do the etcd endpoints of this deployment (by default, those of this run's etcd) work with NIXL?"""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .deployment import (
 
 @pytest.mark.nixl_check("endpoints-well-formed")
 def test_endpoints_are_well_formed(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
-    """NIXL reads the endpoints: it ignores a malformed one without a word to Python."""
+    """NIXL can read the endpoints. It ignores a malformed one without an error in Python."""
     verdict(judge_form(deployment))
 
 
 @pytest.mark.nixl_check("endpoints-resolve")
 def test_endpoints_resolve(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
-    """The names in them resolve on this machine, as NIXL's client asks: to IPv4 first."""
+    """Their host names resolve on this host, as NIXL's client resolves them: to IPv4 first."""
     verdict(judge_resolution(deployment))
 
 
 @pytest.mark.nixl_check("endpoints-connect")
 def test_endpoints_answer_tcp(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
-    """Something listens at each address that NIXL makes of them."""
+    """Something listens at each address that NIXL reads from them."""
     verdict(judge_connection(deployment))
 
 
 @pytest.mark.nixl_check("endpoints-healthy")
 def test_endpoints_are_those_of_an_etcd(deployment: Deployment, verdict: Callable[[Judgement], None]) -> None:
-    """What answers there is an etcd, by its own word."""
+    """The server at each endpoint is an etcd and answers pytest-nixl's client."""
     verdict(judge_health(deployment))
 
 
@@ -51,7 +51,7 @@ def test_endpoints_are_those_of_an_etcd(deployment: Deployment, verdict: Callabl
 def test_an_agent_publishes_through_the_endpoints(
     deployment: Deployment, nixl_settings: Settings, verdict: Callable[[Judgement], None]
 ) -> None:
-    """A real agent that is given them verbatim publishes its metadata, and the key is there."""
+    """A real agent that gets the unchanged value publishes its metadata, and the key is in etcd."""
     verdict(judge_publication(deployment, nixl_settings, supervisor()))
 
 
@@ -66,7 +66,7 @@ def test_an_agent_publishes_through_the_endpoints(
 def test_endpoints_meet_no_known_defect(
     id: str, deployment: Deployment, finding: FindingFixture, verdict: Callable[[Judgement], None]
 ) -> None:
-    """They ask for nothing that NIXL is known to leave out: encryption, credentials, one of several members."""
+    """They need nothing that NIXL is known to ignore: encryption, credentials, or one of several members."""
     met = notes_about(deployment, id)
     if met:
         finding(id, True, f"{deployment}: {'; '.join(met)}; {deployment.explanation.remedy}", affects=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which etcd client library does NIXL load, is it nixlbench's too, and is a known patch in it?"""
+"""Which etcd client library does NIXL load? Does nixlbench load the same one? Does it have a known patch?"""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pytest_nixl.processes.supervisor import supervisor
 
 @pytest.fixture
 def library(nixl_agent: NixlAgent) -> EtcdLibrary:
-    """What the NIXL of this run has loaded."""
+    """The etcd client library that the NIXL of this run has loaded."""
     found = loaded_library(nixl_agent.worker.pid)
     if found is None:
-        pytest.skip("this NIXL has loaded no libetcd-cpp-api: it was built without etcd, or with it inside")
+        pytest.skip("this NIXL has loaded no libetcd-cpp-api: it was built without etcd, or links it statically")
     return found
 
 
@@ -33,21 +33,21 @@ def library(nixl_agent: NixlAgent) -> EtcdLibrary:
 def test_nixl_and_nixlbench_load_the_same_etcd_client(
     library: EtcdLibrary, verdict: Callable[[Judgement], None]
 ) -> None:
-    """The etcd client library in NIXL's process is the one that nixlbench would load, where that is on PATH."""
+    """NIXL and nixlbench (if it is on PATH) load the same etcd client library."""
     program = shutil.which("nixlbench")
     if program is None:
         verdict(Judgement(Verdict.PASS, f"NIXL loads {library.path}; nixlbench is not on PATH"))
         return
     other = linked_library(program)
     if other is None:
-        reason = f"NIXL loads {library.path}, and {program} links none: it has one inside, or no etcd"
-        verdict(Judgement(Verdict.WARN, reason, "compare the versions of etcd-cpp-apiv3 that both were built with"))
+        reason = f"NIXL loads {library.path}, but {program} loads none: it links one statically, or has no etcd"
+        verdict(Judgement(Verdict.WARN, reason, "compare the versions of etcd-cpp-apiv3 with which both were built"))
     elif other.digest == library.digest:
         verdict(Judgement(Verdict.PASS, f"NIXL loads {library.path}, and {program} loads the same from {other.path}"))
     else:
-        patch = f" ({PATCH} is in {'that of NIXL' if library.patched else 'that of nixlbench'} only)"
-        reason = f"NIXL loads {library.path}, and {program} another one, {other.path}"
-        remedy = "what is mended in the one is not in the other: compare LD_LIBRARY_PATH and the programs' run paths"
+        patch = f" (only that of {'NIXL' if library.patched else 'nixlbench'} has {PATCH})"
+        reason = f"NIXL loads {library.path}, but {program} loads another one, {other.path}"
+        remedy = "compare LD_LIBRARY_PATH and the run paths of both: a fix in one library is not in the other"
         verdict(Judgement(Verdict.WARN, reason + (patch if library.patched != other.patched else ""), remedy))
 
 
@@ -58,18 +58,18 @@ def test_the_patch_of_uri_validation_is_known(
     nixl_settings: Settings,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Whether the library has the patch, whether its variable is set, and whether that changes what an agent does."""
+    """Report whether the library has the patch, its variable is set, and this changes what an agent does."""
     value = os.environ.get(PATCH)
     is_set = f"{PATCH} is {f'set to {value!r}' if value is not None else 'not set'}"
     where = f"{PATCH} is {'in' if library.patched else 'not in'} {library.path}"
-    # gRPC itself could read this form; NIXL's client refuses it before, unless the patch lets it through.
+    # gRPC can read this form, but NIXL's client refuses it first, unless the patch lets it pass.
     address = parse_endpoints(nixl_private_etcd.endpoint)[0]
     text = f"ipv4:{address.host}:{address.port}"
     without, with_it = (_outcome(text, setting, nixl_private_etcd, nixl_settings) for setting in (None, "1"))
-    effect = "it changes nothing" if without is with_it else f"with it an agent {with_it}, without it {without}"
+    effect = "it has no effect" if without is with_it else f"with it an agent {with_it}, without it {without}"
     said = f"{where}; {is_set}; tried with {text.partition(':')[0]}:HOST:PORT, {effect}"
     if value is not None and without is with_it:
-        remedy = f"unset {PATCH}: it mends nothing here; write endpoints as `pytest-nixl endpoint` says"
+        remedy = f"unset {PATCH}: it has no effect here; write endpoints as `pytest-nixl endpoint` suggests"
         verdict(Judgement(Verdict.WARN, said, remedy))
     else:
         verdict(Judgement(Verdict.PASS, said))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NIXL promises with an endpoint and does not keep: known defects, looked for on servers of our own."""
+"""Known defects of NIXL in handling endpoints, tested on private servers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pytest_nixl.processes.worker_process import NixlError
 
 from ..conftest import FindingFixture
 
-#: What the first bytes of a connection tell: HTTP/2 in plaintext, or a TLS handshake.
+#: First bytes of a connection with HTTP/2 in plaintext, and of a TLS handshake.
 PLAINTEXT, TLS = b"PRI * HTTP/2.0", b"\x16\x03"
 
 
 @pytest.mark.nixl_check("https-is-encrypted")
 def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture) -> None:
-    """An agent that is given https:// opens the connection with a TLS handshake."""
+    """An agent with an https:// endpoint opens its connection with a TLS handshake."""
     with _Listener() as listener:
         nixl_agent.another(
             "speaker",
@@ -35,16 +35,16 @@ def test_https_is_encrypted(nixl_agent: NixlAgent, nixl_settings: Settings, find
             environment={"NIXL_ETCD_ENDPOINTS": f"https://127.0.0.1:{listener.port}", "NIXL_ETCD_NAMESPACE": "/https"},
         )
         said = wait_until(listener.heard, "an agent to speak to its etcd", seconds=nixl_settings.timeout)
-    assert said.startswith((PLAINTEXT, TLS)), f"the agent began with {said!r}, which is neither HTTP/2 nor TLS"
+    assert said.startswith((PLAINTEXT, TLS)), f"the agent's first bytes are {said!r}, which is neither HTTP/2 nor TLS"
     finding("NIXL-ETCD-HTTPS-PLAINTEXT", said.startswith(PLAINTEXT), f"a connection to https:// begins with {said!r}")
 
 
 @pytest.mark.nixl_check("credentials-are-used")
 def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Settings, finding: FindingFixture) -> None:
-    """An agent that is given a user and password reaches an etcd: with them, or without where it needs none."""
+    """An agent with a user and password in its endpoint reaches an etcd, even one that needs none."""
     bare = nixl_private_etcd.endpoint.removeprefix("http://")
     trial = _try(f"http://user:password@{bare}", nixl_private_etcd, nixl_settings)
-    how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome}, and wrote {trial.words!r}"
+    how = f"with http://user:password@… of a healthy etcd an agent {trial.outcome} and wrote {trial.words!r}"
     finding("NIXL-ETCD-CREDENTIALS-DROPPED", trial.outcome is not ReadOutcome.PUBLISHES, how)
 
 
@@ -52,7 +52,7 @@ def test_credentials_are_used(nixl_private_etcd: PrivateEtcd, nixl_settings: Set
 def test_a_member_that_cannot_be_read_is_reported(
     nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
 ) -> None:
-    """Of a list with one malformed member, the other one serves, and the first is named on stderr."""
+    """In a list with one malformed member, NIXL uses the other member and names the malformed one on stderr."""
     good, bad = nixl_private_etcd.endpoint, f"{nixl_private_etcd.endpoint}/"
     environment = {"NIXL_ETCD_ENDPOINTS": f"{bad},{good}", "NIXL_ETCD_NAMESPACE": "/members"}
     agent = nixl_agent.another("member", backends=[], listen_thread=True, environment=environment)
@@ -64,7 +64,7 @@ def test_a_member_that_cannot_be_read_is_reported(
     )
     port = parse_endpoints(good)[0].port
     named = [line for line in agent.worker.output().splitlines() if str(port) in line]
-    how = f"of two members, the first with a slash behind its port, NIXL used the second and wrote {named or 'nothing'}"
+    how = f"of two members, the first with a slash after its port, NIXL used the second and wrote {named or 'nothing'}"
     finding("NIXL-ETCD-MEMBER-DROPPED", not named, how)
 
 
@@ -72,7 +72,7 @@ def test_a_member_that_cannot_be_read_is_reported(
 def test_a_failure_to_publish_is_raised(
     nixl_private_etcd: PrivateEtcd, nixl_agent: NixlAgent, nixl_settings: Settings, finding: FindingFixture
 ) -> None:
-    """An agent whose endpoint cannot be read does not return from send_local_metadata() as if all were well."""
+    """If NIXL cannot read an agent's endpoint, send_local_metadata() raises an error."""
     environment = {"NIXL_ETCD_ENDPOINTS": f"{nixl_private_etcd.endpoint}/", "NIXL_ETCD_NAMESPACE": "/silent"}
     agent = nixl_agent.another("silent", listen_thread=True, environment=environment)
     agent.register(agent.allocate(4096))
@@ -82,9 +82,10 @@ def test_a_failure_to_publish_is_raised(
     except NixlError as error:
         raised = error.type_name
     stored = nixl_private_etcd.client.count_prefix("/silent/")
-    assert not stored, "NIXL published through an endpoint with a slash behind its port: see endpoints-conform"
-    what = f"raised {raised}" if raised else "returned, and nothing is in etcd"
-    finding("NIXL-ETCD-SILENT-FAILURE", not raised, f"with an endpoint that NIXL cannot read it {what}")
+    assert not stored, "NIXL published through an endpoint with a slash after its port: see endpoints-conform"
+    what = f"raised {raised}" if raised else "returned, but nothing is in etcd"
+    how = f"with an endpoint that NIXL cannot read, send_local_metadata() {what}"
+    finding("NIXL-ETCD-SILENT-FAILURE", not raised, how)
 
 
 def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> EndpointTrial:
@@ -100,7 +101,7 @@ def _try(text: str, etcd: PrivateEtcd, settings: Settings) -> EndpointTrial:
 
 
 class _Listener:
-    """A port on loopback that takes connections and keeps the first bytes of the first one that says something."""
+    """A port on loopback that keeps the first bytes that any connection sends."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -132,7 +133,7 @@ class _Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A thread in accept() is woken by a shutdown, and not by close() alone.
+        # Only shutdown() wakes a thread in accept(); close() alone does not.
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()

@@ -178,8 +178,8 @@ def test_nixlbench_runs_between_two_nodes_and_the_node_of_a_rank_that_is_killed_
     all_end_with(1, done)
     output = next(one.output for one in done if "serves rank 0" not in one.output)
     assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in output
-    target = r"the target \(nixlbench of rank 1 on (\S+), pid \d+\) was ended by SIGKILL in the midst of the run"
-    initiator = r"; the initiator \(nixlbench of rank 0 on (\S+), pid \d+\) was ended with it"
-    found = re.search(target + initiator, output)
+    target = r"the target \(nixlbench of rank 1 on (\S+), pid \d+\) was ended by SIGKILL "
+    initiator = r"the initiator \(nixlbench of rank 0 on (\S+), pid \d+\)"
+    found = re.search(f"{target}.*{initiator}", output)
     assert found is not None, output
     assert {found[1], found[2]} == {"node-0", "node-1"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the etcd package and of the supervisor share: servers, certificates, a container image, waiting."""
+"""Helpers for tests of the etcd package and the supervisor: servers, certificates, a container image, waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor,
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "localhost/etcd:v3.5.1"
 
-#: A conftest for runs inside a run, which know the etcd fixtures and the settings and nothing else of the plugin.
+#: A conftest for inner runs of pytest that load only the etcd fixtures and the settings of the plugin.
 CONFTEST = """
 import pytest
 from pytest_nixl.session.options import add_options
@@ -58,7 +58,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):
@@ -66,7 +66,7 @@ def running(pid: int) -> bool:
 
 
 def mentioning(text: str) -> list[int]:
-    """Return the processes that have ``text`` in their command line."""
+    """Return the pids of the processes with ``text`` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -79,7 +79,7 @@ def mentioning(text: str) -> list[int]:
 
 
 def environment(**more: str | None) -> dict[str, str]:
-    """The environment for a subprocess: this repository importable, and nothing of an outer xdist run."""
+    """Return the environment for a subprocess: this repository importable, no variables of an outer xdist run."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NIXL_", "ETCD"))}
     env["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [env.get("PYTHONPATH", "")])])
     for name, value in more.items():
@@ -91,7 +91,7 @@ def environment(**more: str | None) -> dict[str, str]:
 
 
 def start_pytest(folder: Path, test: str, *arguments: str, **more: str | None) -> subprocess.Popen[str]:
-    """Start pytest on one test file in ``folder``, in a session of its own."""
+    """Start pytest on one test file in ``folder``, in a new session."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_inner.py").write_text(test)
     return subprocess.Popen(
@@ -107,7 +107,7 @@ def start_pytest(folder: Path, test: str, *arguments: str, **more: str | None) -
 
 @dataclass
 class Etcd:
-    """A real etcd with options of the test's choice."""
+    """A running real etcd."""
 
     endpoint: Endpoint
     pid: int
@@ -119,7 +119,7 @@ class Etcd:
 
 @contextmanager
 def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
-    """Run an etcd on loopback until the block ends."""
+    """Run an etcd with the given options on loopback until the block ends."""
     port, peer = free_ports(2)
     endpoint = Endpoint(scheme, "127.0.0.1", port)
     peer_url = f"http://127.0.0.1:{peer}"
@@ -157,7 +157,7 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
 
 @contextmanager
 def separate_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
-    """Have ``supervisor()`` return one of the block's own, also under xdist; others' servers hang on the process's own."""
+    """Let ``supervisor()`` return a separate supervisor within the block, as others use the process's own."""
     with monkeypatch.context() as patch:
         patch.setattr("pytest_nixl.processes.supervisor._current", None)
         patch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)
@@ -168,7 +168,7 @@ def separate_supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorC
 
 
 class Certificates:
-    """An authority, and certificates of every kind that matters to an etcd, as PEM files in one folder."""
+    """A CA, and certificates of every kind that matters to an etcd, as PEM files in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -185,11 +185,11 @@ class Certificates:
         self.junk = self._write("junk", b"this is no PEM file\n")
 
     def tls(self, server: str) -> list[str]:
-        """Options of an etcd that serves TLS."""
+        """Return the options of an etcd with TLS."""
         return [f"--cert-file={server}", f"--key-file={server}"]
 
     def mutual(self, server: str) -> list[str]:
-        """Options of an etcd that also wants a client certificate."""
+        """Return the options of an etcd with TLS that also requires a client certificate."""
         return [*self.tls(server), "--client-cert-auth", f"--trusted-ca-file={self.ca}"]
 
     def _write(self, name: str, data: bytes) -> str:
@@ -202,7 +202,7 @@ class Certificates:
         return self._write(name, issued.private_key_and_cert_chain_pem.bytes())
 
     def _server_auth_only(self) -> bytes:
-        """Certificates of trustme's own are always good for clients too."""
+        """Make a certificate for servers only; those of trustme are always valid for clients too."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -235,7 +235,7 @@ class Certificates:
 
 
 def turn_authentication_on(url: str, **tls: Any) -> None:
-    """Make the users root (password ``pw``) and bob (``b``; keys under ``/bob/`` only), and require them."""
+    """Create the users root (password ``pw``) and bob (``b``; only keys under ``/bob/``); turn authentication on."""
     key, end = (base64.b64encode(text).decode() for text in (b"/bob/", b"/bob0"))
     steps: tuple[tuple[str, dict[str, Any]], ...] = (
         ("user/add", {"name": "root", "password": "pw"}),
@@ -255,7 +255,7 @@ def turn_authentication_on(url: str, **tls: Any) -> None:
 
 
 def engine_image() -> str:
-    """Return an etcd image of a real engine, made from the etcd program where it is not there yet."""
+    """Return an etcd image in a real engine; make it from the etcd program if it does not exist."""
     docker = pytest.importorskip("docker")
     pytest.importorskip("testcontainers")
     try:
@@ -283,7 +283,7 @@ def _import_image(engine: Any) -> None:
 
 
 def container_names(run: str = "") -> list[str]:
-    """Return the names of the engine's containers, running or not; of one run where its directory's name is given."""
+    """Return the names of all containers of the engine; with the name of a run directory, only those of that run."""
     import docker
 
     engine = docker.from_env(timeout=30)

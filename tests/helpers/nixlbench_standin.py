@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A double of nixlbench, in its own words, keys and messages, as no build of it can be had from a registry.
+"""A stand-in for nixlbench with the same output, keys and messages, because no registry has a build of nixlbench.
 
-It registers in a real etcd under etcd's lock, as released versions do (with ``STANDIN_RACY`` set it takes none, as the
-build of the second seed), or meets its partner at a real port. What it prints is what the real nixlbench 1.4.0
-printed, from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes. ``STANDIN_PLAY`` says what it
-does once it has registered, and of which rank: ``wait`` (the default: for ever), ``normal``, ``killed:1``, ``late:1``
-(killed when the row was printed), ``inconsistent:1``, ``refused``, ``silent:1``, ``lone``, ``crash`` (at its exit, when
-all is done). ``STANDIN_ONLY`` is the operation of which that is; the play of the other is ``normal``.
+It registers in a real etcd under etcd's lock, as released versions do, or meets its partner at a real port. With
+``STANDIN_RACY`` it takes no lock, like one affected build. It prints the recorded output of the real nixlbench 1.4.0
+from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes.
+
+``STANDIN_PLAY`` selects what it does after it has registered, and for which rank: ``wait`` (the default: for ever),
+``normal``, ``killed:1``, ``late:1`` (killed after the row is printed), ``inconsistent:1``, ``refused``, ``silent:1``,
+``lone``, ``crash`` (at its exit). ``STANDIN_ONLY`` limits that to one operation; others are then ``normal``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def recording(name: str) -> str:
 
 
 class Etcd:
-    """The registration and the barriers of the ETCD runtime, in the real one's keys."""
+    """Registration and barriers of the ETCD runtime, with the keys of the real nixlbench."""
 
     def __init__(self, client: EtcdClient, group: str) -> None:
         self.client = client
@@ -60,20 +61,20 @@ class Etcd:
         if "STANDIN_RACY" not in os.environ:
             body = {"name": encode(f"{self.prefix}lock"), "lease": lease.id}
             key = client.raw.post(client.raw.get_url("/lock/lock"), json=body)["key"]
-        with suppress(EtcdError):  # what is not answered is read as "there is none"
+        with suppress(EtcdError):  # no answer is read as "not there"
             rank = int(client.get(f"{self.prefix}size") or b"0")
         if rank >= 2:
             complain(f"Rank {rank} is greater than or equal to global size 2")
-            client.delete_prefix(self.prefix)  # as the real one does: also what others have there
+            client.delete_prefix(self.prefix)  # like the real one: also the keys of other processes
             complain("Failed to setup ETCD runtime")
             sys.exit(1)
         with suppress(EtcdError):
             client.put(f"{self.prefix}rank/{rank}", b"active", client.lease(30))
         with suppress(EtcdError):
-            # A run that was refused was preceded by two ranks.
+            # Before a refused process two ranks had registered.
             client.put(f"{self.prefix}size", str(2 if PLAY == "refused" else rank + 1).encode())
         if key:
-            # The lock and its lease are ended at once.
+            # Release the lock and its lease at once.
             revoking = threading.Thread(target=lease.revoke)
             revoking.start()
             client.raw.post(client.raw.get_url("/lock/unlock"), json={"key": key})
@@ -83,7 +84,7 @@ class Etcd:
 
     def barrier(self, name: str, rank: int) -> None:
         self.client.put(f"{self.prefix}barrier/{name}/{rank}", b"")
-        # Who has passed the last one takes all keys away.
+        # The last process at the last barrier deletes all keys.
         enough = (0, 2) if name == "sync" else (2,)
         wait_for(lambda: self.client.count_prefix(f"{self.prefix}barrier/{name}/") in enough)
 
@@ -92,7 +93,7 @@ class Etcd:
 
 
 class Asio:
-    """The meeting of the ASIO runtime: who can listen is rank 0."""
+    """The meeting of the ASIO runtime: the process that can listen becomes rank 0."""
 
     def __init__(self, address: str, port: int) -> None:
         self.at = (address, port)
@@ -133,7 +134,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def print_table(flags: dict[str, str], rows: bool) -> None:
-    """Print the recorded configuration with the values of the flags, UCX's table, and the recorded row of the block."""
+    """Print the recorded configuration with the current flags, UCX's table, and the recorded row of the block."""
     name = "02_check_consistency_write.rank_a.out" if "check_consistency" in flags else "01_normal.rank_a.out"
     lines = recording(name).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("****"))
@@ -170,7 +171,7 @@ def play(meeting: Etcd | Asio, flags: dict[str, str], rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     if PLAY == "inconsistent" and mine:
         complain("Consistency check failed for iov 0:0\nConsistency check failed")
-        time.sleep(600)  # its end may hang in what it takes down
+        time.sleep(600)  # the real one may hang while it ends
     meeting.barrier("sync", rank)
     meeting.close()
     if PLAY == "crash":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken ways to claim a rank, as functions that claimants call: each is the fault of a check."""
+"""Broken ways to claim a rank, as functions for claimants. Each one must be detected by a check."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pytest_nixl.checks.rank_race.functions import read_modify_write
 
 
 def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:
-    """Claim as the seed did, where our membership is meant."""
+    """Claim by the known race instead of pytest-nixl's membership."""
     read_modify_write(endpoint, group, size, announce)
 
 
 def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Ask for a key of its own process: another one in each run."""
+    """Read a key named after the process id, so that each run differs."""
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
@@ -28,12 +28,12 @@ def changes_its_mind(endpoint: str, group: str, size: int, announce: Callable[[i
 
 
 def ends(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """End without a word."""
+    """End without a message."""
     os._exit(3)
 
 
 def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Join by our membership, from a host of its own, as rank 0: what a launcher does that gives all the same rank."""
+    """Join as rank 0 from a distinct host, like a process of a launcher that gives all processes the same rank."""
     from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -45,12 +45,12 @@ def wants_rank_0(endpoint: str, group: str, size: int, announce: Callable[[int],
 
 
 def asks_for_nothing(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Live on without a request."""
+    """Live without sending a request."""
     time.sleep(600)
 
 
 def only_reads(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Read, and go no further."""
+    """Read, then do nothing more."""
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
 
@@ -60,7 +60,7 @@ def only_reads(endpoint: str, group: str, size: int, announce: Callable[[int], N
 
 
 def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Put the own key as often as the connection breaks, and be the rank that the name says: nothing to go wrong."""
+    """Create the key of a rank, and repeat that after each broken connection. This is correct."""
     from pytest_nixl.etcd.client import EtcdClient, connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
     from pytest_nixl.etcd.errors import EtcdError

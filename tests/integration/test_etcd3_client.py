@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixture for users of the package etcd3: a client that works, or a skip with the true reason."""
+"""The fixture etcd3_client: a working client of the package etcd3, or a skip with the real reason."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_it(etcd3_client, nixl_etcd):
 
 
 def outcome(folder: Path, *path: Path) -> str:
-    """Run a test that uses the fixture and return what pytest says, with ``path`` first on ``sys.path``."""
+    """Run a test that uses the fixture, with ``path`` first on ``sys.path``; return the output of pytest."""
     more = {"PYTHONPATH": ":".join(map(str, [*path, environment()["PYTHONPATH"]]))} if path else {}
     process = start_pytest(folder, USE, "-rs", "--nixl-etcd-server=embedded", **more)
     return process.communicate(timeout=60)[0]
 
 
-def test_it_works_where_etcd3_is_installed_and_says_so_where_it_is_not(tmp_path: Path) -> None:
-    """The environment ``etcd3`` of tox is the one where it is; ``test`` is one where it is not."""
+def test_it_works_if_etcd3_is_installed_and_skips_if_not(tmp_path: Path) -> None:
+    """etcd3 is installed in the tox environment ``etcd3``, and not in ``test``."""
     output = outcome(tmp_path)
     if importlib.util.find_spec("etcd3") is not None:
         assert "1 passed" in output
@@ -45,8 +45,8 @@ def test_it_works_where_etcd3_is_installed_and_says_so_where_it_is_not(tmp_path:
         ("import no_such_module", "etcd3 cannot be imported: No module named 'no_such_module'"),
     ],
 )
-def test_the_true_reason(tmp_path: Path, body: str, reason: str) -> None:
-    """A stand-in for etcd3 that fails as the real one does beside protobuf 4 to 7, which is not installed here."""
+def test_an_import_error_skips_with_its_reason(tmp_path: Path, body: str, reason: str) -> None:
+    """Use a stand-in for etcd3 that fails like the real package with protobuf 4 to 7."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "etcd3.py").write_text(body)
     output = outcome(tmp_path, tmp_path / "site")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixtures, in real runs of pytest: with xdist, killed, interrupted, and with a server that dies."""
+"""The etcd fixtures in real runs of pytest: with xdist, killed, interrupted, and with a server that dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Run = Callable[..., pytest.RunResult]
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run pytest on the given test file in a process of its own."""
+    """Return a function that runs pytest on the given test file in a new process."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY), prepend=":")
     for name in [name for name in os.environ if name.startswith(("NIXL_", "ETCD"))]:
         monkeypatch.delenv(name)
@@ -46,7 +46,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 EMBEDDED = "--nixl-etcd-server=embedded"
 
 
-def test_a_prefix_of_its_own(run: Run) -> None:
+def test_each_test_gets_a_private_prefix(run: Run) -> None:
     with running_etcd() as etcd, connect([etcd.endpoint]) as client:
         client.put("/pytest-nixl/other", b"stays")
         result = run(
@@ -88,7 +88,7 @@ def test_one_server_for_the_session(run: Run, pytester: pytest.Pytester) -> None
     assert not mentioning(url)
 
 
-def test_nothing_is_started_without_a_test_that_needs_it(run: Run) -> None:
+def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
     run(
         """
         import sys
@@ -100,7 +100,7 @@ def test_nothing_is_started_without_a_test_that_needs_it(run: Run) -> None:
     ).assert_outcomes(passed=1)
 
 
-def test_a_server_that_dies(run: Run) -> None:
+def test_a_dead_server_fails_one_test_and_is_replaced(run: Run) -> None:
     result = run(
         """
         import os, re, signal, time
@@ -124,7 +124,7 @@ def test_a_server_that_dies(run: Run) -> None:
     )
 
 
-def test_a_private_one_may_be_broken(run: Run) -> None:
+def test_a_private_etcd_may_be_stopped_and_killed(run: Run) -> None:
     run(
         """
         import pytest
@@ -149,7 +149,7 @@ def test_a_private_one_may_be_broken(run: Run) -> None:
     ).assert_outcomes(passed=2)
 
 
-def test_an_etcd_that_does_not_answer_is_one_sentence(run: Run) -> None:
+def test_an_etcd_that_does_not_answer_is_reported_in_one_sentence(run: Run) -> None:
     result = run("def test_it(nixl_etcd): pass", "--nixl-etcd=http://127.0.0.1:9")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*etcd at http://127.0.0.1:9: connection refused, nothing listens there*"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is left behind: processes, keys, directories, shared memory, however a run ends."""
+"""A run leaves nothing behind, however it ends: no processes, keys, directories or shared memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pytest_nixl.processes.supervisor import supervisor
 
 MARK = "PYTEST_NIXL_TEST_MARK"
 
-#: The suites without those that a gate does not want and that take the longest.
+#: The suites that a gate requires, without the slowest ones.
 REQUIRED = (
     "suites/bandwidth", "suites/faults", "suites/infrastructure", "suites/metadata/test_exchange.py",
     "suites/rank_race/test_this_run.py", "suites/uri_validation",
 )  # fmt: skip
 
-#: A test that says when everything is up: a link in mid-transfer, an agent that has published, a private etcd.
+#: A test that reports when a link transfers bytes, an agent has published and a private etcd runs.
 BUSY = """
 import threading
 import pytest
@@ -47,7 +47,7 @@ def test_busy(nixl_link, nixl_etcd, nixl_private_etcd, nixl_agent):
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a run takes place, so that all that it leaves can be found."""
+    """The surroundings of a run, in which everything that it leaves can be found."""
 
     directory: Path
     mark: str
@@ -55,7 +55,7 @@ class Scene:
     segments: frozenset[str]
 
     def start(self) -> subprocess.Popen[str]:
-        """Start the busy test and wait until it says that it is."""
+        """Start the busy test and wait until it prints BUSY."""
         (self.directory / "test_busy.py").write_text(BUSY)
         process = subprocess.Popen(
             [
@@ -77,7 +77,7 @@ class Scene:
         raise AssertionError("".join(said))
 
     def left(self) -> list[str]:
-        """Name what is left."""
+        """Return what is left, one sentence each."""
         found = [f"process {pid}: {line}" for pid, line in _marked(self.mark)]
         found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
         with self.etcd.client() as client:
@@ -86,19 +86,19 @@ class Scene:
 
 
 def _marked(mark: str) -> Iterator[tuple[int, str]]:
-    """Every process whose environment carries the mark."""
+    """Yield pid and command line of every process with the mark in its environment."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (path / "environ").read_bytes():
                 state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":  # dead, and waiting for its parent: this test or the machine's first process
+                if state != "Z":  # a zombie only waits for its parent: this test or the init process
                     yield int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it ended in the meantime
 
 
 def _segments() -> frozenset[str]:
-    """POSIX and System V shared memory."""
+    """Return the names of all POSIX and System V shared memory segments."""
     posix = {entry.name for entry in Path("/dev/shm").iterdir()}
     system_v = {f"sysv {line.split()[1]}" for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
     return frozenset(posix | system_v)
@@ -106,7 +106,7 @@ def _segments() -> frozenset[str]:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A directory, a mark, and an etcd that belongs to somebody else."""
+    """A directory, a mark, and an etcd that does not belong to the run."""
     etcd = EmbeddedServer.start(supervisor())
     with etcd.client() as client:
         client.put("/somebody/else", b"1")
@@ -126,12 +126,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     ],
     ids=["ctrl-c", "sigterm", "kill-9"],
 )
-def test_a_run_that_is_ended_leaves_nothing(
-    scene: Scene, number: signal.Signals, code: int, said: str, repeat: int
-) -> None:
+def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code: int, said: str, repeat: int) -> None:
     process = scene.start()
-    assert len(list(_marked(scene.mark))) >= 6, "pytest, its supervisor, three workers or more and an etcd"
-    assert [key for key in scene.left() if key.startswith("key")], "what the run has published is in etcd"
+    assert len(list(_marked(scene.mark))) >= 6, "pytest, its supervisor, at least three workers and an etcd"
+    assert [key for key in scene.left() if key.startswith("key")], "keys of the run are in etcd"
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == code
@@ -142,13 +140,13 @@ def test_a_run_that_is_ended_leaves_nothing(
 @pytest.mark.parametrize(
     "suites", [pytest.param(("suites",), id="all", marks=pytest.mark.whole), pytest.param(REQUIRED, id="required")]
 )
-def test_a_healthy_machine_passes_the_gate_and_the_run_leaves_nothing(scene: Scene, suites: tuple[str, ...]) -> None:
+def test_a_passing_gate_leaves_nothing(scene: Scene, suites: tuple[str, ...]) -> None:
     done = run(
         *suites, f"--rootdir={ROOT}", "--nixl-gate", "--nixl-blocks=64KiB,1MiB", f"--nixl-etcd={scene.etcd.endpoint}",
-        # Else the host's libibverbs, where it has one, is a second copy: a warning.
+        # Otherwise a libibverbs of the host would be a second copy, which is a warning.
         env={"TMPDIR": str(scene.directory), MARK: scene.mark, "UCX_MODULES": "^ib"},
     )  # fmt: skip
-    # Known defects of NIXL that this machine does not meet are no warnings.
+    # Known defects of NIXL that do not occur on this machine are not warnings.
     assert re.search(
         r"^NIXL gate: PASS \(\d+ PASS(, \d+ NOT-APPLICABLE)?; 4 rows measured\)$",
         done.output,
@@ -170,10 +168,8 @@ def test_starting(nixl_agent):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "sigterm", "kill-9"])
 @pytest.mark.parametrize("repeat", repeats())
-def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, repeat: int
-) -> None:
-    # From when the run directory is there: while its supervisor starts, and while workers do.
+def test_a_run_ended_while_workers_start_leaves_nothing(tmp_path: Path, number: signal.Signals, repeat: int) -> None:
+    # After the run directory exists, the supervisor and the workers start.
     chance = random.Random(f"{number} {repeat}")
     moments = [chance.uniform(*between) for between in ((0, 0.03), (0.03, 0.5), (0.5, 2))]
     mark, segments = secrets.token_hex(8), _segments()
@@ -192,7 +188,7 @@ def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
     while waiting:
         for each in tuple(waiting):
             moment, folder, process = each
-            assert process.poll() is None, "it ended by itself"
+            assert process.poll() is None, "the run ended by itself"
             if folder not in seen and any(folder.glob("pytest-nixl*")):
                 seen[folder] = time.monotonic()
             if folder in seen and time.monotonic() >= seen[folder] + moment:
@@ -211,7 +207,7 @@ def test_a_run_that_is_ended_while_workers_start_leaves_nothing(
 
 
 def _is_free(name: str) -> bool:
-    """Whether no process that lives has a segment of /dev/shm mapped or open, or stands in a directory there."""
+    """Whether no living process has a segment of /dev/shm mapped or open, or a working directory there."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"/dev/shm/{name}" in (path / "maps").read_text():
@@ -219,12 +215,12 @@ def _is_free(name: str) -> bool:
             if any(os.readlink(each).startswith(f"/dev/shm/{name}") for each in (path / "fd").iterdir()):
                 return False
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it ended in the meantime
     return True
 
 
-def test_what_ucx_shares_is_in_a_directory_that_goes_with_the_run(tmp_path: Path) -> None:
-    """A worker that is killed between making a segment and giving up its name leaves a file: here it is made up."""
+def test_shared_memory_of_ucx_is_removed_with_the_run(tmp_path: Path) -> None:
+    """A worker killed between creating and unlinking a segment leaves a file. The test creates such a file."""
     (tmp_path / "agent_places.py").write_text(
         "import os\n"
         "def look(agent):\n"
@@ -247,7 +243,7 @@ def test_what_ucx_shares_is_in_a_directory_that_goes_with_the_run(tmp_path: Path
     assert eventually(lambda: not folder.exists())
 
 
-def test_a_test_that_fails_leaves_nothing(scene: Scene) -> None:
+def test_a_failed_test_leaves_nothing(scene: Scene) -> None:
     (scene.directory / "test_fails.py").write_text(
         "def test_fails(nixl_link, nixl_etcd, nixl_private_etcd, nixl_agent):\n"
         "    nixl_etcd.client.put(nixl_etcd.prefix + 'ours', b'1')\n"
@@ -264,7 +260,7 @@ def test_a_test_that_fails_leaves_nothing(scene: Scene) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("repeat", repeats())
-def test_an_etcd_that_dies_fails_the_test_that_needs_it_and_no_other(tmp_path: Path, repeat: int) -> None:
+def test_a_dying_etcd_fails_only_the_test_that_uses_it(tmp_path: Path, repeat: int) -> None:
     (tmp_path / "test_dying.py").write_text(
         "import os\n"
         "def test_before(nixl_etcd):\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite uri_validation: each check with the fault that it is for, on real agents and real etcds."""
+"""Each check of the suite uri_validation detects its fault, with real agents and real etcds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _keys(etcd: Etcd) -> int:
         return client.count_prefix("/")
 
 
-def test_a_healthy_deployment_passes_and_nothing_is_left_in_its_etcd(etcd: Etcd) -> None:
+def test_a_healthy_deployment_passes_and_leaves_no_keys(etcd: Etcd) -> None:
     before = _keys(etcd)
     done = run(SUITE, env={"NIXL_ETCD_ENDPOINTS": etcd.url})
     assert "NIXL verdict: PASS (16 PASS; 0 rows measured)" in done.output
@@ -67,8 +67,8 @@ def test_a_healthy_deployment_passes_and_nothing_is_left_in_its_etcd(etcd: Etcd)
 
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
-def test_each_broken_form_is_named_with_its_cause_and_its_rewrite(entry: object, etcd: Etcd) -> None:
-    """The judgements that do not need an agent, for the whole corpus; inner runs follow for one of each kind."""
+def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd: Etcd) -> None:
+    """Test the judgements without an agent for the whole corpus. The next test runs one value of each kind."""
     from suites.uri_validation.corpus import Entry
 
     assert isinstance(entry, Entry)
@@ -84,7 +84,7 @@ def test_each_broken_form_is_named_with_its_cause_and_its_rewrite(entry: object,
     for judgement in failed:
         assert judgement.reason.startswith(f"NIXL_ETCD_ENDPOINTS={deployment.explanation.text}: ")
         assert entry.says in judgement.reason
-        # Where a name does not resolve, the text alone may still tell what was meant.
+        # Even if a name does not resolve, the text may say what is meant.
         assert f"write {filled.rewrite or 'http://'}" in judgement.remedy
     if "https" in filled.text.lower():
         assert notes_about(deployment, "NIXL-ETCD-HTTPS-PLAINTEXT")
@@ -107,10 +107,10 @@ def test_each_broken_form_is_named_with_its_cause_and_its_rewrite(entry: object,
         ("http://127.0.0.1:1", ["FAIL endpoints-connect: ", "127.0.0.1:1: connection refused",
                                 "FAIL endpoints-healthy: ", "FAIL endpoints-publish: ", "Connection refused"]),
         ("http://127.0.0.1:1,http://{}", ["WARN endpoints-connect: ", "1 of 2 do not answer: 127.0.0.1:1: connection"]),
-        ("http://{}/,http://{}", ["FAIL NIXL-ETCD-MEMBER-DROPPED: ", "is left out without a word: it ends with"]),
-        ("https://{}", ["FAIL NIXL-ETCD-HTTPS-PLAINTEXT: ", "https is spoken in plaintext", "write http://{}"]),
-        ("tcp://{}", ["WARN endpoints-well-formed: ", "NIXL reads it, and etcdctl does not", "write http://{}"]),
-        ("", ["FAIL endpoints-well-formed: ", "it is empty, and NIXL makes no agent", "FAIL endpoints-publish: "]),
+        ("http://{}/,http://{}", ["FAIL NIXL-ETCD-MEMBER-DROPPED: ", "without a message: it ends with"]),
+        ("https://{}", ["FAIL NIXL-ETCD-HTTPS-PLAINTEXT: ", "plaintext", "write http://{}"]),
+        ("tcp://{}", ["WARN endpoints-well-formed: ", "NIXL reads it, but etcdctl does not", "write http://{}"]),
+        ("", ["FAIL endpoints-well-formed: ", "it is empty", "FAIL endpoints-publish: "]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -132,7 +132,7 @@ Secured = tuple[str, Etcd, Mapping[str, str]]
 
 @pytest.fixture(params=SECURED)
 def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Secured]:
-    """A secured etcd, and the variables by which our own client gets in."""
+    """A secured etcd, and the variables with the credentials of pytest-nixl's client."""
     kind: str = request.param
     if kind == "password":
         with running_etcd() as etcd:
@@ -145,23 +145,23 @@ def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Itera
         yield kind, etcd, {"ETCDCTL_CACERT": certificates.ca, **(client if kind == "mutual" else {})}
 
 
-def test_of_a_secured_etcd_it_is_said_what_nixl_will_do_with_it_and_what_helps(secured: Secured) -> None:
+def test_a_secured_etcd_is_reported_with_a_remedy(secured: Secured) -> None:
     kind, etcd, credentials = secured
     done = _deployment(etcd, NIXL_ETCD_ENDPOINTS=etcd.url, **credentials)
-    assert "FAIL endpoints-healthy" not in done.output, "our own client gets in"
+    assert "FAIL endpoints-healthy" not in done.output, "pytest-nixl's own client has access"
     assert "FAIL endpoints-publish: " in done.output
     if kind == "password":
-        assert "that etcd asks for a user and password, and NIXL has no way to give one" in done.output
+        assert "that etcd asks for a user and password" in done.output
         assert "a grpc-proxy does not help here" in done.output
     else:
-        assert "that etcd speaks TLS, and NIXL speaks plaintext whatever the scheme is" in done.output
+        assert "that etcd speaks TLS" in done.output
         assert "remedy: run `etcd grpc-proxy start --endpoints https://" in done.output
         assert "FAIL NIXL-ETCD-HTTPS-PLAINTEXT: " in done.output
     assert "pw" not in done.output
     assert done.code == 1
 
 
-def test_an_etcd_behind_tls_that_wants_certificates_is_reached_through_a_grpc_proxy(
+def test_an_etcd_with_mutual_tls_is_reachable_through_a_grpc_proxy(
     certificates: Certificates, agents: Agents, tmp_path: Path
 ) -> None:
     options = certificates.mutual(certificates.server)
@@ -218,8 +218,8 @@ def _meet(publisher: NixlAgent, finder: NixlAgent, client: EtcdClient) -> None:
     )
 
 
-def test_a_difference_between_model_and_agent_fails_the_suite_in_words(tmp_path: Path) -> None:
-    """The model is bent, as no NIXL that reads otherwise is at hand."""
+def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
+    """The prediction is made wrong, because there is no NIXL that reads differently."""
     (tmp_path / "bent.py").write_text(
         "import pytest_nixl.nixl.endpoint_readers as explain\n"
         "right = explain._grpc_port\n"
@@ -232,12 +232,12 @@ def test_a_difference_between_model_and_agent_fails_the_suite_in_words(tmp_path:
         r"reads an address where nothing answers; NIXL [0-9.]+: reads no address \(.*the target uri is not valid",
         done.output,
     )
-    assert "remedy: NIXL or our model of it has changed" in done.output
+    assert "remedy: report this output with the version of NIXL" in done.output
     assert done.code == 1
 
 
-def test_a_rewrite_that_does_not_work_fails_the_suite_in_words(tmp_path: Path) -> None:
-    """The advice is bent to be wrong, and passes for the test's own etcd."""
+def test_a_suggested_rewrite_that_does_not_work_fails_the_suite(tmp_path: Path) -> None:
+    """The suggestion is made wrong, but is taken for the address of the test's etcd."""
     (tmp_path / "bent.py").write_text(
         "import dataclasses, suites.uri_validation.test_conformance as suite\n"
         "right, filled = suite.explain, suite._filled\n"
@@ -248,15 +248,13 @@ def test_a_rewrite_that_does_not_work_fails_the_suite_in_words(tmp_path: Path) -
         "suite.explain = lambda text: dataclasses.replace(right(text), rewrite='http://127.0.0.1:1')\n"
     )
     (tmp_path / "sitecustomize.py").touch()
-    done = run(f"{SUITE}/test_conformance.py", "-k", "advise", "-p", "bent", "--nixl-timeout=5s",
+    done = run(f"{SUITE}/test_conformance.py", "-k", "rewrites", "-p", "bent", "--nixl-timeout=5s",
                "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
-    assert "FAIL endpoint-rewrites-work: advised and not working: http://127.0.0.1:1: reads an address" in done.output
+    assert "FAIL endpoint-rewrites-work: suggested values that do not work: http://127.0.0.1:1: " in done.output
     assert done.code == 1
 
 
-def test_an_accepted_defect_of_the_deployment_warns_until_its_day_and_fails_after_it(
-    tmp_path: Path, etcd: Etcd
-) -> None:
+def test_an_accepted_finding_warns_until_it_expires(tmp_path: Path, etcd: Etcd) -> None:
     profile = tmp_path / "mine.toml"
     url = etcd.url.replace("http://", "https://")
     for year, line, code in (
@@ -273,7 +271,7 @@ def test_an_accepted_defect_of_the_deployment_warns_until_its_day_and_fails_afte
         assert done.code == code
 
 
-#: A plugin that has NIXL's plaintext taken for a TLS handshake: no NIXL that speaks TLS is at hand.
+#: A plugin that presents NIXL's plaintext as a TLS handshake, because there is no NIXL that speaks TLS.
 ENCRYPTS = """
 import suites.uri_validation.test_security as suite
 heard = suite._Listener.heard
@@ -281,7 +279,7 @@ suite._Listener.heard = lambda self: b"\\x16\\x03\\x01" if heard(self) else b""
 """
 
 
-def test_an_accepted_defect_that_is_gone_fails(tmp_path: Path) -> None:
+def test_an_accepted_finding_that_no_longer_occurs_fails(tmp_path: Path) -> None:
     (tmp_path / "encrypts.py").write_text(ENCRYPTS)
     profile = tmp_path / "mine.toml"
     profile.write_text(
@@ -303,21 +301,21 @@ def library(agents: Agents) -> EtcdLibrary:
 
 
 def _patched(library: EtcdLibrary, folder: Path) -> Path:
-    """A copy with the patch's string behind its end: present, and without an effect. The true patch is not at hand."""
+    """Return a copy with the patch's string appended, which has no effect. The real patch is not available."""
     copy = folder / Path(library.path).name
     copy.write_bytes(Path(library.path).read_bytes() + PATCH.encode() + b"\0")
     return copy
 
 
-def test_a_library_without_the_patch_is_told_and_a_variable_without_an_effect_warns(library: EtcdLibrary) -> None:
+def test_a_variable_without_the_patch_warns(library: EtcdLibrary) -> None:
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env={PATCH: "1"})
     assert f"WARN uri-validation-patch: {PATCH} is not in {library.path}; {PATCH} is set to '1'; tried" in done.output
-    assert "it changes nothing" in done.output
-    assert f"remedy: unset {PATCH}: it mends nothing here" in done.output
+    assert "it has no effect" in done.output
+    assert f"remedy: unset {PATCH}: " in done.output
     assert done.code == 0
 
 
-def test_a_library_with_the_patch_is_told_with_where_it_was_loaded_from(library: EtcdLibrary, tmp_path: Path) -> None:
+def test_a_library_with_the_patch_is_reported_with_its_path(library: EtcdLibrary, tmp_path: Path) -> None:
     copy = _patched(library, tmp_path)
     environment = {"LD_PRELOAD": str(copy), "LD_LIBRARY_PATH": str(Path(library.path).parent), PATCH: "1"}
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "--nixl-etcd-server=embedded", env=environment)
@@ -325,8 +323,8 @@ def test_a_library_with_the_patch_is_told_with_where_it_was_loaded_from(library:
     assert done.code == 0
 
 
-def test_an_effect_of_the_variable_is_told(etcd: Etcd, library: EtcdLibrary, tmp_path: Path) -> None:
-    """The outcome is made up: no library with the true patch is at hand."""
+def test_an_effect_of_the_variable_is_reported(etcd: Etcd, library: EtcdLibrary, tmp_path: Path) -> None:
+    """The outcome is faked, because no library with the real patch is available."""
     (tmp_path / "effect.py").write_text(
         "import suites.uri_validation.test_library as suite\n"
         "from pytest_nixl.nixl.endpoint_readers import Outcome\n"
@@ -338,20 +336,21 @@ def test_an_effect_of_the_variable_is_told(etcd: Etcd, library: EtcdLibrary, tmp
     assert done.code == 0
 
 
-def test_a_nixlbench_that_loads_another_library_is_told(library: EtcdLibrary, tmp_path: Path) -> None:
-    """No nixlbench is at hand: a library of NIXL's own, which links the etcd client as it does, stands for it."""
+def test_a_nixlbench_with_another_library_is_reported(library: EtcdLibrary, tmp_path: Path) -> None:
+    """A library of NIXL that links the same etcd client stands in for nixlbench."""
     program = tmp_path / "bin" / "nixlbench"
     program.parent.mkdir()
     shutil.copy(_linked_to(library), program)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     other, own = _patched(library, tmp_path), Path(library.path)
     path = f"{program.parent}:{os.environ['PATH']}"
-    # ldd alone is to see these: NIXL's own files name the folder of theirs.
+    # Only ldd uses these paths. NIXL's own files contain the path of their library.
     for folders, line in (
         ([own.parent], f"NIXL loads {own}, and {program} loads the same from {own}"),
         (
             [other.parent, own.parent],
-            f"WARN etcd-library: NIXL loads {own}, and {program} another one, {other} ({PATCH}",
+            f"WARN etcd-library: NIXL loads {own}, but {program} loads another one, {other} "
+            f"(only that of nixlbench has {PATCH})",
         ),
     ):
         done = run(f"{SUITE}/test_library.py", "-k", "same", "--junit-xml=/dev/stdout",
@@ -369,8 +368,8 @@ def _linked_to(library: EtcdLibrary) -> Path:
     raise AssertionError("no file of the wheel links the etcd client library")
 
 
-def test_two_versions_of_nixl_are_not_mistaken_for_silence(etcd: Etcd) -> None:
-    """A trial tells what an agent published, what it could not read, and what it could not reach."""
+def test_outcomes_are_distinguished_for_each_version_of_nixl(etcd: Etcd) -> None:
+    """A trial distinguishes agents that publish, cannot read their endpoint, or cannot reach it."""
     texts = {
         etcd.url: ReadOutcome.PUBLISHES,
         f"{etcd.url}/": ReadOutcome.INVALID,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of NIXL_ETCD_ENDPOINTS given verbatim to real agents, and what etcd and their stderr say became of them.
+"""Give values of NIXL_ETCD_ENDPOINTS to real agents, and see in etcd and on stderr what each agent does.
 
-An agent stores an empty key ``<namespace>/<agent>/`` as soon as it is made, through the client that later carries its
-metadata: that key is what is looked for, and no backend has to be created for it.
+A new agent stores an empty key ``<namespace>/<agent>/`` at once, with the client that later publishes its metadata.
+This module looks for that key, so the agents need no backend.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
-#: Workers at a time, at most.
+#: Maximum number of workers at a time.
 WORKERS = 4
-#: Seconds in which an agent that writes nothing (NIXL before 1.5 does not) has stored its key, where it can.
+#: Seconds after which an agent without key and message is taken as failed (NIXL before 1.5 writes no message).
 SILENCE = 2.0
 
 _FAILED = re.compile(r"Failed to store agent (\S+) prefix key in etcd: (.*)")
-#: gRPC would honour these, for an etcd on loopback too.
+#: gRPC would use these proxies even for an etcd on loopback.
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY", "GRPC_PROXY")
 
 
 @dataclass(frozen=True)
 class EndpointTrial:
-    """What became of one text.
+    """What a real agent did with one value.
 
-    :param words: NIXL's own, without credentials; empty where it said nothing.
-    :param version: of that NIXL.
+    :param text: the value of NIXL_ETCD_ENDPOINTS.
+    :param words: NIXL's message without credentials; empty if there was none.
+    :param version: version of NIXL.
     """
 
     text: str
@@ -46,7 +47,7 @@ class EndpointTrial:
     version: str
 
     def agrees(self, prediction: ReadOutcome) -> bool:
-        """Whether this is what was predicted; NIXL before 1.5 does not tell one failure from another."""
+        """Whether the outcome is the predicted one; NIXL before 1.5 does not distinguish kinds of failure."""
         if not self.words and ReadOutcome.PUBLISHES not in (self.outcome, prediction):
             return ReadOutcome.NO_AGENT not in (self.outcome, prediction)
         return self.outcome is prediction
@@ -62,15 +63,16 @@ def try_texts(
     start_timeout: float = START_SECONDS,
     environment: Mapping[str, str | None] | None = None,
 ) -> Iterator[EndpointTrial]:
-    """Give each text to an agent of its own and yield, in their order, what became of it.
+    """Give each value to a new agent, and yield the results in the same order.
 
-    :param texts: each with what is expected of it: a key that is expected is waited for up to ``timeout``.
-    :param client: of the etcd in which the agents' keys would be.
-    :param namespace: ``NIXL_ETCD_NAMESPACE`` of all of them; keys under it are the caller's to delete.
+    :param texts: values of NIXL_ETCD_ENDPOINTS with their expected outcomes; wait up to ``timeout`` for a key.
+    :param supervisor: the supervisor that owns the workers.
+    :param client: client of the etcd in which the agents would store their keys.
+    :param namespace: ``NIXL_ETCD_NAMESPACE`` of all agents; the caller deletes the keys under it.
     :param timeout: seconds for each step.
     :param start_timeout: seconds for each worker to start.
-    :param environment: further variables of the agents; None unsets one.
-    :raises WorkerError: where NIXL dies or hangs over one of the texts.
+    :param environment: further variables of the agents; None unsets a variable.
+    :raises WorkerError: if NIXL dies or hangs on one of the values.
     """
     variables = {
         "NIXL_ETCD_ENDPOINTS": "none",
@@ -96,7 +98,7 @@ def try_texts(
 
 
 class _Bench:
-    """A worker that tries one text after the other: an agent's thread may read the variable after it was made."""
+    """A worker that tries one value at a time, because an agent's thread may read the variable late."""
 
     def __init__(
         self, worker: Worker, queue: deque[tuple[str, ReadOutcome]], client: EtcdClient, namespace: str, timeout: float
@@ -110,7 +112,7 @@ class _Bench:
         self._until: float | None = None
 
     def step(self) -> EndpointTrial | None:
-        """Begin with the next text, or see what has become of the one that was begun."""
+        """Start with the next value, or check the current one; return its result once there is one."""
         if self._until is None:
             return self._begin() if self._queue else None
         if self._client.get(f"{self._namespace}/{self._name}/") is not None:
@@ -136,7 +138,7 @@ class _Bench:
 
 
 def complaint(output: str, agent: str) -> str:
-    """Return the last thing that NIXL wrote about an agent's keys in etcd, without credentials; empty for nothing."""
+    """Return NIXL's last message about an agent's keys in etcd, without credentials; empty if there is none."""
     for name, words in reversed(_FAILED.findall(output)):
         if name == agent:
             return redact(words)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run nixlbench between two ranks, read what it prints, and judge it."""
+"""nixlbench: run it, watch its processes, read its output, and judge its rows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of nixlbench: what a row asks for, what the user adds, and what a program's own help knows."""
+"""Build the command line of nixlbench from a row and the user's extra flags, and read the flags of its ``--help``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from pytest_nixl.session.nixlbench_flags import name_of
 
 _IN_HELP = re.compile(r"^ {4}-([a-z][a-z0-9_]*) \(", re.MULTILINE)
 
-#: nixlbench divides its iterations by threads, and above LARGE_BLOCK by 16: other counts it changes itself.
+#: Counts must be multiples of this: nixlbench divides its iterations by threads, and above LARGE_BLOCK by 16.
 _STEP = 16
-#: Bytes that a row is timed for at most, and transfers at least and at most: well under a second of most machines.
+#: Default size of a row: bytes at most, transfers at least and at most. Most machines need well under a second.
 _BYTES, _FEWEST, _MOST = 1 << 30, 16, 1008
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the two processes of a run meet: ``flags`` tell it to both.
+    """How the two processes of a run find each other.
 
     :param runtime: ``ETCD`` or ``ASIO``.
+    :param flags: flags for both processes, without dashes.
     """
 
     runtime: str
@@ -34,9 +35,9 @@ class Meeting:
 
 
 def label(more: Sequence[str]) -> str:
-    """Return how rows name nixlbench with what the user adds: ``nixlbench[MG8x8]``.
+    """Return the name of nixlbench with the user's flags for row keys, such as ``nixlbench[MG8x8]``.
 
-    What is only a check of the bytes makes no other row.
+    ``--check_consistency`` does not change the name, because it only checks the bytes.
     """
     said = {name_of(flag): flag.partition("=")[2] for flag in more}
     said.pop("check_consistency", None)
@@ -47,7 +48,7 @@ def label(more: Sequence[str]) -> str:
 
 
 def known_flags(help_text: str) -> frozenset[str]:
-    """Return the flags that a program's own ``--help`` tells of, without their dashes."""
+    """Return the flags that the text of ``--help`` lists, without dashes."""
     return frozenset(_IN_HELP.findall(help_text))
 
 
@@ -56,10 +57,11 @@ def command(
 ) -> list[str]:
     """Return the arguments of both processes for one row.
 
-    :param backend: NIXL's name of it.
-    :param iterations: transfers to time; None: as many as take well under a second.
-    :param warmup: transfers before these, at least.
-    :param more: what the user adds.
+    :param backend: NIXL's name of the backend.
+    :param meeting: how the processes find each other.
+    :param iterations: number of timed transfers; None for a number that takes well under a second.
+    :param warmup: least number of transfers before them.
+    :param more: the user's extra flags.
     """
     said = {name_of(flag): flag.partition("=")[2] for flag in more}
     devices = max(int(said.get(name) or 1) for name in ("num_initiator_dev", "num_target_dev"))
@@ -82,7 +84,7 @@ def command(
     if row.depth > 1:
         flags["pipeline_depth"] = str(row.depth)
     if "total_buffer_size" not in said:
-        # The default is 8 GiB for each process. Whole MiB, so that any number of threads can share it.
+        # The default is 8 GiB per process. Use whole MiB, so that any number of threads can share it.
         flags["total_buffer_size"] = str(-(-size * row.depth // MIB) * MIB * devices)
     return [*(f"--{name}={value}" for name, value in flags.items()), *more]
 
@@ -92,5 +94,5 @@ def _rounded(count: int) -> int:
 
 
 def shown(path: str, arguments: Sequence[str]) -> str:
-    """Return a command as it can be typed."""
+    """Return a command as a user can type it."""
     return shlex.join([Path(path).name or "nixlbench", *arguments])

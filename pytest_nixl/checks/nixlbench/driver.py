@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run nixlbench's two processes: the initiator first, the target once that has registered, both ended with the first.
+"""Run the two processes of nixlbench: first the initiator, then, once it has registered, the target.
 
-Nothing is slept for: their output tells how far they are, and in an etcd their keys do. What one dies of is said as
-soon as it has died; by itself nixlbench waits up to three minutes for a rank that is gone.
+Nothing sleeps for a fixed time: the output of the processes shows their progress, and so do their keys in etcd. If one
+process dies, the other is ended too, and the cause is reported at once. nixlbench alone waits up to three minutes for a
+dead rank.
 """
 
 from __future__ import annotations
@@ -22,46 +23,47 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 
-#: Seconds for which nixlbench sleeps at one point, in its ETCD runtime: nothing is to be seen of it meanwhile.
+#: Seconds for which nixlbench sleeps at one point of its ETCD runtime, without any output.
 _SLEEPS = 20.0
-#: Seconds for which one look at a process waits for its end.
+#: Seconds that one poll of a process waits for its output or end.
 _LOOK = 0.2
-#: Seconds that its partner may still take when the first process has ended: to end too, or to say what it saw.
+#: Seconds that the second process may take to end, or to print what it saw, after the first has ended.
 _GRACE = 3.0
-#: Seconds for an etcd that does not answer just now to come back, before it is named as the cause.
+#: Seconds for which an etcd may fail to answer before it is reported as the cause.
 _ETCD_DOUBT = 10.0
-#: Ports to try for the ASIO runtime, below those that systems give to clients, and how often another one.
+#: Ports for the ASIO runtime, below the usual ephemeral range, and the number of attempts.
 _PORTS, _TRIES = range(20000, 32000), 5
-#: Lines of each process that a failure shows, and characters of a line that it quotes.
+#: Number of output lines per process that an error shows, and of characters per line.
 _TAIL_LINES, _QUOTED = 8, 200
 
-#: Signals that somebody sends: no crash of its own.
+#: Signals that come from outside, so that the process did not crash by itself.
 _BY_OTHERS = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 
 _ROLES = ("initiator", "target")
 _BEGUN, _READY = "Init nixl worker, dev ", "All processes are ready to proceed"
 _TAKEN = "ASIO runtime bind/listen error"
-#: Words of one whose partner died: it is not the cause.
+#: Output of a process whose partner died. It is not the cause.
 _CONSEQUENCES = ("REMOTE_DISCONNECT", "peer rank", "peer liveness", "ASIO Read head failed", "ASIO Write failed")
 _WANTS_PORT = (
-    "see that TCP from the target's host to the initiator's is open, or have them meet in an etcd: "
+    "open TCP from the target's host to the initiator's host, or let the processes meet in an etcd: "
     "--nixl-nixlbench-runtime=ETCD"
 )
 
 
 class NixlbenchError(NixlPluginError):
-    """A run of nixlbench came to nothing."""
+    """A run of nixlbench failed."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to.
+    """The result of a run of nixlbench.
 
-    :param output: what rank 0 said.
-    :param log: all that rank 0 wrote, with UCX's tables.
-    :param inconsistent: the process that found wrong bytes, and its words; empty: none did.
-    :param remarks: sentences on what was odd and changes no figure.
-    :param others: cores that others of the initiator's host took of those that the run needed; None: not known.
+    :param output: rank 0's output, parsed.
+    :param log: all output of rank 0, including UCX's tables.
+    :param inconsistent: the process that found wrong bytes, and its message; empty if none did.
+    :param remarks: sentences about oddities that do not affect the result.
+    :param others: contention: how many of the run's cores other processes used on the initiator's host; None if
+        unknown.
     """
 
     output: NixlbenchOutput
@@ -73,7 +75,7 @@ class Ran:
 
 @dataclass
 class _Rank:
-    """One process: its number in nixlbench's own count, and what it has written."""
+    """One process: its rank in nixlbench, and its output."""
 
     number: int
     started: RunningProgram
@@ -90,12 +92,12 @@ class _Rank:
 
     @property
     def killed(self) -> bool:
-        """Whether somebody has ended it."""
+        """Whether a signal from outside ended it."""
         return self.code is not None and -self.code in _BY_OTHERS
 
     @property
     def begun(self) -> bool:
-        """Whether it has registered, or listens."""
+        """Whether it has registered (ETCD) or listens (ASIO)."""
         return _BEGUN in self.text
 
     @property
@@ -103,10 +105,10 @@ class _Rank:
         return read_output(f"{self.text}\n").faults
 
     def look(self, patience: float) -> None:
-        """See what it has written and whether it has ended; wait ``patience`` for either."""
+        """Update its output and exit code; wait up to ``patience`` seconds for either."""
         if self.code is None:
             self.code = self.started.poll_within(patience)
-            self.text = self.started.output()  # after the code: of one that has ended it is all
+            self.text = self.started.output()  # after the exit code, so that it is complete
 
     def tail(self) -> str:
         lines = [line for line in self.text.splitlines() if line.strip() and not line.endswith(("|", "+"))]
@@ -115,7 +117,7 @@ class _Rank:
 
 
 def free_meeting(address: str) -> Meeting:
-    """Return a meeting of the ASIO runtime at a port that is chosen at random; it may be taken."""
+    """Return an ASIO meeting at ``address`` with a random port, which may be in use."""
     port = random.choice(_PORTS)
     return Meeting("ASIO", {"runtime_type": "ASIO", "asio_address": address, "asio_port": str(port)})
 
@@ -127,11 +129,14 @@ def run_at(
     variables: Mapping[str, str | None],
     timeout: float,
 ) -> Ran:
-    """Run the two processes of one table, which meet at a port of the initiator's host.
+    """Run the two processes of one table with the ASIO runtime: they meet at a port of the initiator's host.
 
-    :param address: that host's, as a number: nixlbench resolves no names there.
-    :param arguments: makes a command line.
-    :raises NixlPluginError: where it comes to nothing.
+    :param tools: nixlbench of the initiator and of the target.
+    :param address: numeric address of the initiator's host, because nixlbench resolves no names here.
+    :param arguments: makes the command line for a meeting.
+    :param variables: changes to the environment of both processes; None unsets a variable.
+    :param timeout: seconds without output after which the run fails.
+    :raises NixlPluginError: if the run fails.
     """
     for _ in range(_TRIES):
         try:
@@ -139,9 +144,9 @@ def run_at(
         except _PortTaken:
             continue
     raise NixlbenchError(
-        f"nixlbench cannot listen on {address} of the initiator's host: {_TRIES} ports of it, chosen at random, were "
-        "taken, or it has no such address",
-        "have the ranks meet in an etcd: --nixl-nixlbench-runtime=ETCD",
+        f"nixlbench cannot listen on {address} of the initiator's host: {_TRIES} random ports were in use, or the host "
+        "does not have this address",
+        "let the ranks meet in an etcd: --nixl-nixlbench-runtime=ETCD",
     )
 
 
@@ -152,12 +157,17 @@ def run_in(
     variables: Mapping[str, str | None],
     timeout: float,
 ) -> Ran:
-    """Run the two processes of one table, which meet in an etcd. :raises NixlPluginError: where it comes to nothing."""
+    """Run the two processes of one table with the ETCD runtime: they meet in the etcd of ``group``.
+
+    The other parameters are those of :func:`run_at`.
+
+    :raises NixlPluginError: if the run fails.
+    """
     with group:
         return _Run(tools, arguments(group.meeting), variables, timeout, group).finish_or_blame_etcd(group)
 
 
-class _PortTaken(Exception):  # noqa: N818 - it is no error: another port is tried
+class _PortTaken(Exception):  # noqa: N818 - not an error: another port is tried
     pass
 
 
@@ -185,11 +195,11 @@ class _Run:
                 self._wait(partial(self._registered, rank), f"{rank.name} to register")
                 if rank.over:
                     break
-            self._wait(lambda: any(rank.over for rank in self._ranks), "the next row, or the end of the run")
+            self._wait(lambda: any(rank.over for rank in self._ranks), "the next row or the end of the run")
             return self._concluded()
 
     def finish_or_blame_etcd(self, group: Group) -> Ran:
-        """As :meth:`finish`; a rank of another host cannot be reached either, once the etcd of the run is gone."""
+        """Like :meth:`finish`, but if the etcd is gone, report that: a rank of another host is then unreachable too."""
         try:
             return self.finish()
         except NixlbenchError:
@@ -207,9 +217,9 @@ class _Run:
         return rank.begun or self._group.registered(rank.number) or any(each.over for each in self._ranks)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Wait until something is so, for as long as there is something new to see of the processes.
+        """Wait until ``done`` returns true, as long as the processes produce new output.
 
-        :raises NixlPluginError: where one ends that should not, or nothing is seen for too long.
+        :raises NixlPluginError: if the etcd is gone, or there is no output for too long.
         """
         seen, deadline, turn = "", time.monotonic() + self._timeout, 0
         while True:
@@ -227,25 +237,25 @@ class _Run:
                 raise self._silent(what)
 
     def _concluded(self) -> Ran:
-        """Give the other process its grace, and say what came of the run."""
+        """Wait a short time for the other process, and return the result of the run or raise its failure."""
         deadline = 0.0
         while not self._inconsistent() and not all(rank.over for rank in self._ranks):
             whole = self._whole()
             dead = [rank for rank in self._ranks if rank.over and _how_far(rank) == 0]
             if any(rank.killed or rank.faults or not whole for rank in dead):
-                break  # the other can be no cause of that
+                break  # the other process cannot be the cause
             deadline = deadline or time.monotonic() + (_SLEEPS if whole else _GRACE)
             if time.monotonic() > deadline:
                 break
             for rank in self._ranks:
                 rank.look(_LOOK)
         inconsistent = self._inconsistent()
-        # At the last barrier each waits for the other: one that is still there waits for one that never came to it. A
-        # crash after that, while libraries are taken down, changes no figure.
+        # At the last barrier each process waits for the other, so a process that still runs waits for one that never
+        # arrived. A later crash, while libraries are unloaded, does not affect the result.
         broken = any(rank.code is None or rank.killed for rank in self._ranks)
         if not inconsistent and (broken or not self._whole() or self._said()):
             culprit = self._culprit()
-            # A process that ends because it has lost its etcd tells something else, if anything.
+            # A process that ended because it lost its etcd reports something else, or nothing.
             if self._group is not None and not culprit.killed and (gone := self._group.trouble(_ETCD_DOUBT)):
                 raise self._etcd_gone(self._group, gone)
             raise self._died(culprit)
@@ -281,7 +291,7 @@ class _Run:
         reason = f"{rank.name} {ended(rank.code)} {self._where(rank)}{said}"
         others = [each.name for each in self._ranks if each is not rank and not each.over]
         if others:
-            reason += f"; {others[0]} was ended with it"
+            reason += f"; pytest-nixl then ended {others[0]}"
         return NixlbenchError(reason, self._remedy(rank, known), self._tails(rank))
 
     def _remedy(self, rank: _Rank, known: Sequence[Fault]) -> str:
@@ -290,31 +300,33 @@ class _Run:
         if "ASIO Receive timeout" in rank.text or "ASIO Connection" in rank.text:
             return _WANTS_PORT
         if rank.code is not None and rank.code < 0 and not rank.faults:
-            return "see on that host what ended it: `dmesg` shows the OOM killer; a crash shows in its last lines below"
-        return "read the last lines of both below: that is all that they say of it"
+            return (
+                "find out on that host what ended it: `dmesg` shows the OOM killer; its last lines below show a crash"
+            )
+        return "read the last lines of both processes below"
 
     def _silent(self, what: str) -> NixlbenchError:
         stopped = [rank for rank in self._ranks if not rank.begun]
         rank = stopped[0] if stopped else self._ranks[0]
-        reason = f"nixlbench: nothing was to be seen for {self._timeout:g} s, while waiting for {what}"
+        reason = f"nixlbench: no output from either process for {self._timeout:g} s, while waiting for {what}"
         if self._group is not None and not rank.begun and len(self._ranks) == 2 and self._ranks[0].begun:
             reason += f": {self._ranks[0].name} is alone"
         if self._group is not None and self._group.failure:
-            reason += f"; the last look at its etcd from here failed: {self._group.failure}"
-        remedy = "read both ranks' last lines below; give --nixl-timeout more time if the machines are merely busy"
+            reason += f"; the last request from here to its etcd failed: {self._group.failure}"
+        remedy = "read the last lines of both processes below; if the hosts are only busy, increase --nixl-timeout"
         return NixlbenchError(reason, remedy, self._tails(rank))
 
     def _etcd_gone(self, group: Group, gone: EtcdError) -> NixlbenchError:
         running = " and ".join(rank.name for rank in self._ranks if not rank.over)
         reason = f"the etcd in which nixlbench's processes meet is gone: {gone.reason}"
         if running:
-            reason += f"; {running} were ended with it" if " and " in running else f"; {running} was ended with it"
+            reason += f"; pytest-nixl then ended {running}"
         remedy = "read the last lines of its log below; the next row gets a new etcd"
         if gone.cause != "died":
             reason += f"; {group.left_behind()} are still in it"
             remedy = (
-                "start that etcd again and repeat; the keys are removed once it answers, until the end of this run, or "
-                f"by hand: etcdctl --endpoints {group.endpoint} del --prefix {group.prefix}"
+                "start that etcd again and repeat; this run removes the keys if the etcd answers before its end, or "
+                f"remove them by hand: etcdctl --endpoints {group.endpoint} del --prefix {group.prefix}"
             )
         tails = self._tails(self._ranks[0])
         return NixlbenchError(reason, remedy, f"{gone.detail}\n{tails}" if gone.detail else tails)
@@ -324,20 +336,20 @@ class _Run:
             return "before it had registered"
         if _READY not in rank.text:
             return "before the ranks had met"
-        return "in the midst of the run" if not self._whole() else "when all rows were there"
+        return "during the run" if not self._whole() else "after all rows were printed"
 
     def _tails(self, rank: _Rank) -> str:
         return "\n".join(each.tail() for each in sorted(self._ranks, key=lambda each: each is not rank))
 
 
 def _remark(rank: _Rank) -> str:
-    """Say how a process ended once all rows were there, where that was not as it should."""
+    """Return a remark if a process failed after all rows were printed; empty if it ended normally."""
     name = f"the {_ROLES[rank.number]}, {rank.started.tool.where},"
-    return f"{name} {ended(rank.code)} once all rows were there: it changes no figure" if rank.code else ""
+    return f"{name} {ended(rank.code)} after all rows were printed: the result is not affected" if rank.code else ""
 
 
 def _how_far(rank: _Rank) -> int:
-    """How far a process that has ended is from being the cause: 0 where it says so itself or was killed."""
+    """Rate an ended process as the cause, from 0 (likely: it reports a fault or was killed) to 3 (unlikely)."""
     said = rank.faults
     if any(fault.trouble is not Trouble.OTHER for fault in said):
         return 0

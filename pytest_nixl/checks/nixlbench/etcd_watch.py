@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch the etcd of a nixlbench run from a thread: which keys the group has in it, and whether it still answers.
+"""Watch the etcd of a nixlbench run from a thread: the keys of the group, and whether the etcd still answers.
 
-nixlbench itself does not tell when its etcd goes away: its processes wait for keys that cannot come.
+nixlbench itself does not report a lost etcd: its processes wait for keys that cannot come.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 
-#: Seconds between two looks at the keys.
+#: Seconds between two requests for the keys.
 EVERY = 0.2
-#: Seconds for one answer. An etcd that says nothing for so long is not merely slow.
+#: Timeout of a request in seconds. An etcd that is silent for longer is not just slow.
 ANSWER_SECONDS = 7.0
-#: Seconds for which an etcd must refuse every connection: one that is started again is back before that.
+#: Seconds for which an etcd must refuse all connections to count as gone. A restart takes less.
 REFUSED_SECONDS = 5.0
-#: Seconds over its time that a failed look may have taken. If it took longer, this machine was too busy to tell.
+#: Seconds by which a failed request may exceed its timeout. If it takes longer, this host is too busy to judge.
 LATE_SECONDS = 3.0
-#: Seconds that an answer takes before it is asked whether an etcd of our own has ended.
+#: Seconds without an answer after which the state of an etcd of this run is checked.
 SUSPICIOUS_SECONDS = 1.0
 
 
 class OwnEtcd(Protocol):
-    """An etcd that this run has started."""
+    """An etcd that this run started."""
 
     def why_dead(self) -> str | None:
-        """Return None while it is up, else how it ended, with the last lines of its log."""
+        """Return None while it runs; otherwise how it ended and the last lines of its log."""
 
     def why_silent(self) -> str | None:
-        """Return None while nothing keeps it from answering; it may be up, and stopped."""
+        """Return why it cannot answer: it has ended, or a signal has stopped it; None if nothing is wrong."""
 
 
 class EtcdWatch:
-    """Looks at the keys of a group again and again, from the block's begin to its end.
+    """Polls the keys of a group while its ``with`` block runs.
 
-    :param endpoint: the etcd's URLs, plaintext and without credentials.
-    :param prefix: of the group's keys.
-    :param own: the etcd, if this run has started it: it is asked whether it has ended or is stopped. While it is
-        neither, it is slow, and never accused.
+    :param endpoint: URLs of the etcd, plaintext and without credentials.
+    :param prefix: prefix of the group's keys.
+    :param own: the etcd, if this run started it. As long as it has neither ended nor been stopped, it only counts as
+        slow and is never reported.
     """
 
     def __init__(self, endpoint: str, prefix: str, own: OwnEtcd | None = None) -> None:
         self.endpoint = endpoint
-        #: The keys that the group had when the etcd answered last.
+        #: The keys of the group in the last answer.
         self.keys: frozenset[str] = frozenset()
-        #: Why the last look failed; empty: it did not.
+        #: Why the last request failed; empty if it succeeded.
         self.last_failure = ""
         self._prefix = prefix
         self._own = own
-        #: Seconds for one member to answer, so that all of them together have the time for one.
+        #: Timeout of one member in seconds, so that all members together need the time of one answer.
         self._seconds = ANSWER_SECONDS / len(parse_endpoints(endpoint))
         self._trouble: EtcdError | None = None
         self._answered = False
@@ -73,11 +73,11 @@ class EtcdWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A look that hangs ends by its own deadline; nobody waits for it.
+        # Do not wait: a hanging request ends by its own timeout.
         self._stop.set()
 
     def trouble(self) -> EtcdError | None:
-        """Return why the etcd has gone, if it answered before and does not any more."""
+        """Return an error if the etcd answered before and is now gone; otherwise None."""
         now = time.monotonic()
         asked = self._asked_at
         hangs = asked is not None and now - asked > SUSPICIOUS_SECONDS
@@ -87,7 +87,7 @@ class EtcdWatch:
         return self._trouble
 
     def settled(self, seconds: float) -> EtcdError | None:
-        """Return the trouble; if the etcd does not answer just now, wait until it is clear, at most ``seconds``."""
+        """Return the same as :meth:`trouble`, but wait up to ``seconds`` if the etcd is not answering now."""
         deadline = time.monotonic() + seconds
         while (found := self.trouble()) is None and time.monotonic() < deadline:
             asked = self._asked_at
@@ -105,8 +105,8 @@ class EtcdWatch:
                 except EtcdError as error:
                     self._failed(error, start)
                 except (ValueError, KeyError, TypeError) as error:
-                    # Whoever can write there can write anything: it is no sign of an etcd that is gone.
-                    self.last_failure = f"its keys under {self._prefix} cannot be read: {type(error).__name__}"
+                    # Any client can write malformed keys, so this does not mean that the etcd is gone.
+                    self.last_failure = f"the keys under {self._prefix} are malformed: {type(error).__name__}"
                 else:
                     self._answered, self._failing_since, self.last_failure = True, None, ""
                 finally:
@@ -117,7 +117,7 @@ class EtcdWatch:
     def _failed(self, error: EtcdError, start: float) -> None:
         self.last_failure = error.reason
         if not self._answered:
-            return  # It was never there, or cannot be reached from here: nixlbench says so itself.
+            return  # It never answered: nixlbench reports that itself.
         if (ended := self._own_ended()) is not None:
             self._trouble = ended
             return
@@ -129,7 +129,7 @@ class EtcdWatch:
         if self._failing_since is None:
             self._failing_since = start
         if silent and self._own is not None:
-            return  # Ours runs, and is slow.
+            return  # The etcd of this run is still running: it is only slow.
         if silent or now - self._failing_since >= REFUSED_SECONDS:
             self._trouble = error
 
@@ -148,9 +148,11 @@ class EtcdWatch:
 
 
 class Removal:
-    """Removes the keys of a group from an etcd as soon as that answers again, in a thread.
+    """Deletes the keys of a group in a thread, as soon as the etcd answers again.
 
-    :param done: called when they are gone.
+    :param endpoint: URLs of the etcd.
+    :param prefix: prefix of the group's keys.
+    :param done: called after the keys are deleted.
     """
 
     def __init__(self, endpoint: str, prefix: str, done: Callable[[], None]) -> None:
@@ -160,7 +162,7 @@ class Removal:
         self._thread.start()
 
     def close(self, seconds: float) -> bool:
-        """Try no longer than ``seconds``; return whether the keys are gone."""
+        """Stop trying after ``seconds``; return whether the keys are deleted."""
         self._thread.join(seconds)
         self._stop.set()
         return not self._thread.is_alive()

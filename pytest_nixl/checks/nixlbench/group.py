@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of nixlbench in an etcd: its keys, from before its first process starts until after its last has ended."""
+"""A group of nixlbench in an etcd, with the clean-up of its keys."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError
 
-#: Keys that a message names.
+#: Maximum number of keys that a message names.
 _NAMED = 6
-#: Seconds that the end of the run waits for an etcd that does not answer, before it leaves the keys to the supervisor.
+#: Seconds that the end of the run waits for a silent etcd before it leaves the keys to the supervisor.
 _LAST_TRY = 1.0
 
 
 class Group:
-    """A group with a name that was never used: no key of another run can be in it.
+    """A group with a new name, so that it cannot contain keys of another run.
 
-    Its keys have no lease, but for the ranks', so that nobody else would remove them after a crash. Those of other
-    groups are never touched.
+    Except for the keys of the ranks, its keys have no lease, so they would stay after a crash. This class deletes them,
+    and never touches the keys of other groups.
 
-    :param endpoint: the etcd's URLs, without credentials: nixlbench sends none.
-    :param supervisor: removes the keys where this process is killed.
-    :param own: the etcd, if this run has started it.
-    :param removals: gets what removes the keys later, if the etcd does not answer at the end.
+    :param client: client of the etcd.
+    :param endpoint: URLs of the etcd, without credentials: nixlbench sends none.
+    :param supervisor: the supervisor, which deletes the keys if this process is killed.
+    :param own: the etcd, if this run started it.
+    :param removals: gets a :class:`Removal` if the etcd does not answer at the end.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Group:
         removals: list[Removal] | None = None,
     ) -> None:
         self.name = f"pytest-nixl-{secrets.token_hex(8)}"
-        #: What each of its keys begins with.
+        #: Prefix of all its keys.
         self.prefix = f"xferbench/{self.name}/"
         self.meeting = Meeting(
             "ETCD", {"runtime_type": "ETCD", "etcd_endpoints": endpoint, "benchmark_group": self.name}
@@ -67,34 +68,34 @@ class Group:
             gone = self._watch.trouble()
             if gone is None:
                 self._client.delete_prefix(self.prefix)
-            if gone is None or gone.cause == "died":  # what it had has gone with it
+            if gone is None or gone.cause == "died":  # its data ended with it
                 self._forget()
                 return
         except EtcdError:
             if error is None:
                 raise
-        # An etcd that does not answer would hold us up. The supervisor tries at the end of the run, too.
+        # Do not wait for a silent etcd. The supervisor also tries at the end of the run.
         self._removals.append(Removal(self.endpoint, self.prefix, self._forget))
 
     def _forget(self) -> None:
-        with suppress(SupervisorError):  # it has ended with the run
+        with suppress(SupervisorError):  # the supervisor may have ended
             self._supervisor.unwatch_prefix(self.prefix, self._endpoints)
 
     def registered(self, rank: int) -> bool:
-        """Whether a process was registered as this rank when the etcd answered last."""
+        """Whether a process had registered as this rank at the last answer of the etcd."""
         return f"{self.prefix}/rank/{rank}" in self._watch.keys
 
     def trouble(self, seconds: float = 0.0) -> EtcdError | None:
-        """Return why the etcd, which was there before, is gone; wait ``seconds`` if it does not answer just now."""
+        """Return an error if the etcd answered before and is now gone; wait up to ``seconds`` if it is silent now."""
         return self._watch.settled(seconds) if seconds else self._watch.trouble()
 
     @property
     def failure(self) -> str:
-        """Why the etcd did not answer when it was asked last; empty: it did."""
+        """Why the last request to the etcd failed; empty if it succeeded."""
         return self._watch.last_failure
 
     def left_behind(self) -> str:
-        """Name the keys that are in an etcd that does not answer any more, as far as they are known."""
+        """Describe the keys that are probably left in an etcd that does not answer."""
         keys = sorted(key.removeprefix(self.prefix) for key in self._watch.keys)
         shown = ", ".join(ascii(key)[1:-1] for key in keys[:_NAMED])
         more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
@@ -102,7 +103,7 @@ class Group:
 
 
 def finish_removals(removals: list[Removal]) -> None:
-    """Try once more to remove what is left; what then stays is the supervisor's."""
+    """Try once more to delete the remaining keys. The supervisor deletes those that still remain."""
     for removal in removals:
         removal.close(_LAST_TRY)
     removals.clear()

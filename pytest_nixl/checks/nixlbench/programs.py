@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nixlbench of each rank of a run: is it there, what does it know, where can its processes meet?"""
+"""The nixlbench of each rank: whether it is installed, which flags it has, and how its processes can meet."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ _HELP_SECONDS = 30.0
 
 
 class Nixlbench:
-    """The programs of all ranks, found when they are first asked for.
+    """nixlbench on all ranks. The programs are looked up at first use.
 
-    :param etcd: of the session; it is started where the processes are to meet in it.
+    :param settings: settings of the run.
+    :param cluster: the ranks of the run.
+    :param etcd: the session's etcd; it is started if the processes meet in it.
     :param supervisor: returns the supervisor, which owns keys and workers.
     """
 
@@ -63,16 +65,16 @@ class Nixlbench:
 
     @staticmethod
     def plain(row: RowKey) -> RowKey:
-        """Return the key that the same row has where we measure it ourselves."""
+        """Return the key of the same row as measured by pytest-nixl itself."""
         return replace(row, backend=backend_of(row.backend))
 
     def why_not(self, row: RowKey) -> str | None:
-        """Say why nixlbench cannot measure a row; None: it can.
+        """Return why nixlbench cannot measure a row; None if it can.
 
-        :raises NixlPluginError: where a rank, or what it has under that name, does not answer.
+        :raises NixlPluginError: if a rank does not answer, or its nixlbench does not work.
         """
         if row.memory.target == "FILE":
-            return f"{self.plain(row).backend} moves bytes to storage, and nixlbench is run between two ranks"
+            return f"{self.plain(row).backend} moves bytes to storage, but nixlbench is run between two ranks"
         if "VRAM" in (row.memory.initiator, row.memory.target) and not Path("/dev/nvidiactl").exists():
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
         for rank in row.pair:
@@ -80,11 +82,14 @@ class Nixlbench:
                 who = f"rank {rank}" if self._cluster.several else "this host"
                 return f"{who} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
         if row.depth > 1 and not self._all_know(row, "pipeline_depth"):
-            return f"this nixlbench has no --pipeline_depth, and rows of depth {row.depth} want it"
+            return f"this nixlbench has no --pipeline_depth, which rows of depth {row.depth} need"
         return self._why_no_meeting(row)
 
     def run(self, row: RowKey) -> Ran:
-        """Measure a row. :raises NixlPluginError: naming the rank that is to blame, what it did and what it said."""
+        """Measure a row.
+
+        :raises NixlPluginError: if it fails; the message names the rank at fault, what it did and its output.
+        """
         plain, settings = self.plain(row), self._settings
         tools = (self._tool(row.pair[0]), self._tool(row.pair[1]))
 
@@ -98,7 +103,7 @@ class Nixlbench:
 
         wanted = BACKENDS[plain.backend].environment(os.environ)
         variables: dict[str, str | None] = {name: text for name, text in wanted.items() if name not in os.environ}
-        # Its agents meet by its own runtime; an etcd that is down must not hold them up.
+        # The agents of nixlbench meet through its own runtime, so an etcd that is down must not delay them.
         variables["NIXL_ETCD_ENDPOINTS"] = None
         if self._runtime(row) == "ASIO":
             return run_at(tools, self._address(row.pair[0]), arguments, variables, settings.timeout)
@@ -109,13 +114,13 @@ class Nixlbench:
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
-                # One of ours that has died is told by this error: the next row gets a new one.
+                # If the etcd of this run died, the raised error says so. This check lets the next row get a new one.
                 with suppress(EtcdError, SupervisorError):
                     self._etcd.check()
                 raise
 
     def described(self, row: RowKey) -> dict[str, object]:
-        """Return what is recorded of the programs beside a row."""
+        """Return the details of the programs that are recorded with a row."""
         known: dict[str, object] = {"nixlbench_runtime": self._runtime(row)}
         if self._settings.nixlbench_args:
             known["nixlbench_args"] = list(self._settings.nixlbench_args)
@@ -126,7 +131,7 @@ class Nixlbench:
         return known
 
     def line_rates(self, row: RowKey) -> dict[str, float]:
-        """Return the line rates of the initiator's network cards in bytes per second, where that is this host."""
+        """Return the line rates in bytes/s of the initiator's network cards; empty if it is on another host."""
         if not isinstance(self._cluster.places[row.pair[0]], LocalHost):
             return {}
         root = FactsRoot()
@@ -143,7 +148,7 @@ class Nixlbench:
         return tool
 
     def _known(self, rank: int) -> frozenset[str]:
-        """Return the flags that a rank's program has, by its own help. :raises NixlbenchError: where it tells none."""
+        """Return the flags that a rank's nixlbench lists in its help. :raises ToolError: if it lists none."""
         if rank not in self._flags:
             with ExitStack() as stack:
                 asked = stack.enter_context(self._tool(rank).start(["--help"]))
@@ -151,8 +156,8 @@ class Nixlbench:
                 flags = known_flags(asked.output())
                 if "backend" not in flags or "start_block_size" not in flags:
                     raise asked.failure(
-                        f"does not tell its flags (exit code {code} of nixlbench --help)",
-                        "see that it starts there: ldd names a library that it lacks",
+                        f"does not list its flags (exit code {code} of nixlbench --help)",
+                        "check that it starts on that host: `ldd` names missing libraries",
                     )
                 self._flags[rank] = flags
         return self._flags[rank]
@@ -166,7 +171,7 @@ class Nixlbench:
             if unknown:
                 raise NixlbenchError(
                     f"{self._tool(rank).where} has no {', '.join(unknown)}",
-                    "see its nixlbench --help, and change --nixl-nixlbench-args or use another version of it",
+                    "read `nixlbench --help` there, and change --nixl-nixlbench-args or use another version of it",
                 )
 
     def _runtime(self, row: RowKey) -> str:
@@ -186,8 +191,8 @@ class Nixlbench:
         server = self._etcd.server()
         if (self._cluster.several and self._cluster.etcd() is None) or _is_secured(self._settings, server):
             return (
-                "nixlbench cannot use this run's etcd: it speaks plaintext and sends no password; give "
-                "--nixl-nixlbench-runtime=ASIO, where it has that"
+                "nixlbench cannot use this run's etcd, because nixlbench speaks plaintext and sends no password; give "
+                "--nixl-nixlbench-runtime=ASIO if this nixlbench has it"
             )
         return None
 
@@ -197,14 +202,14 @@ class Nixlbench:
         address = str(self._cluster.ask("address")[rank])
         if address.startswith("127."):
             raise NixlPluginError(
-                f"{self._cluster.names[rank]} knows itself as {address} only: the other rank cannot go there",
-                "name the etcd by an address that is not of loopback, or give --nixl-nixlbench-runtime=ETCD",
+                f"{self._cluster.names[rank]} knows only its address {address}, which the other rank cannot reach",
+                "name the etcd by an address that is not loopback, or give --nixl-nixlbench-runtime=ETCD",
             )
         return address
 
 
 def _is_secured(settings: Settings, server: EtcdServer) -> bool:
-    """Whether an etcd wants what nixlbench has not: TLS, or a password."""
+    """Whether an etcd needs TLS or a password, which nixlbench cannot use."""
     if server.kind != "external":
         return False
     secret = settings.etcd_user or settings.etcd_cacert or settings.etcd_cert

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row of a run that was made here: judged as our own rows are, by what UCX or libfabric said of its transport."""
+"""Judge one row that nixlbench measured in this run, like a row of pytest-nixl itself."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pytest_nixl.nixl.backends import BACKENDS
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """What a row came to; ``samples`` and ``figures`` are None where nothing was measured.
+    """The judgement of a row. ``samples`` and ``figures`` are None if nothing was measured.
 
-    :param notes: sentences to print beside the table.
+    :param notes: sentences to print with the table.
     """
 
     judgement: Judgement
@@ -38,9 +38,11 @@ class JudgedRow:
 def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Mapping[str, float]) -> JudgedRow:
     """Judge the only row of a run.
 
-    :param plain: what the profile knows the row by.
-    :param key: what it is recorded by: another one than of our own rows.
-    :param rates: line rates of the initiator's network cards, by name, in bytes per second, as far as they are known.
+    :param ran: result of the run.
+    :param plain: key of the row in the profile.
+    :param key: key under which the row is recorded; it contains the name of the program.
+    :param profile: the profile to judge by.
+    :param rates: known line rates of the initiator's network cards in bytes per second, by name.
     """
     name = f"nixlbench {describe(plain)}"
     if ran.inconsistent:
@@ -49,9 +51,9 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     row = next((each for each in ran.output.rows if (each.block, each.batch) == (plain.block, plain.batch)), None)
     transfers = ran.output.configuration.transfers(plain.block)
     if row is None or transfers is None or not 0 < row.bandwidth < math.inf:
-        said = "printed no such row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
-        remedy = "Give it more transfers by --nixl-iterations, and read what it prints by hand."
-        return JudgedRow(Judgement(Verdict.ERROR, f"{name}: it {said}", remedy))
+        said = "did not print this row" if row is None else f"printed a bandwidth of {row.bandwidth / 1e9:g} GB/s"
+        remedy = "Increase --nixl-iterations, and read what nixlbench prints when run by hand."
+        return JudgedRow(Judgement(Verdict.ERROR, f"{name}: nixlbench {said}", remedy))
     seconds = transfers[0] * row.block * row.batch / row.bandwidth
     transports = BACKENDS[plain.backend].transports(ran.log, plain.op, plain.block)
     samples = Samples(
@@ -63,7 +65,7 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         others=() if ran.others is None else (ran.others,),
     )
     expectation = profile.expectation(plain)
-    # Whole transfers have no percentiles in its table: those bounds are judged by the parts.
+    # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
     judgement = judge_latency(row, judge(samples, bare, profile.machine), describe(plain), expectation)
     ceiling = row_ceiling(samples, expectation, profile.machine)
@@ -88,12 +90,15 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
 def _utilisation(
     name: str, row: NixlbenchRow, transports: tuple[str, ...], ceiling: Ceiling | None, rates: Mapping[str, float]
 ) -> Iterator[str]:
-    """Say which part of the real line rate a row is; nixlbench itself divides by 50 GB/s on every machine."""
+    """Yield the share of the real line rate that a row reaches; nixlbench assumes 50 GB/s on every machine."""
     cards = [card for card in devices(transports) or () if card != "lo"]
     if ceiling is not None and ceiling.why:
         limit, of = ceiling.value, ceiling.why
     elif cards and all(card in rates for card in cards) and all(map(is_network, transports)):
-        limit, of = sum(rates[card] for card in cards), f"the line rate of {' and '.join(cards)}, as its driver says"
+        limit, of = (
+            sum(rates[card] for card in cards),
+            f"the line rate of {' and '.join(cards)} according to the driver",
+        )
     else:
         return
     yield f"{name}: {rate(row.bandwidth)} is {percentage(row.bandwidth, limit)} of {units.gigabytes(limit)} GB/s, {of}"

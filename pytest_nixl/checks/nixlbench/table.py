@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what nixlbench prints: its table, the configuration above it, and what it says when it fails.
+"""Read the output of nixlbench: its table, the configuration above it, and its error messages.
 
-Any text can be read, also one that was cut off anywhere: what a line says counts only once its end was printed, and a
-row only if it has a number under each heading of its table.
+Any text can be read, even if it is cut off. A line counts only if it is complete, and a row only if it has a number
+under each heading of its table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from pytest_nixl.core.units import MIB
 
-#: Blocks larger than this are repeated ``large_blk_iter_ftr`` times less often.
+#: For blocks larger than this (bytes), nixlbench divides its iterations by ``large_blk_iter_ftr``.
 LARGE_BLOCK = MIB
 
 _HEADING = re.compile(r"(?P<name>.*?)(?: \((?P<unit>[^()]*)\))?")
@@ -44,7 +44,7 @@ _UNITS = {
 }  # fmt: skip
 _NEEDED = {"block", "batch", "bandwidth"}
 _COUNT = re.compile(r"0*[1-9][0-9]{0,18}")
-# Digits are bounded so that every number can be read; the C++ library prints the last three where it divided by zero.
+# The number of digits is limited so that every number can be read. C++ prints inf and nan for a division by zero.
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?|-?inf|-?nan")
 _NUMERIC = frozenset("0123456789-+ ")
 _WARNS = frozenset("wW[")
@@ -58,9 +58,9 @@ _EXPECTED = re.compile(
     r"Waiting for all processes to start\.\.\. \(expecting [0-9]{1,9} total: "
     r"([0-9]{1,9}) initiators and ([0-9]{1,9}) targets\)"
 )
-#: What one of the others says when a rank, or its key, has gone.
+#: Messages of other processes when a rank, or its key, is gone.
 _LOST = re.compile(r"nixlbench: (?:peer rank [0-9]+ key missing|peer liveness check failed|keepalive )")
-#: What a process, its C library, UCX or the launcher prints when it crashes. A build of 1.4.0 also does at its exit.
+#: Messages of a process, its C library, UCX or the launcher about a crash. A build of 1.4.0 also crashes at exit.
 _CRASH = re.compile(
     r"Caught signal [0-9]+|\bSegmentation fault\b|^terminate called after|^double free or corruption|^free\(\): |"
     r"^malloc\(\): |^corrupted |\*\*\* stack smashing|"
@@ -68,7 +68,7 @@ _CRASH = re.compile(
     r"^(?:Aborted|Killed|Bus error|Illegal instruction|Floating point exception)\b|\bcore dumped\b|"
     r"exited on signal [0-9]+|\b[Oo]om-kill"
 )
-#: How nixlbench and its reader of flags refuse a command line.
+#: Messages with which nixlbench or its flag parser refuses a command line.
 _REFUSAL = re.compile(
     r"ERROR: (?:unknown command line flag|illegal value|flag ')|Incorrect (?:buffer size|device list)|"
     r"Invalid (?:value for --|configuration for NIXL|POSIX API|OBJ S3|op type|randomize_|GUSLI|buffer size|"
@@ -79,7 +79,7 @@ _REFUSAL = re.compile(
     r"prepared_xfer is incompatible|Unknown storage backend|Failed to (?:parse device list|load config file)|"
     r"Error: (?:Consistency check is not supported|Number of|GUSLI backend requires|descriptor count|number of buffers)"
 )
-#: A line without any of these tells nothing: most lines of a log are passed over so.
+#: A line without any of these is ignored. This check skips most lines of a log quickly.
 _TELLING = (
     "egistered as rank", "All processes", "Init nixl", "Waiting for all", "nixlbench", "Connecting to", "rail",
     "fabric_attr", "pytest-nixl", "uri is not", "ailed", "rror", "ERROR", "FATAL", "Timeout", "greater than",
@@ -95,12 +95,14 @@ _READY = "All processes are ready to proceed"
 
 @dataclass(frozen=True)
 class NixlbenchRow:
-    """One line of the table. Bandwidths are bytes per second, times seconds; None: the table has no such column.
+    """One row of the table. Bandwidths are bytes per second, times are seconds. None if the table has no such column.
 
-    :param bandwidth: of rank 0 alone.
-    :param latency_avg: of one block: nixlbench divides the time of all transfers by their number and by the batch.
-    :param aggregate: the sum over all initiators; only with more than two ranks.
-    :param utilisation: per cent of 50 GB/s for each pair, whatever the machine has; only with more than two ranks.
+    :param block: bytes of one block.
+    :param batch: blocks per transfer.
+    :param bandwidth: bandwidth of rank 0 alone.
+    :param latency_avg: time per block: nixlbench divides the time of all transfers by their number and by the batch.
+    :param aggregate: sum over all initiators; only with more than two ranks.
+    :param utilisation: per cent of 50 GB/s per pair, on any machine; only with more than two ranks.
     """
 
     block: int
@@ -120,42 +122,42 @@ class NixlbenchRow:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What nixlbench printed of its options: values by name of the flag, or by the words where there is no flag."""
+    """The options that nixlbench printed: values by flag, or by the printed words if there is no flag."""
 
     values: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backend(self) -> str:
-        """The backend in capitals; empty: not printed."""
+        """The backend in capitals; empty if not printed."""
         return self.values.get("backend", "").upper()
 
     @property
     def op(self) -> str:
-        """``WRITE`` or ``READ``; empty: not printed."""
+        """``WRITE`` or ``READ``; empty if not printed."""
         return self.values.get("op_type", "").upper()
 
     @property
     def initiator_memory(self) -> str:
-        """``DRAM`` or ``VRAM``; empty: not printed."""
+        """``DRAM`` or ``VRAM``; empty if not printed."""
         return self.values.get("initiator_seg_type", "").upper()
 
     @property
     def target_memory(self) -> str:
-        """``DRAM`` or ``VRAM``, also where the target is a file; empty: not printed."""
+        """``DRAM`` or ``VRAM``, even if the target is a file; empty if not printed."""
         return self.values.get("target_seg_type", "").upper()
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that nixlbench was given; ``("all",)`` where it was given none."""
+        """The devices that nixlbench was given; ``("all",)`` if it was given none."""
         return tuple(name for name in self.values.get("device_list", "").split(",") if name)
 
     def count(self, name: str) -> int | None:
-        """Return a whole number above zero; None: not printed, or no such number."""
+        """Return an option that is a positive integer; None if it was not printed or is something else."""
         text = self.values.get(name, "")
         return int(text) if _COUNT.fullmatch(text) else None
 
     def transfers(self, block: int) -> tuple[int, int] | None:
-        """Return how many transfers of ``block`` are timed, and how many are made before; None: not printed."""
+        """Return the numbers of timed and of warm-up transfers of ``block`` bytes; None if not printed."""
         timed, factor = self.count("num_iter"), self.count("large_blk_iter_ftr")
         warmup = 0 if self.values.get("warmup_iter") == "0" else self.count("warmup_iter")
         if timed is None or warmup is None or factor is None:
@@ -163,9 +165,9 @@ class Configuration:
         return (timed // factor, warmup // factor) if block > LARGE_BLOCK else (timed, warmup)
 
     def payload(self, block: int, batch: int) -> int | None:
-        """Return the bytes that all initiators move for one row, warm-up included; None: it cannot be told.
+        """Return the bytes that all initiators move for one row, warm-up included; None if unknown.
 
-        It is known for pairs (``--scheme=pairwise``) only.
+        It is known only for pairs (``--scheme=pairwise``).
         """
         transfers, initiators = self.transfers(block), self.count("num_initiator_dev")
         if transfers is None or initiators is None or self.values.get("scheme") != "pairwise":
@@ -173,7 +175,7 @@ class Configuration:
         return sum(transfers) * block * batch * initiators
 
     def planned(self) -> tuple[tuple[int, int], ...] | None:
-        """Return block and batch of each row that the whole table has, in its order; None: not printed."""
+        """Return block and batch of each row of the complete table, in order; None if not printed."""
         block, last_block = self.count("start_block_size"), self.count("max_block_size")
         batch, last_batch = self.count("start_batch_size"), self.count("max_batch_size")
         if block is None or last_block is None or batch is None or last_batch is None:
@@ -189,7 +191,7 @@ def _doubled(first: int, last: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class NixlbenchRegistration:
-    """What a process was told when it registered: its rank, its place, and how many are expected."""
+    """The registration of a process: its rank, its position, and the expected number of processes."""
 
     rank: int
     item: int
@@ -197,7 +199,7 @@ class NixlbenchRegistration:
 
 
 class Trouble(str, Enum):
-    """What went wrong, as far as nixlbench's own words tell."""
+    """The kind of a failure, according to the message of nixlbench."""
 
     URI_NOT_VALID = "URI-NOT-VALID"
     LOCK_NOT_ACQUIRED = "LOCK-NOT-ACQUIRED"
@@ -213,7 +215,7 @@ class Trouble(str, Enum):
         return self.value
 
 
-#: The first that is found in a line tells its trouble.
+#: The first pattern that a line matches decides its kind of failure.
 _TROUBLES = (
     (re.compile(r"the target uri is not valid"), Trouble.URI_NOT_VALID),
     (re.compile(r"Failed to acquire lock\b"), Trouble.LOCK_NOT_ACQUIRED),
@@ -225,23 +227,23 @@ _TROUBLES = (
     (_FAILURE, Trouble.OTHER),
 )
 
-#: These are told by how a line begins.
+#: These patterns must match at the start of a line.
 _AT_THE_START = {Trouble.REFUSED, Trouble.OTHER}
 
 REMEDIES = {
-    Trouble.URI_NOT_VALID: "Give nixlbench an etcd endpoint of the form http://HOST:PORT whose host resolves to IPv4 "
-    "there, without a path or a slash at its end.",
-    Trouble.LOCK_NOT_ACQUIRED: "See that etcd answers at the endpoint from where nixlbench runs "
+    Trouble.URI_NOT_VALID: "Give nixlbench an etcd endpoint of the form http://HOST:PORT, without a path or a final "
+    "slash, whose host resolves to an IPv4 address on nixlbench's host.",
+    Trouble.LOCK_NOT_ACQUIRED: "Check from nixlbench's host that etcd answers at the endpoint "
     "(etcdctl --endpoints URL endpoint health), then run it again.",
-    Trouble.RANKS_MISSING: "See that every rank is started with the same etcd and the same --benchmark_group, and read "
-    "what the missing ones printed; give each run a group of its own.",
-    Trouble.STALE_GROUP: "Keys of an earlier run are in etcd, or a process too many was started: give each run a "
-    "--benchmark_group of its own; where none is running, etcdctl del --prefix xferbench clears them.",
-    Trouble.DUPLICATE_RANK: "Two processes were given one rank, so that the run cannot start: use a nixlbench whose "
-    "registration takes the etcd lock, start it again in a new --benchmark_group.",
-    Trouble.INCONSISTENT: "Trust no transfer on this path: keep both ranks' output, and run it again with "
-    "--check_consistency=1 over another backend or transport.",
-    Trouble.UNSUPPORTED_BACKEND: "Name the backend in capitals, such as LIBFABRIC, and see nixlbench --help.",
+    Trouble.RANKS_MISSING: "Start every rank with the same etcd and the same --benchmark_group, use a new group for "
+    "each run, and read what the missing ranks printed.",
+    Trouble.STALE_GROUP: "Keys of an earlier run are in etcd, or too many processes were started: use a new "
+    "--benchmark_group for each run; if no run is active, etcdctl del --prefix xferbench deletes the old keys.",
+    Trouble.DUPLICATE_RANK: "Two processes got the same rank, so the run cannot start: use a nixlbench whose "
+    "registration takes the etcd lock, and start it again in a new --benchmark_group.",
+    Trouble.INCONSISTENT: "Do not trust transfers over this transport: keep the output of both ranks, and run again "
+    "with --check_consistency=1 over another backend or transport.",
+    Trouble.UNSUPPORTED_BACKEND: "Write the backend in capitals, such as LIBFABRIC; nixlbench --help lists them.",
     Trouble.REFUSED: "Correct nixlbench's command line on every rank (nixlbench --help), then run it again.",
     Trouble.OTHER: "Read what both ranks printed before this line.",
 }  # fmt: skip
@@ -249,7 +251,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A line in which nixlbench says what went wrong."""
+    """A line of output in which nixlbench reports a failure."""
 
     trouble: Trouble
     text: str
@@ -262,17 +264,22 @@ class Fault:
 
 @dataclass(frozen=True)
 class NixlbenchOutput:
-    """What one text of nixlbench says.
+    """The parsed output of nixlbench.
 
-    :param tables: how many tables it has; two or more are several runs in one text.
-    :param endpoint: the etcd that it went to; empty: none was printed.
+    :param rows: rows of its tables.
+    :param configuration: options that it printed.
+    :param registrations: ranks that registered.
+    :param warnings: warning lines.
+    :param faults: lines that report a failure.
+    :param tables: number of tables; two or more mean several runs in one text.
+    :param endpoint: the etcd that it connected to; empty if none was printed.
     :param ready: whether all ranks had met.
-    :param unfinished: what stands after the last end of a line: it may be cut off, and nothing was read from it.
-    :param roles: rank and ``initiator`` or ``target`` of each process whose output this is.
-    :param expected: how many initiators and targets the run was to have; empty: not printed.
-    :param report: what UCX or libfabric report of their transports.
-    :param crashes: lines that tell of a crash, of the process itself or of its launcher.
-    :param losses: lines in which a process misses another one, or its key in etcd.
+    :param unfinished: text after the last line break. It may be cut off and is not parsed.
+    :param roles: rank and role (``initiator`` or ``target``) of each process with output in the text.
+    :param expected: expected number of processes per role; empty if not printed.
+    :param report: lines in which UCX or libfabric report their transports.
+    :param crashes: lines that report a crash, from the process or its launcher.
+    :param losses: lines in which a process reports that another process, or its key in etcd, is gone.
     """
 
     rows: tuple[NixlbenchRow, ...] = ()
@@ -292,14 +299,14 @@ class NixlbenchOutput:
 
     @property
     def recognised(self) -> bool:
-        """Whether anything in it is nixlbench's."""
+        """Whether the text contains any output of nixlbench."""
         known = any(fault.trouble is not Trouble.OTHER for fault in self.faults)
         said = self.tables or self.configuration.values or self.registrations or self.endpoint
         return bool(said or known or self.ready or self.roles)
 
 
 def read_output(text: str) -> NixlbenchOutput:
-    """Read what nixlbench printed: the output of one rank, or of several after each other. It never raises."""
+    """Parse the output of one rank, or of several ranks one after the other. Never raises."""
     *lines, unfinished = text.split("\n")
     reader = _Reader()
     for line in lines:
@@ -308,12 +315,12 @@ def read_output(text: str) -> NixlbenchOutput:
 
 
 def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
-    """Read what the ranks of one run printed, in one file or in several, without holding it in memory.
+    """Parse the output of the ranks of one run from one or more files, without loading the files into memory.
 
-    Lines that ``srun --label`` or ``mpirun --tag-output`` labelled with their rank are read rank by rank. Colours and
-    control characters are left out.
+    Lines with a rank label of ``srun --label`` or ``mpirun --tag-output`` are parsed per rank. Colours and control
+    characters are removed.
 
-    :raises OSError: where a file cannot be read.
+    :raises OSError: if a file cannot be read.
     """
     outputs: list[NixlbenchOutput] = []
     for path in paths:
@@ -334,8 +341,8 @@ def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
     return _merged(outputs) if outputs else NixlbenchOutput()
 
 
-#: Characters of a line that are read: a longer one is none of nixlbench's. Ranks that one file may be labelled with,
-#: rows and remarkable lines that are kept of one output, and lines of the transports' reports.
+#: Limits: characters that are read of a line (lines of nixlbench are shorter), rank labels per file, and per output
+#: rows, other notable lines, and lines of transport reports.
 LONGEST_LINE = 4096
 _MOST_LABELS, _MOST_ROWS, _MOST_LINES, _MOST_REPORTED = 4096, 5000, 200, 20_000
 
@@ -344,8 +351,8 @@ _LABEL = re.compile(r" *(?:([0-9]{1,7}): |\[[0-9]{1,9},([0-9]{1,7})\]<std(?:out|
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[str, bool]]:
-    """Yield each line without its end, cut to what is read of it, and whether its end is there."""
-    begun = False  # within a line of which enough was read
+    """Yield each line without its line break and cut to ``LONGEST_LINE``, and whether the line is complete."""
+    begun = False  # whether the next part belongs to a line that was already yielded
     while line := file.readline(LONGEST_LINE):
         ended = line.endswith(b"\n")
         if not begun:
@@ -354,7 +361,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[str, bool]]:
 
 
 def _plain(line: str) -> str:
-    """Take away what a terminal would act on."""
+    """Remove colours and control characters."""
     if line.isprintable():
         return line
     return "".join(filter(str.isprintable, _COLOUR.sub("", line).replace("\t", " ")))
@@ -366,7 +373,7 @@ def _unlabelled(line: str) -> tuple[str, str]:
 
 
 def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
-    """Return what several outputs of one run say together."""
+    """Merge the outputs of several ranks of one run."""
     if len(outputs) == 1:
         return outputs[0]
     main = next((output for output in outputs if output.tables), outputs[0])
@@ -401,7 +408,7 @@ def _duplicate(rank: int, size: int) -> Fault:
 
 
 class _Reader:
-    """Reads one output line by line, and keeps only what it says."""
+    """Parses one output line by line, and keeps only the results."""
 
     def __init__(self) -> None:
         self._rows: list[NixlbenchRow] = []
@@ -419,7 +426,7 @@ class _Reader:
         self._losses: list[str] = []
 
     def line(self, line: str) -> None:
-        """Read a line, of which nothing is cut off."""
+        """Parse one complete line."""
         if not line:
             return
         if line[0] == "[" and ("|" in line or "+--" in line):
@@ -452,7 +459,7 @@ class _Reader:
         if " registered as rank " in line.lower() and (match := _REGISTERED.fullmatch(line)):
             self._registered(NixlbenchRegistration(int(match[1]), int(match[2]), int(match[3])))
         elif line == _READY:
-            # Ranks met: the next that registers is of another run.
+            # All ranks have met, so the next registration belongs to another run.
             self._ready = True
             self._waiting.clear()
         elif match := _ROLE.match(line):
@@ -480,7 +487,7 @@ class _Reader:
         self._waiting.add((one.rank, one.size))
 
     def output(self, unfinished: str) -> NixlbenchOutput:
-        """Return what was said. ``unfinished`` stands after the last end of a line."""
+        """Return the result. ``unfinished`` is the text after the last line break."""
         return NixlbenchOutput(
             rows=tuple(self._rows),
             configuration=Configuration(self._values),
@@ -505,7 +512,7 @@ def _keep(texts: list[str], text: str) -> None:
 
 
 def _headings(line: str) -> tuple[tuple[str, Decimal], ...]:
-    """Return the field and the factor of each column; nothing where the line does not head a table."""
+    """Return the field and the unit factor of each column; empty if the line is not the heading of a table."""
     if not line.startswith("Block Size"):
         return ()
     columns = []
@@ -530,7 +537,7 @@ def _row(line: str, columns: tuple[tuple[str, Decimal], ...]) -> NixlbenchRow | 
 
 
 def _option(line: str) -> Iterator[tuple[str, str]]:
-    """Yield an option as nixlbench prints it: ``Op type (--op_type=[READ,WRITE])    : WRITE``."""
+    """Yield flag and value of a configuration line, such as ``Op type (--op_type=[READ,WRITE])    : WRITE``."""
     words, colon, value = line.partition(": ")
     if not colon:
         words, colon, value = line.removesuffix(":"), line[-1:], ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge a recorded run of nixlbench by a profile, with the same gate as a measured one."""
+"""Judge a recorded run of nixlbench by a profile, with the same gate as a measured run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
 
-#: The target of these is no memory of a rank, although nixlbench prints a segment type.
+#: Backends whose target is storage and not memory of a rank, although nixlbench prints a segment type.
 _STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
             "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
 
-#: Transports that need no network card: a row that may use one is not bound by the cards' line rate.
+#: Transports without a network card. The line rate of the cards does not limit a row that may use one of them.
 _WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
 
 _OUTPUTS_REMEDY = (
@@ -33,28 +33,28 @@ _OUTPUTS_REMEDY = (
     "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
 )
 _CRASH_REMEDY = (
-    "Read the lines before it in every rank's output and `dmesg` of its host; run this row alone "
+    "Read the lines before it in every rank's output, and `dmesg` on its host; run this row alone "
     "(--start_block_size, --max_block_size) to see whether it crashes again."
 )
 _LOSS_REMEDY = (
-    "Read the other ranks' output: one of them died, or a process too many joined the group, which deletes the keys of "
-    "all when it is refused. Give each run a --benchmark_group of its own."
+    "Read the output of the other ranks: one of them died, or one process too many joined the group. Such a process is "
+    "refused and deletes the keys of all ranks. Use a new --benchmark_group for each run."
 )
-_RANKS_REMEDY = "Judge what rank 0 printed, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1)."
+_RANKS_REMEDY = "Judge the output of rank 0, with stdout and stderr in one file (nixlbench ... > FILE 2>&1)."
 _COUNTERS_REMEDY = (
     "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
-    "uses them; if they still differ, read in the ranks' logs which transport and devices they opened."
+    "uses the devices; if they still differ, look in the ranks' logs for the transports and devices that they opened."
 )
 _EMULATED_REMEDY = (
-    "See that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, rdma-core and the efa driver are "
-    "of one EFA installer; if the instance's cards have no RDMA write (before Nitro v4), or the backend is UCX, which "
-    "does not use it over srd, add efa-emulated or srd-emulated to the profile's transports."
+    "Check that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, rdma-core and the efa driver "
+    "come from the same EFA installer. If the cards have no RDMA write (before Nitro v4), or if the backend is UCX, "
+    "which does not use it over srd, add efa-emulated or srd-emulated to the profile's transports."
 )
 
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """What a recorded run came to: results for the table, and lines to print above it."""
+    """The judgement of a recorded run: results for the table, and notes to print above it."""
 
     results: tuple[Result, ...]
     notes: tuple[str, ...]
@@ -62,19 +62,21 @@ class JudgedRun:
 
 @dataclass(frozen=True)
 class _Limit:
-    """What the network cards carry together in bytes per second, and which those are."""
+    """The ceiling of the network cards together in bytes per second, and a description of the cards."""
 
     value: float
     words: str
-    #: Whether these are all that carried the run's bytes, so that all initiators together may not exceed it.
+    #: Whether only these cards carried the bytes, so that the ceiling holds for all initiators together.
     of_the_run: bool = False
 
 
 def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
-    """Judge each row of a run, what is missing of it, what it says went wrong, and the counters of its devices.
+    """Judge each row of a run, its missing rows, its failures, and the counters of its devices.
 
-    :param moved: what the devices of the initiator's host counted meanwhile; None: it was not read.
-    :raises ValueError: if the text holds no run, more than one, or not what tells which rows it has: one sentence.
+    :param output: parsed output of the run.
+    :param profile: the profile to judge by.
+    :param moved: bytes that the devices of the initiator's host counted during the run; None if they were not read.
+    :raises ValueError: if the output contains no run or more than one, or lacks the configuration; one sentence.
     """
     _check(output)
     configuration, machine = output.configuration, profile.machine
@@ -118,14 +120,14 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
 
 def _check(output: NixlbenchOutput) -> None:
     if not output.recognised:
-        raise ValueError("holds nothing that nixlbench prints: expected the output of its rank 0")
+        raise ValueError("contains no output of nixlbench: expected the output of its rank 0")
     if output.tables > 1:
-        raise ValueError(f"holds {output.tables} tables: expected the output of one run")
+        raise ValueError(f"contains {output.tables} tables: expected the output of one run")
     configuration = output.configuration
     wanted = (configuration.backend, configuration.op, configuration.initiator_memory, configuration.target_memory)
     if output.tables and not all(wanted):
         raise ValueError(
-            "holds a table without backend, operation and memory types in the configuration above it: "
+            "contains a table, but no configuration with backend, operation and memory types above it: "
             "expected the whole output of rank 0"
         )
 
@@ -153,23 +155,25 @@ def _judged(
     key = _key(configuration, row.block, row.batch)
     expectation = profile.expectation(key)
     if not 0 < row.bandwidth < math.inf:
-        reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is none"
-        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with more --num_iter."), key)
+        reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
+        return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
     times = (row.latency_avg, row.latency_p99, row.prep_avg, row.prep_p99, row.post_avg, row.post_p99,
              row.transfer_avg, row.transfer_p99)  # fmt: skip
     if any(value is not None and value < 0 for value in times):
-        reason = f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back meanwhile"
+        reason = (
+            f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back during the run"
+        )
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
     if limit is not None and not _bound(key, expectation, limit, machine, transports):
         limit = None
     transfers = (configuration.transfers(row.block) or (1, 0))[0]
     seconds = transfers * row.block * row.batch / row.bandwidth
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
-    # Whole transfers have no percentiles in the table: those bounds are judged below.
+    # The table has no percentiles of whole transfers. These bounds are judged below.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
     judgement = judge(samples, bare)
     if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
-        # A row below its floor fails, whatever carried it.
+        # A row below its floor fails with any transport.
         slow = judge(samples, replace(bare, transports=None))
         judgement = slow if slow.verdict is Verdict.FAIL else judgement
     judgement = judge_latency(row, judgement, describe(key), expectation)
@@ -188,7 +192,7 @@ def _judged(
 
 
 def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
-    """Return what UCX or libfabric report in the output of the transport of a row; empty: nothing."""
+    """Return the transports of a row that UCX or libfabric report in the output; empty if none."""
     configuration = output.configuration
     backend = BACKENDS.get(configuration.backend)
     if backend is None or configuration.op not in ("WRITE", "READ") or configuration.backend in _STORAGE:
@@ -197,11 +201,11 @@ def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
     try:
         return backend.transports(output.report, configuration.op, row.block, memory)
     except ValueError:
-        return ()  # an address that is none
+        return ()  # a malformed address
 
 
 def _unheard(output: NixlbenchOutput) -> str:
-    """Say that a process was to compare the bytes whose output is not here; empty: there is none."""
+    """Return a sentence if the process that compares the bytes has no output here; otherwise empty."""
     configuration = output.configuration
     if configuration.values.get("check_consistency") != "1":
         return ""
@@ -212,36 +216,36 @@ def _unheard(output: NixlbenchOutput) -> str:
     if here >= expected:
         return ""
     whose = f"the {role}" if expected == 1 else f"{expected} {role}s"
-    which = "whose output is not here" if expected == 1 else f"of which {here} {'is' if here == 1 else 'are'} here"
-    return f"the bytes of a {configuration.op} are compared by {whose} only, {which}"
+    which = "whose output is missing" if expected == 1 else f"and the output of only {here} is here"
+    return f"only {whose} compare{'s' if expected == 1 else ''} the bytes of a {configuration.op}, {which}"
 
 
 def _unproven(result: Result, unheard: str) -> Result:
-    """Take back a PASS of bytes that nobody here has compared, although they were to be."""
+    """Change PASS to UNKNOWN if the bytes should have been compared, but the output of that process is missing."""
     if not unheard or result.verdict is not Verdict.PASS:
         return result
     name = f"the row {result.row}" if result.row else "the row"
     return replace(
-        result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: nothing tells whether they were right",
+        result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: it is unknown whether they were right",
         remedy=_OUTPUTS_REMEDY,
     )  # fmt: skip
 
 
 def _doubted(judged: list[Result]) -> Result:
-    """Return the worst of a row that was printed several times with other figures; none of them passes."""
+    """Return the result of a row that was printed several times with different figures: a failure or INCONCLUSIVE."""
     bad = [one for one in judged if outcome(one.verdict, gate=False) is Outcome.FAIL]
     if bad:
         return bad[0]
     rates = ", ".join(rate(one.figures.bandwidth) for one in judged[:4] if one.figures is not None)
-    reason = f"the row {judged[0].row} was printed {len(judged)} times with other figures: {rates}"
-    remedy = "Give the output of one run, as nixlbench printed it: this one was edited, or holds parts of several runs."
+    reason = f"the row {judged[0].row} was printed {len(judged)} times with different figures: {rates}"
+    remedy = "Give the unchanged output of one run: this output was edited, or contains parts of several runs."
     return replace(judged[0], verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
 
 
 def _crashed(
     output: NixlbenchOutput, planned: tuple[tuple[int, int], ...] | None, missing: list[tuple[int, int]]
 ) -> Iterator[Result]:
-    """Yield what ended the run in its midst: in which row, and by whose words."""
+    """Yield a result if a crash or a lost rank ended the run early, with the row and the message."""
     causes = output.crashes or output.losses
     if not causes or (planned and not missing):
         return
@@ -254,20 +258,20 @@ def _crashed(
     if output.crashes:
         words, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
     else:
-        words, remedy = f"nixlbench lost one of its ranks, or that rank's key, {at}: {causes[0]}", _LOSS_REMEDY
+        words, remedy = f"nixlbench lost one of its ranks, or the key of a rank, {at}: {causes[0]}", _LOSS_REMEDY
     yield _result("nixlbench", Judgement(Verdict.ERROR, words, remedy))
 
 
 def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield what was odd once all rows were there."""
+    """Yield a note about a crash after all rows were printed."""
     causes = output.crashes or output.losses
     if causes and output.rows and not missing and output.configuration.planned():
         last = _key(output.configuration, output.rows[-1].block, output.rows[-1].batch)
-        yield f"nixlbench: after its last row, {last}, which changes no figure: {causes[0]}"
+        yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
 
 
 def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:
-    """Judge latency bounds by what the table has: a part that is over the bound of the whole; else it cannot tell."""
+    """Judge latency bounds by the table: FAIL if a part exceeds the bound on the whole; otherwise UNKNOWN."""
     if expectation is None or judgement.verdict not in (Verdict.PASS, Verdict.NO_EXPECTATION):
         return judgement
     bounds = [which for which in ("p50", "p99") if getattr(expectation, which) is not None]
@@ -278,13 +282,13 @@ def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectatio
             Verdict.FAIL,
             f"{name}: the p99 latency of one part of the transfer, {units.microseconds(part)} us, is "
             f"{percentage(part, expectation.p99)} of the bound on the whole, {units.microseconds(expectation.p99)} us",
-            "See that the machine is idle and that there is a core for each polling process, then run it again.",
+            "Check that the machine is idle and has a core for each polling process, then run it again.",
         )
     if not bounds:
         return judgement
     return Judgement(
         Verdict.UNKNOWN,
-        f"{name}: the profile bounds {' and '.join(bounds)}, and nixlbench prints no percentiles of whole transfers",
+        f"{name}: the profile bounds {' and '.join(bounds)}, but nixlbench prints no percentiles of whole transfers",
         "Measure this row with pytest --nixl-backend, or judge by a profile without latency bounds.",
     )
 
@@ -292,7 +296,7 @@ def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectatio
 def _bound(
     key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None, transports: tuple[str, ...]
 ) -> bool:
-    """Whether the network cards bound this row."""
+    """Whether the line rate of the network cards limits this row."""
     if transports and all(name.partition("/")[0] in _WITHIN_A_HOST for name in transports):
         return False
     if key.backend in _STORAGE:
@@ -301,7 +305,7 @@ def _bound(
         return True
     if expectation is not None and expectation.transports and _WITHIN_A_HOST & set(expectation.transports):
         return False
-    # What one GPU reaches says nothing of rows between host memories: those may use every card.
+    # The rate that one GPU reaches does not limit rows between host memories, which may use every card.
     return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
 
 
@@ -327,16 +331,15 @@ def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: Cou
 def _implausible(
     row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
 ) -> Judgement:
-    """Return IMPLAUSIBLE where a row is over a ceiling, also where the gate would only say that it does not know."""
+    """Return IMPLAUSIBLE if a row exceeds a ceiling, even if the judgement so far is UNKNOWN."""
     if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
         return judgement
     value, whose = row.bandwidth, ""
     if limit is not None and limit.of_the_run and row.aggregate is not None and row.aggregate > value:
         value, whose = row.aggregate, " of all initiators together"
     remedy = (
-        "Do not use this figure: the clock stopped before the bytes were delivered, or they went another way than over "
-        "these devices; read the counters of every device before and after a run, and compare the profile's machine "
-        "with the hardware."
+        "Do not use this figure: the clock stopped before the bytes were delivered, or other devices carried them. "
+        "Read the counters of every device before and after a run, and compare the profile's machine with the hardware."
     )
     if limit is not None and value > limit.value:
         over = f"{name}: {rate(value)}{whose} is over the ceiling of {rate(limit.value)}, {limit.words}"
@@ -355,27 +358,29 @@ def _compared(
     configuration = output.configuration
     payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
     if not complete:
-        words = "the table is not whole, so that the counters cannot be compared with what the run moved"
+        words = "the table is incomplete, so the counters cannot be compared with the bytes of the run"
         return Judgement(Verdict.UNKNOWN, words, _RANKS_REMEDY), None
     if configuration.backend in _STORAGE:
-        words = f"{configuration.backend} moves bytes to storage, of which network devices count nothing"
+        words = f"{configuration.backend} moves bytes to storage, which network devices do not count"
         return Judgement(Verdict.NOT_APPLICABLE, words), None
     if any(payload is None for payload in payloads):
-        words = "the bytes that the run was to move follow from its options only with --scheme=pairwise"
-        return Judgement(Verdict.UNKNOWN, words, "Judge a run between pairs, or one without counters."), None
+        words = "the number of bytes follows from the options only with --scheme=pairwise"
+        return Judgement(
+            Verdict.UNKNOWN, words, "Judge a run with --scheme=pairwise, or judge this run without counters."
+        ), None
     comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
     if comparison.emulated:
         return _emulated(output, comparison, profile), comparison
     if comparison.agrees:
         return Judgement(Verdict.PASS, comparison.words), comparison
-    # A device whose counters tell nothing may have carried what is missing.
+    # A device without usable counters may have carried the missing bytes.
     doubt = comparison.devices or any(item.faults for item in moved.values())
     verdict = Verdict.UNKNOWN if doubt else Verdict.WRONG_TRANSPORT
     return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
 
 
 def _emulated(output: NixlbenchOutput, comparison: CounterComparison, profile: Profile) -> Judgement:
-    """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT where the profile accepts RDMA only."""
+    """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT if the profile accepts RDMA only."""
     configuration = output.configuration
     (name,) = {each.partition("/")[0] for each in _transports(configuration.backend, comparison.devices, emulated=True)}
     expectations = [profile.expectation(_key(configuration, row.block, row.batch)) for row in output.rows]
@@ -390,9 +395,9 @@ def _emulated(output: NixlbenchOutput, comparison: CounterComparison, profile: P
 
 
 def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = False) -> tuple[str, ...]:
-    """Name what carried the bytes as the backend would, as far as counters tell it; empty: they do not.
+    """Return the transports that carried the bytes according to the counters, in the backend's names; empty if unknown.
 
-    An adapter other than EFA counts RDMA and TCP alike.
+    They are unknown for adapters other than EFA, whose counters do not separate RDMA from TCP.
     """
     names = {"efa": ("srd" if backend == "UCX" else "efa") + (EMULATED if emulated else ""), "net": "tcp"}
     if any(item.device.kind not in names for item in carriers):
@@ -402,15 +407,15 @@ def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = F
 
 def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[Result]:
     configuration = output.configuration
-    cut = "the text ends in the midst of a line" if output.unfinished else "the text ends before it"
+    cut = "the text ends within a line" if output.unfinished else "the text ends before it"
     if output.rows or output.tables:
         for block, batch in missing:
             key = _key(configuration, block, batch)
-            reason = f"{describe(key)}: nixlbench was asked for this row and did not print it: {cut}"
+            reason = f"{describe(key)}: nixlbench was to print this row, but did not: {cut}"
             yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
     if not output.rows:
         ranks = sorted({one.rank for one in output.registrations})
-        whose = f": it is the output of rank {ranks[0]}, and rank 0 prints the table" if ranks and ranks[0] else ""
+        whose = f": this is the output of rank {ranks[0]}, but rank 0 prints the table" if ranks and ranks[0] else ""
         yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
 
 
@@ -422,11 +427,11 @@ def _faults(output: NixlbenchOutput) -> Iterator[Result]:
         words = f"nixlbench says: {fault.text}"
         if fault.trouble is Trouble.STALE_GROUP:
             words += (
-                ": this process joined a group that was full, or that keys of an earlier run filled, and deleted the "
-                "keys of all its ranks"
+                ": this process joined a group that was full, or full of keys of an earlier run, and deleted the keys "
+                "of all its ranks"
             )
         elif stranger and fault.trouble is Trouble.DUPLICATE_RANK:
-            words += ": the second one joined when the keys had been deleted"
+            words += ": the second process joined after the keys had been deleted"
         yield _result("nixlbench", Judgement(verdict, words, fault.remedy))
 
 
@@ -438,7 +443,7 @@ def _described(output: NixlbenchOutput) -> Iterator[str]:
         ranks = f", {size} ranks" if size else ""
         yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
     if configuration.values.get("check_consistency") == "0":
-        yield "nixlbench: the bytes were not compared with what was sent (--check_consistency=0)"
+        yield "nixlbench: the received bytes were not checked (--check_consistency=0)"
     elif unheard := _unheard(output):
         yield f"nixlbench: {unheard}"
     for warning in output.warnings:
@@ -449,7 +454,7 @@ def _counted(
     moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None, op: str
 ) -> Iterator[str]:
     if moved is None:
-        yield "counters: none given, so that nothing tells which devices carried the bytes"
+        yield "counters: none given, so it is unknown which devices carried the bytes"
         return
     if comparison is not None:
         yield f"counters: {comparison.words}"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a way to hand out ranks can hand one out twice: every order of its requests is made, none is waited for."""
+"""Test whether a rank assignment can give a rank twice, by forcing every order of its requests to etcd."""

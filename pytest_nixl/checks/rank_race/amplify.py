@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make claims overlap every time: nobody's first write reaches etcd before everybody has made one.
+"""Make claims overlap every time: no first write reaches etcd before every claimant has sent its first write.
 
-What is read before a write, and written back, is then read by all before anyone writes. The first request of each
-claimant is held until all have made one, however late they start. After that only writes are held, until each claimant
-has made one or waits in etcd's lock behind another claimant.
+So all claimants read before any of them writes. The first request of each claimant is held until all have sent one, no
+matter how late they start. After that only writes are held, until each claimant has sent one or waits in etcd's lock
+behind another claimant.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running
 from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
 
-#: Seconds for each step of all claimants: the first request, the first write or the wait for a lock, and the rank.
+#: Timeout in seconds of each step of all claimants: the first request, the first write or lock, and the rank.
 SECONDS = 300.0
-#: Seconds between two looks at the keys of a lock, which nobody announces.
+#: Seconds between two polls of the keys of a lock.
 _LOOK = 0.1
-#: Seconds for ranks that prove nothing any more, unless two of them are the same.
+#: Timeout in seconds for ranks after claims that did not overlap; then only a duplicate rank proves anything.
 _LAST_LOOK = 10.0
 _WRITES = {"Put", "Txn", "DeleteRange"}
 
 
 @dataclass(frozen=True)
 class Amplified:
-    """What came of one amplified run."""
+    """The result of one amplified run."""
 
     outcomes: tuple[ClaimOutcome, ...]
-    #: What is wrong with the ranks: of claimants that are all through with it, or that two have one rank.
+    #: What is wrong with the ranks. If not all claimants have finished, only duplicate ranks.
     faults: tuple[str, ...]
-    #: Whether every claimant's first write was held until all had one.
+    #: Whether every claimant's first write was held until all had sent one.
     met: bool
-    #: Whether etcd's lock kept the others waiting while one claimant's first write was held.
+    #: Whether all other claimants waited in etcd's lock while one claimant's first write was held.
     locked: bool
-    #: Why the claims neither overlapped nor were kept apart by a lock, so that good ranks prove nothing; else empty.
+    #: Why the claims neither overlapped nor were separated by a lock, so that good ranks prove nothing; else empty.
     unmet: str
-    #: What in the order of requests gave two claimants one rank; empty: nothing that is known.
+    #: Why the order of requests gave two claimants the same rank; empty if unknown.
     cause: str
-    #: The requests of all claimants in the order in which they were sent to etcd, one in a line.
+    #: The requests of all claimants in the order of forwarding to etcd, one per line.
     order: str
     seconds: float
 
     @property
     def twice(self) -> bool:
-        """Whether a rank was given more than once."""
+        """Whether two claimants got the same rank."""
         return bool(given_twice(self.outcomes))
 
 
 class _Stands(Enum):
-    """Where a claimant stands, once the first request of each was let go."""
+    """The state of a claimant after all first requests were released."""
 
     MOVING = "moving"
     WRITES = "its first write is held"
@@ -72,11 +72,14 @@ def amplify(
     group: str,
     seconds: float = SECONDS,
 ) -> Amplified:
-    """Let ``clients`` claim at once, their first writes held until each has one, or waits for a lock.
+    """Let several claimants claim ranks at once; hold their first writes until each has sent one or waits for a lock.
 
-    :param etcd: a client that goes to the same etcd by another way.
-    :param group: the start of a name that is made new for this run.
-    :param seconds: for all claimants to make a first request, again for their first writes, and again for their ranks.
+    :param path: the proxy through which the claimants reach etcd.
+    :param etcd: a client of the same etcd that does not use the proxy.
+    :param subject: how ranks are claimed.
+    :param clients: number of claimants.
+    :param group: start of the group's name; the rest is new for each run.
+    :param seconds: timeout for the first requests of all claimants, again for their first writes, and for their ranks.
     """
     start = time.monotonic()
     group = f"{group}{secrets.token_hex(4)}/"
@@ -121,14 +124,14 @@ def amplify(
 def _wait_for_first_requests(
     path: EtcdProxy, ways: Sequence[ProxyClient], running: Sequence[Running], seconds: float
 ) -> str:
-    """Hold the first request of each claimant until all have made one. Return why that was not so; empty: it was."""
+    """Wait until the first request of each claimant is held; return why that failed, empty if it succeeded."""
 
     def all_there() -> bool:
         return all(bool(way.held) or one.outcome() is not None for way, one in zip(ways, running, strict=True))
 
     if not path.wait_quietly(all_there, seconds=seconds):
         silent = [way.name for way, one in zip(ways, running, strict=True) if not way.held and one.outcome() is None]
-        return f"{' and '.join(silent)} made no request to etcd within {seconds:g} s"
+        return f"{' and '.join(silent)} sent no request to etcd within {seconds:g} s"
     ended = [outcome for one in running if (outcome := one.outcome()) is not None]
     return "; ".join(f"{outcome.name} ended before the claims could overlap: {outcome}" for outcome in ended)
 
@@ -142,7 +145,7 @@ def _wait_for_first_writes(
     group: str,
     seconds: float,
 ) -> list[_Stands]:
-    """Let everything but writes go, until nobody can move without us, or ``seconds`` have passed."""
+    """Release everything except writes, until no claimant can continue, or ``seconds`` have passed."""
     for way in ways:
         way.hold(_is_write)
         for request in way.held:
@@ -182,10 +185,10 @@ def _why_apart(
     for way, one, stand in zip(ways, running, stands, strict=True):
         last = way.requests[-1].label(names) if way.requests else "none"
         if stand is _Stands.MOVING:
-            said.append(f"{way.name} neither wrote nor waited in a lock within {seconds:g} s, its last request: {last}")
+            said.append(f"{way.name} neither wrote nor waited in a lock within {seconds:g} s; its last request: {last}")
         elif stand is _Stands.ENDED:
-            said.append(f"{way.name} was through before the other one wrote: {one.outcome()}")
-    return "; ".join(said) or "all claimants wait in etcd's lock, and none of them has it"
+            said.append(f"{way.name} ended before the other one wrote: {one.outcome()}")
+    return "; ".join(said) or "all claimants wait in etcd's lock, but none of them holds it"
 
 
 def _is_write(request: Request) -> bool:

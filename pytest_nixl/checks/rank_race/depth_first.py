@@ -11,7 +11,7 @@ from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
 
 @dataclass
 class _Node:
-    """A point at which something was chosen: what there was, what needs no trying there, and what was tried."""
+    """A point of choice: the possible events, those that need not be tried there, and those already tried."""
 
     enabled: tuple[RequestEvent, ...]
     asleep: frozenset[RequestEvent]
@@ -23,23 +23,23 @@ class _Node:
 
 
 class DepthFirst:
-    """Chooses depth first, and leaves out what would only repeat an order that was run, by sleep sets."""
+    """Chooses events depth first, and skips by sleep sets what would repeat an equivalent order."""
 
     def __init__(self) -> None:
         self._nodes: list[_Node] = []
         self.more = True
 
     def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
-        """Return what moves next; None where every order from here on was run already."""
+        """Return the next event; None if every order from here on was already run."""
         if depth < len(self._nodes):
             node = self._nodes[depth]
             if set(node.enabled) != set(enabled):
                 raise DivergenceError(
-                    f"after the same {depth} events a client asks for something else than before: "
+                    f"after the same {depth} events a client sends other requests than before: "
                     f"{', '.join(map(str, enabled))}; before: {', '.join(map(str, node.enabled))}",
-                    "a subject must do the same under the same order: take chance and clocks out of its keys",
+                    "make the subject deterministic: remove random numbers and times from its keys",
                 )
-            # What was stored has the accesses of an earlier run's group.
+            # The stored event has the keys of an earlier run's group, so return the current one.
             return next(event for event in enabled if event == node.chosen)
         asleep: frozenset[RequestEvent] = frozenset()
         if self._nodes:
@@ -71,6 +71,6 @@ class DepthFirst:
 
 
 def _dependent(event: RequestEvent, chosen: RequestEvent, node: _Node, replaced: Mapping[int, int]) -> bool:
-    # Both as they were at the same point of the same run, so that their keys are of one group.
+    # Compare both events as of the same point of the same run, so that their keys belong to one group.
     same = next((item for item in node.enabled if item == event), event)
     return same.dependent(chosen, replaced)

@@ -13,34 +13,36 @@ _WORDS = {"": "", "l": ", its answer lost", "c": "crash", "e": "its leases end"}
 
 
 class DivergenceError(NixlPluginError):
-    """A run did not repeat what an earlier one did under the same choices: nothing can be said of its orders."""
+    """A run behaved differently from an earlier run with the same choices, so its orders cannot be explored."""
 
 
 @dataclass(frozen=True)
 class RequestEvent:
-    """One move.
+    """One step of an order.
 
-    :param kind: empty for a request that goes on, ``l`` for one that goes on and loses its answer, ``c`` for a crash,
+    :param client: number of the client.
+    :param kind: empty for a forwarded request, ``l`` for a forwarded request whose answer is lost, ``c`` for a crash,
         ``e`` for the end of a crashed client's leases.
-    :param nth: the how manieth of its label this is for its client.
+    :param label: method and key of the request.
+    :param nth: 1-based index among the client's requests with the same label.
     """
 
     client: int
     kind: str
     label: str
     nth: int
-    #: Its place among what its client has held, where that is more than one request.
+    #: Index among the held requests of its client.
     place: int = 0
     accesses: tuple[Access, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def fault(self) -> bool:
-        """Whether it is taken from the number of faults that a run may have."""
+        """Whether it counts as the fault of a run."""
         return self.kind in ("l", "c")
 
     @property
     def move(self) -> str:
-        """How a seed writes it."""
+        """Its notation in a seed."""
         return f"{self.client}{self.kind}{f'#{self.place}' if self.place else ''}"
 
     def __str__(self) -> str:
@@ -48,9 +50,9 @@ class RequestEvent:
         return f"client {self.client}: {what}"
 
     def dependent(self, other: RequestEvent, replaced: Mapping[int, int]) -> bool:
-        """Whether the order of the two can matter.
+        """Whether the order of the two events can matter.
 
-        :param replaced: client number to that of the one that crashed and that it replaces.
+        :param replaced: maps the number of a replacement client to that of the crashed client.
         """
         if self.client == other.client or (self.fault and other.fault):
             return True

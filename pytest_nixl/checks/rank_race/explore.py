@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the orders of some clients' requests one after the other, each once, without those that can make no difference.
+"""Run every relevant order of the requests of several clients, each once.
 
-Four things that know nothing of each other's insides: the path, which holds requests; :class:`_Scene`, which knows when
-nobody can move without us, by rule and not by waiting; :class:`DepthFirst`, which chooses what moves next, depth first, and
-prunes by sleep sets (or :class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler`, which draws); and the oracle, which says whether the
-ranks are right.
+Four independent parts work together. The proxy holds requests. :class:`_Scene` decides by rules when no client can
+continue. :class:`DepthFirst` chooses the next event depth first and prunes by sleep sets; alternatively
+:class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler` chooses at random. :mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
 
-Two events whose order cannot matter (they touch no common key, or both only read it) are tried in one order only. A
-crash cuts a client off between two requests and kills it, another claimant is started in its stead, and the end of its
-leases is one more event; a lost answer is one more way for a request to end. At most so many of these a run.
+If the order of two events cannot matter (they share no key, or both only read it), only one order is run. A crash cuts
+a client off between two requests, kills it and starts another claimant in its place; the end of its leases is a further
+event. A lost answer is another way in which a request can end. A run has at most one such fault.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from pytest_nixl.etcd.client import EtcdClient, Lease
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
 from pytest_nixl.etcd.proxy.request import EVERYTHING
 
-#: Seconds for a client to make its next move, where nothing keeps it: more is a fault of the subject, or of ours.
+#: Timeout in seconds for the next request of a client that nothing blocks.
 QUIET_SECONDS = 30.0
-#: Seconds for a claimant to make its first request: its program may take long to start.
+#: Timeout in seconds for the first request of a claimant, whose program may start slowly.
 START_SECONDS = 300.0
-#: Events of one run by chance that may come too late, as their client has given the request up.
+#: Maximum number of chosen requests per random run that their client has cancelled in the meantime.
 MISSED = 200
 _SEED = re.compile(r"(?P<clients>\d+):(?P<moves>[\d\w#.]*)@(?P<check>[0-9a-f]{8})")
 _MOVE = re.compile(r"(?P<client>\d+)(?P<kind>[lce]?)(?:#(?P<place>\d+))?")
@@ -43,13 +42,13 @@ _MOVE = re.compile(r"(?P<client>\d+)(?P<kind>[lce]?)(?:#(?P<place>\d+))?")
 
 @dataclass(frozen=True)
 class ExploredRun:
-    """One order that was run."""
+    """One order that was run, and its result."""
 
     seed: str
     events: tuple[RequestEvent, ...]
     outcomes: tuple[ClaimOutcome, ...]
     faults: tuple[str, ...]
-    #: Why a rank was given twice, if no fault that was made here is needed to explain it; else empty.
+    #: Why two clients got the same rank, if that does not need a crash or a lost answer; else empty.
     overlap: str = ""
 
     @property
@@ -64,7 +63,7 @@ class ExploredRun:
         return len(set(ranks)) < len(ranks)
 
     def describe(self) -> str:
-        """Return the order, an event a line, what came of it, and its seed."""
+        """Return the order with one event per line, the faults, and the seed."""
         lines = [f"  {number}. {event}" for number, event in enumerate(self.events, 1)]
         why = [f"  {self.overlap}"] if self.overlap else []
         return "\n".join(["the order:", *lines, *(f"  {each}" for each in self.faults), *why, f"  seed {self.seed}"])
@@ -72,27 +71,27 @@ class ExploredRun:
 
 @dataclass(frozen=True)
 class ExplorationReport:
-    """What an exploration came to."""
+    """The result of an exploration."""
 
     subject: str
     clients: int
     crashes: bool
     losses: bool
-    #: Orders that were run to their end, and runs that were left because they only swap what may be swapped.
+    #: Number of orders that were run completely, and of runs that were abandoned as equivalent to earlier ones.
     run: int
     left: int
-    #: Orders that the runs stand for, themselves included.
+    #: Number of orders that the runs represent, including themselves.
     orders: int
-    #: Orders that break it: those that were run, and those that they stand for.
+    #: Runs with wrong ranks, and the number of orders that they represent.
     bad: tuple[ExploredRun, ...]
     bad_orders: int
-    #: Why it ended before all was run; empty where it did not.
+    #: Why it ended before all orders were run; empty if it did not.
     stopped: str
     seconds: float
 
     @property
     def pruned(self) -> int:
-        """Orders that were not run, because another one that was run differs from them in nothing that matters."""
+        """Number of orders that were not run because they are equivalent to one that was run."""
         return self.orders - self.run
 
     def __str__(self) -> str:
@@ -101,7 +100,7 @@ class ExplorationReport:
         total = f"at least {self.orders}" if self.stopped else f"{self.orders}"
         text = (
             f"{self.subject}, {self.clients} clients{with_}: {total} orders, {self.run} run, {self.pruned} pruned "
-            "(they only swap requests that touch no common key, or only read it); "
+            "(they only swap requests that share no key or only read); "
             f"{len(self.bad)} of those run are bad, and stand for {self.bad_orders}; {self.seconds:.1f} s"
         )
         return f"{text}; stopped: {self.stopped}" if self.stopped else text
@@ -112,12 +111,15 @@ def _never(run: ExploredRun) -> bool:
 
 
 class Explorer:
-    """Explores one subject.
+    """Explores the orders of requests of one way to claim ranks.
 
-    :param etcd: a client that goes to the path's etcd by another way.
-    :param group: the start of the groups' names; each run has a new one.
-    :param crashes: whether one client may crash in a run, between any two of its requests.
-    :param losses: whether one answer may be lost in a run. At most one fault happens in a run.
+    :param path: the proxy through which the claimants reach etcd.
+    :param etcd: a client of the same etcd that does not use the proxy.
+    :param subject: how ranks are claimed.
+    :param clients: number of claimants.
+    :param group: start of the groups' names; each run has a new group.
+    :param crashes: whether one client per run may crash, between any two of its requests.
+    :param losses: whether one answer per run may be lost. A run has at most one fault.
     """
 
     def __init__(
@@ -147,10 +149,13 @@ class Explorer:
         until: Callable[[ExploredRun], bool] = _never,
         by_chance: bool = False,
     ) -> ExplorationReport:
-        """Run the orders, until all are done, or ``runs`` or ``seconds`` are reached.
+        """Run orders until all are done.
 
-        :param until: whether a bad order is all that is looked for.
-        :param by_chance: whether orders are drawn, of a subject that does not do the same twice; there is no last one.
+        :param runs: maximum number of runs.
+        :param seconds: maximum duration in seconds.
+        :param until: called with each bad run; true ends the exploration.
+        :param by_chance: whether to choose orders at random, for a subject that does not repeat itself. Such an
+            exploration has no last order.
         """
         start = time.monotonic()
         tree: DepthFirst | RandomScheduler = RandomScheduler() if by_chance else DepthFirst()
@@ -172,11 +177,11 @@ class Explorer:
                     bad_orders += count
             tree.advance()
             if bad and run is bad[-1] and until(run):
-                stopped = "at the first bad order, as it was asked to"
+                stopped = "at the first bad order, as requested"
             elif tree.more and ran + left >= runs:
-                stopped = f"after {runs} runs, as it was asked to"
+                stopped = f"after {runs} runs (the limit)"
             elif tree.more and time.monotonic() - start > seconds:
-                stopped = f"after {seconds:g} s, as it was asked to"
+                stopped = f"after {seconds:g} s (the limit)"
         return ExplorationReport(
             self._subject.name, self._clients, self._crashes, self._losses, ran, left, orders, tuple(bad), bad_orders,
             stopped if tree.more else "", time.monotonic() - start,
@@ -185,31 +190,32 @@ class Explorer:
     def replay(self, seed: str) -> ExploredRun:
         """Run the order of a seed again.
 
-        :raises ValueError: where it is none.
-        :raises DivergenceError: where the subject does something else than it did then.
+        :param seed: seed that an exploration printed.
+        :raises ValueError: if the seed is malformed or for another number of clients.
+        :raises DivergenceError: if the subject behaves differently from the recorded run.
         """
         match = _SEED.fullmatch(seed)
         if match is None or int(match["clients"]) != self._clients:
             raise ValueError(
-                f"{seed!r} is no seed of an order of {self._clients} clients: expected what an exploration printed"
+                f"{seed!r} is not a seed for {self._clients} clients: expected a seed that an exploration printed"
             )
         moves = iter(match["moves"].split(".") if match["moves"] else ())
 
         def choose(depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent | None:
             move = next(moves, None)
             if move is None:
-                raise DivergenceError(f"the order of seed {seed} has ended, and {enabled[0]} is still to come")
+                raise DivergenceError(f"seed {seed} has ended, but {enabled[0]} is still pending")
             found = next((event for event in enabled if event.move == move), None)
             if found is None:
                 there = ", ".join(map(str, enabled))
-                raise DivergenceError(f"step {depth + 1} of seed {seed} is {move}, and what there is is {there}")
+                raise DivergenceError(f"step {depth + 1} of seed {seed} is {move}, but the possible events are {there}")
             return found
 
         run, _ = self._run(choose)
-        assert run is not None, "nothing is left out of a replay"
+        assert run is not None, "a replay is never abandoned"
         if run.seed != seed:
             raise DivergenceError(
-                f"seed {seed} led to other requests than it did when it was printed: {run.seed}", detail=run.describe()
+                f"seed {seed} now leads to other requests than when it was printed: {run.seed}", detail=run.describe()
             )
         return run
 
@@ -233,12 +239,12 @@ class Explorer:
                     events.append(event)
                 elif by_chance and missed < MISSED:
                     missed += 1
-                    # A program that gives a request up by its own clock: what it does next is looked at again.
+                    # The program cancelled a request by its own clock: look again at what it does next.
                     events += [happened] if happened is not None else []
                 else:
                     raise DivergenceError(
-                        f"client {event.client} of {self._subject.name} gave up a request by its own clock: {event}",
-                        "a subject must wait for etcd's answers here: give its client no timeout, or a longer one",
+                        f"client {event.client} of {self._subject.name} cancelled a request by its own clock: {event}",
+                        "give its etcd client no timeout or a longer one: here it must wait for etcd's answers",
                         self._path.describe(),
                     )
             outcomes = scene.outcomes()
@@ -252,7 +258,7 @@ class Explorer:
             scene.close()
 
     def _enabled(self, scene: _Scene, events: Sequence[RequestEvent]) -> Iterator[RequestEvent]:
-        """Return what may happen next, always in the same order."""
+        """Yield the events that may happen next, always in the same order."""
         spent = any(event.fault for event in events)
         for number, way in enumerate(scene.ways):
             if number in scene.dead:
@@ -273,13 +279,13 @@ Choose = Callable[[int, Sequence[RequestEvent], Mapping[int, int]], "RequestEven
 
 
 def seed_of(clients: int, events: Sequence[RequestEvent]) -> str:
-    """Return what an order is replayed from: its moves, and a sum of what they were."""
+    """Return the seed of an order: its moves and a checksum of its events."""
     check = zlib.crc32("\n".join(map(str, events)).encode())
     return f"{clients}:{'.'.join(event.move for event in events)}@{check:08x}"
 
 
 class _Scene:
-    """The clients of one run, and when nobody of them can move without us."""
+    """The clients of one run. It decides when none of them can continue until an event is chosen."""
 
     def __init__(self, path: EtcdProxy, etcd: EtcdClient, subject: Subject, size: int, group: str) -> None:
         self.group = group
@@ -293,14 +299,14 @@ class _Scene:
         self._labels: dict[Request, str] = {}
 
     def start(self, number: int) -> None:
-        """Start a claimant, whose every request is held."""
+        """Start a claimant. Each of its requests is held."""
         way = self._path.client(f"client {number}")
         way.hold()
         self.ways.append(way)
         self._running.append(self._subject.start(way, self.group, self._size))
 
     def settle(self) -> None:
-        """Wait until nobody can move without us. :raises DivergenceError: where somebody neither moves nor says why."""
+        """Wait until no client can continue. :raises DivergenceError: if one neither sends a request nor is blocked."""
         missing = [number for number in range(len(self.ways)) if number not in self.dead]
 
         def all_quiet() -> bool:
@@ -313,8 +319,8 @@ class _Scene:
         if not self._path.wait_quietly(all_quiet, seconds=QUIET_SECONDS):
             busy = next(number for number in missing if not self._quiet(number))
             raise DivergenceError(
-                f"client {busy} of {self._subject.name} neither asked for anything nor ended in {QUIET_SECONDS:g} s",
-                "where it waits for others by a watch, its subject has to say so (blocked)",
+                f"client {busy} of {self._subject.name} neither sent a request nor ended within {QUIET_SECONDS:g} s",
+                "if it waits for others by a watch, let blocked() of its subject return true",
                 self._path.describe(),
             )
 
@@ -326,16 +332,16 @@ class _Scene:
             return self._subject.complete(way)
         sent = [request for request in way.requests if request.state is State.SENT]
         if any(not request.stream and request.method != "Lock" for request in sent):
-            return False  # an answer is on its way
+            return False  # an answer is pending
         return bool(sent) and self._subject.blocked(way, self.group, self._keys())
 
     def _keys(self) -> dict[str, bytes]:
-        """What the group has, in the order of creation."""
+        """Return keys and values of the group, oldest first."""
         found = self._etcd.by_creation(self._subject.keys(self.group))
         return {item.key: item.value for item in found}
 
     def events(self, number: int, way: ProxyClient) -> list[RequestEvent]:
-        """Return what a living client has asked for, and not been given."""
+        """Return the held requests of a living client as events."""
         if self._running[number].outcome() is not None:
             return []
         held = sorted(way.held, key=self._label)
@@ -346,19 +352,19 @@ class _Scene:
         ]  # fmt: skip
 
     def endings(self, number: int) -> Iterator[RequestEvent]:
-        """Return the end of a dead client's leases, where that is still to come."""
+        """Yield the end of a dead client's leases, unless it has already happened."""
         if number not in self._ended and leases(self.ways[number]):
             yield RequestEvent(number, "e", "", 1, 0, (EVERYTHING,))
 
     def do(self, event: RequestEvent) -> RequestEvent | None:
-        """Let one event happen, wait until it has, and return it.
+        """Execute one event, wait until it has happened, and return it.
 
-        A client may have gone, or given its request up, since it was looked at: what happened then is returned, which
-        is nothing (None) or the same request without the fault.
+        The client may have ended or cancelled its request in the meantime. Then return what happened instead: None for
+        nothing, or the same request without the fault.
         """
         way = self.ways[event.client]
         if event.kind == "c":
-            # First cut off, then killed: else it connects again in between.
+            # Cut it off before killing it, so that it cannot reconnect in between.
             self.dead.add(event.client)
             way.cut()
             self._running[event.client].kill()
@@ -380,7 +386,7 @@ class _Scene:
         self._done[event.client, event.label] = event.nth
         over = {State.ANSWERED, State.ANSWER_LOST, State.DROPPED, State.UNANSWERED}
         if request.method == "Lock":
-            # Its answer may have to wait for others; it is done when its key is there, which nobody announces.
+            # Its answer may have to wait for other clients. It has taken effect when its key exists, so poll for that.
             wait_until(
                 lambda: request.state in over or self._waits_in(request, queue, first=event.kind == ""),
                 f"the key of {request}",
@@ -393,28 +399,28 @@ class _Scene:
         return event
 
     def _queue(self, request: Request) -> list[str]:
-        """Return the keys of those that have a lock, or wait for it, in their order; of another request: none."""
+        """Return the keys of the holder of a lock and its waiters, in order; empty for other requests."""
         return [key for key in self._keys() if request.method == "Lock" and key.startswith(f"{request.key}/")]
 
     def _waits_in(self, request: Request, before: Sequence[str], *, first: bool) -> bool:
-        """Whether one more waits in a lock's queue than ``before``, or is ``first`` in it, whose answer is coming."""
+        """Whether a lock's queue has a new key since ``before``; unless ``first``, the holder's does not count."""
         queue = self._queue(request)
         new = set(queue) - set(before)
         return bool(new if first else new - set(queue[:1]))
 
     def outcomes(self) -> tuple[ClaimOutcome, ...]:
-        """Return what became of every claimant that was not killed."""
+        """Return the outcome of every claimant that was not killed."""
         return tuple(
             running.outcome()
             or ClaimOutcome(
-                way.name, error=f"waits for ever, its last request was {way.requests[-1].label(self._names())}"
+                way.name, error=f"waits forever; its last request was {way.requests[-1].label(self._names())}"
             )
             for number, (way, running) in enumerate(zip(self.ways, self._running, strict=True))
             if number not in self.dead
         )
 
     def close(self) -> None:
-        """End every claimant, and remove what they wrote."""
+        """Kill every claimant and delete its keys."""
         for running in self._running:
             running.kill()
         granted = [lease for way in self.ways for lease in leases(way)]
@@ -434,7 +440,7 @@ class _Scene:
 
 
 def linear_extensions(events: Sequence[RequestEvent], replaced: Mapping[int, int]) -> int:
-    """Return how many orders differ from this one in nothing that matters, itself included."""
+    """Return the number of orders that are equivalent to this one, including itself."""
     chains: dict[int, list[int]] = {}
     for place, event in enumerate(events):
         chains.setdefault(event.client, []).append(place)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claimants in processes of their own, started in milliseconds: forked by a process that has loaded what they need.
+"""Start claimants as processes within milliseconds, by forking a process that has already imported their modules.
 
-Run as ``python forkserver.py FD PARENT`` it is that process; it and all its children end when its parent has gone.
+``python forkserver.py FD PARENT PATH`` runs that process. It and all its children end when the parent has ended.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _START_SECONDS = 180.0
 
 
 class ForkedClaimant:
-    """One process that claims a rank, by a function ``module:function``.
+    """A process that claims a rank by calling a function ``module:function``.
 
-    The function gets its arguments by name, and ``announce``, which it calls with the rank that it was given; that
-    returns when the claimant may go on: it keeps its claim until then.
+    The function gets its arguments by name, and also ``announce``. It calls ``announce`` with its rank, which returns
+    when the claimant may continue. The claimant keeps its rank until then.
     """
 
     def __init__(self, pid: int, channel: socket.socket, changed: threading.Condition) -> None:
         self.pid = pid
-        #: What it said last: ``rank``, or ``error`` and ``kind``; None where it has said nothing yet.
+        #: Its last message: with ``rank``, or with ``error`` and ``kind``; None if there is none yet.
         self.message: dict[str, Any] | None = None
         #: Whether its process has ended.
         self.ended = False
@@ -44,34 +44,34 @@ class ForkedClaimant:
         self._reader.start()
 
     def go_on(self) -> None:
-        """Let it go on after its announcement, to leave."""
+        """Let it continue after its announcement, so that it leaves."""
         with suppress(BrokenPipeError):
             self._channel.sendall(b"\n")
 
     def wait(self, seconds: float) -> dict[str, Any] | None:
-        """Wait until it says something or ends; return what it said last."""
+        """Wait for a message or its end, at most ``seconds``; return its last message."""
         return self.wait_for(lambda message: True, seconds)
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any] | None:
-        """Wait until what it said last is wanted, or it ends; return what it said last."""
+        """Wait until ``wanted`` accepts its last message, or it ends, at most ``seconds``; return its last message."""
         with self._changed:
             self._changed.wait_for(lambda: self.ended or (self.message is not None and wanted(self.message)), seconds)
         return self.message
 
     def wait_until_ended(self, seconds: float) -> bool:
-        """Wait until its process has ended; return whether it has."""
+        """Wait for its end, at most ``seconds``; return whether it has ended."""
         self._reader.join(seconds)
         return self.ended
 
     def kill(self) -> None:
-        """End it by SIGKILL, and wait until it has ended."""
+        """Kill it with SIGKILL and wait until it has ended."""
         if not self.ended:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self._reader.join(_START_SECONDS)
 
     def close(self) -> None:
-        """End it."""
+        """Kill it and close the connection."""
         self.kill()
         self._channel.close()
 
@@ -88,7 +88,7 @@ class ForkedClaimant:
 
 
 class ForkServer:
-    """The process that forks claimants. As a context manager it ends with its block, and they with it."""
+    """The process that forks claimants. At the end of its ``with`` block it ends, and the claimants with it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -111,7 +111,12 @@ class ForkServer:
     def start(
         self, function: str, arguments: Mapping[str, Any], changed: threading.Condition | None = None
     ) -> ForkedClaimant:
-        """Fork a claimant that calls ``module:function``. ``changed`` is notified of all that it says."""
+        """Fork a claimant.
+
+        :param function: ``module:function`` that the claimant calls.
+        :param arguments: arguments of the function by name.
+        :param changed: condition that is notified of each message and of its end.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             request = json.dumps({"function": function, "arguments": dict(arguments)}).encode()
@@ -119,13 +124,13 @@ class ForkServer:
         answer = self._channel.recv(4)
         if len(answer) < 4:
             ours.close()
-            raise RuntimeError(f"the process that forks claimants has ended with {self._process.wait()}")
+            raise RuntimeError(f"the process that forks claimants ended with exit code {self._process.wait()}")
         claimant = ForkedClaimant(int.from_bytes(answer, "big"), ours, changed or threading.Condition())
         self._claimants.append(claimant)
         return claimant
 
     def close(self) -> None:
-        """End it and every claimant."""
+        """End the process and every claimant."""
         for claimant in self._claimants:
             claimant.close()
         self._channel.close()
@@ -135,7 +140,7 @@ class ForkServer:
 def _main(channel: socket.socket) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     for module in ("etcd3gw.client", "pytest_nixl.cluster.joining", "pytest_nixl.checks.rank_race.functions"):
         importlib.import_module(module)
     while True:
@@ -175,7 +180,7 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    # The folder of this file is no place to import from.
+    # Do not import from the directory of this file.
     sys.path[:] = json.loads(sys.argv[3])
     if os.getppid() == int(sys.argv[2]):
         _main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to claim a rank, as functions that claimants call: our membership, and the seed's, which is broken.
+"""Ways to claim a rank, as functions for claimants: pytest-nixl's membership, and known broken ones.
 
-Each takes ``endpoint``, ``group`` (the prefix of its keys), ``size`` and ``announce``.
+Each takes ``endpoint``, ``group`` (the prefix of its keys), ``size`` and ``announce``, which it calls with its rank.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-#: Seconds of a lease, and of any wait. In no order of requests is a lease refreshed, or comes to its end by itself.
+#: Seconds of a lease and of any wait. During an exploration no lease is refreshed or expires.
 TTL, WAIT = 120, 60.0
 
 
 def membership(endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL) -> None:
-    """Join by :func:`pytest_nixl.cluster.joining.join`."""
+    """Claim a rank with :func:`pytest_nixl.cluster.joining.join`."""
     from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -28,7 +28,7 @@ def membership(endpoint: str, group: str, size: int, announce: Callable[[int], N
 def membership_with_barrier(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
-    """Join, and pass a barrier: the group has started when the rank is announced. Then pass another one, and leave."""
+    """Join, pass a barrier so that the group has started, announce the rank, pass another barrier, and leave."""
     from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -42,9 +42,9 @@ def membership_with_barrier(
 
 
 def read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Claim as the second seed did, by four requests and no lock: known to be bad, so that we see that we see it.
+    """Claim a rank by four requests without a lock. This race is known, and proves that races are detected.
 
-    ``size`` is read; who finds none is rank 0; the own rank's key is written with a lease, and the size, one more.
+    It reads ``size`` (0 if missing) as its rank, then writes the key of its rank with a lease, then ``size`` plus one.
     """
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -60,9 +60,9 @@ def read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[
 
 
 def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Claim as released nixlbench does: the same read-modify-write under etcd's lock, and no look at what fails.
+    """Claim a rank as released nixlbench does: read-modify-write under etcd's lock, without checking for errors.
 
-    Whoever asks finds no fault in any order of requests; one answer that is lost, and a rank is given twice.
+    No order of requests gives a rank twice, but a single lost answer does.
     """
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -76,21 +76,21 @@ def locked_read_modify_write(endpoint: str, group: str, size: int, announce: Cal
         try:
             rank = int(client.get(f"{group}size") or b"0")
         except EtcdError:
-            rank = 0  # an answer that is lost is read as "there is none"
+            rank = 0  # a lost answer is read as "no key"
         if rank >= size:
             raise RuntimeError(f"Rank {rank} is greater than or equal to global size {size}")
         lease = client.lease(TTL)
         client.put(f"{group}rank/{rank}", b"", lease)
-        with suppress(EtcdError):  # a failure of it is not looked at
+        with suppress(EtcdError):  # it ignores a failure
             client.put(f"{group}size", str(rank + 1).encode())
         client.raw.post(client.raw.get_url("/lock/unlock"), json={"key": held["key"]})
         announce(rank)
 
 
 def create_without_token(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
-    """Take the first rank whose key can be created, trying again after a lost answer: bad only when one is lost.
+    """Take the first rank whose key can be created; after a lost answer, try again. Wrong only after a lost answer.
 
-    The second attempt finds the key of the first, takes it for somebody else's, and a rank stays with nobody.
+    The second attempt finds the key of the first attempt and takes it for another claimant's. So a rank stays unused.
     """
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -114,7 +114,7 @@ def create_without_token(endpoint: str, group: str, size: int, announce: Callabl
 def membership_from_a_start(
     endpoint: str, group: str, size: int, announce: Callable[[int], None], ttl: int = TTL
 ) -> None:
-    """Say that it is ready, by announcing -1; then join, pass a barrier, and announce the rank."""
+    """Announce -1 to say that it is ready; then join, pass a barrier, and announce the rank."""
     from pytest_nixl.cluster.joining import join
     from pytest_nixl.etcd.client import connect
     from pytest_nixl.etcd.endpoints import parse_endpoints

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranks that were handed out are right: 0 to n-1, each once."""
+"""Check the invariants of assigned ranks: 0 to n-1, each once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 
 
 def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()) -> list[str]:
-    """Return one sentence for each thing that is wrong, with the ranks, hosts and keys; nothing where all is right.
+    """Return one sentence per fault, with ranks, hosts and keys; empty if the ranks are right.
 
-    :param outcomes: of every claimant that was not killed.
-    :param keys: what the group has in etcd.
+    :param outcomes: outcomes of all claimants that were not killed.
+    :param size: size of the group.
+    :param keys: keys of the group in etcd.
     """
     found = given_twice(outcomes)
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         if not 0 <= rank < size:
             owner = next(outcome for outcome in outcomes if outcome.rank == rank)
-            found.append(f"rank {rank} is none of a group of {size}: {owner}")
+            found.append(f"rank {rank} is outside a group of {size}: {owner}")
     missing = sorted(set(range(size)) - {outcome.rank for outcome in outcomes if outcome.rank is not None})
     if missing:
         found.append(f"nobody has rank {', '.join(map(str, missing))} of {size}")
@@ -33,7 +34,7 @@ def faults(outcomes: Sequence[ClaimOutcome], size: int, keys: Iterable[str] = ()
 
 
 def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
-    """Return one sentence for each rank that was given more than once."""
+    """Return one sentence for each rank that several claimants got."""
     found = []
     for rank in sorted({outcome.rank for outcome in outcomes if outcome.rank is not None}):
         owners = [outcome for outcome in outcomes if outcome.rank == rank]
@@ -44,6 +45,6 @@ def given_twice(outcomes: Sequence[ClaimOutcome]) -> list[str]:
 
 
 def owners_of_one_rank(outcomes: Sequence[ClaimOutcome]) -> frozenset[str]:
-    """Return the names of the claimants whose rank another one has too."""
+    """Return the names of the claimants that share a rank with another claimant."""
     ranks = [outcome.rank for outcome in outcomes if outcome.rank is not None]
     return frozenset(each.name for each in outcomes if each.rank is not None and ranks.count(each.rank) > 1)

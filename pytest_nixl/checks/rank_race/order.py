@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which the requests of some clients reached etcd, and what in it gave two of them one rank."""
+"""Describe the order in which requests reached etcd, and why two clients got the same rank."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pytest_nixl.etcd.proxy import Access, ProxyClient, Request, State
 
-#: Requests of an order that are shown: a registration has ten at most.
+#: Maximum number of requests that are shown. A registration has at most ten.
 SHOWN = 40
 
 
 def sent_requests(ways: Sequence[ProxyClient]) -> list[Request]:
-    """Return the requests of all clients in the order in which they were sent on to etcd, without those of streams."""
+    """Return the requests of all clients in the order of forwarding to etcd, without streams."""
     sent = [request for way in ways for request in way.requests if request.sent and not request.stream]
     return sorted(sent, key=lambda request: request.sent)
 
 
 def describe_order(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
-    """Return the order of the requests, one in a line.
+    """Return the order of the requests, one per line.
 
-    :param names: what to write for parts of keys that differ from run to run.
+    :param ways: the clients.
+    :param names: replacements for parts of keys that differ from run to run.
     """
     requests = sent_requests(ways)
     lines = [
@@ -38,10 +39,13 @@ def _end(request: Request) -> str:
 
 
 def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping[str, str]) -> str:
-    """Return one sentence if two clients read one key before either of them wrote it, so that no lost answer is needed
-    to explain that both took one rank; else an empty string.
+    """Return one sentence if two clients read the same key before either wrote it; otherwise an empty string.
 
-    :param owners: names of the clients that took one rank.
+    Such an overlap explains why both took the same rank, without a lost answer.
+
+    :param ways: the clients.
+    :param owners: names of the clients that took the same rank.
+    :param names: replacements for parts of keys that differ from run to run.
     """
     requests = [request for request in sent_requests(ways) if request.client in owners]
     for key in _read_and_written(requests):
@@ -60,13 +64,13 @@ def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping
             for part, word in names.items():
                 name = name.replace(part, word)
             locked = any(request.method == "Lock" for request in requests)
-            lock = "etcd's lock did not keep them apart" if locked else "none of them took etcd's lock"
+            lock = "etcd's lock did not separate them" if locked else "none of them took etcd's lock"
             return f"{' and '.join(readers)} read {name!r} before any of them wrote it, and {lock}"
     return ""
 
 
 def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
-    """Yield the keys that are read and written by these requests, one at a time; ranges are none."""
+    """Yield the single keys (not ranges) that these requests both read and write."""
     written = {access.start for request in requests for access in request.accesses if access.write}
     for request in requests:
         for access in request.accesses:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders by chance, for programs that do not do the same twice: another project's client decides by its own clock when
-it connects again after a lost answer, so that no order of it can be repeated up to a point and then be changed.
+"""Random orders, for programs that do not repeat themselves.
+
+Another project's client decides by its own clock when it reconnects after a lost answer. So an order cannot be repeated
+up to some point and then changed, as systematic exploration needs.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class RandomScheduler:
-    """Chooses what moves next by chance; the one fault of a run happens at each depth in turn.
+    """Chooses the next event at random. From run to run, the single fault of a run happens one step later.
 
-    :param seed: of the chance.
+    :param seed: seed of the random generator.
     """
 
-    #: There is always one more.
+    #: There is always another order.
     more = True
 
     def __init__(self, seed: int = 0) -> None:
@@ -27,7 +29,7 @@ class RandomScheduler:
         self._fault_at = self._deepest = 0
 
     def choose(self, depth: int, enabled: Sequence[RequestEvent], replaced: Mapping[int, int]) -> RequestEvent:
-        """Return what moves next: a fault from its depth on, where one is left to a run."""
+        """Return the next event: from the depth of the fault on, a fault if the run has had none."""
         self._deepest = max(self._deepest, depth)
         faults = [event for event in enabled if event.fault]
         if faults and depth >= self._fault_at:
@@ -35,5 +37,5 @@ class RandomScheduler:
         return self._random.choice([event for event in enabled if not event.fault])
 
     def advance(self) -> None:
-        """Go on to the next order."""
+        """Prepare the next order."""
         self._fault_at = self._fault_at + 1 if self._fault_at < self._deepest else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What claims ranks: a function, a command whose output names its rank, or nixlbench; all behind one interface."""
+"""Systems under test that claim ranks: a function, a command whose output names its rank, or nixlbench."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import ProxyClient, State
 
-#: What nixlbench registers with: one byte to move, once; two ranks.
+#: Flags with which nixlbench registers and moves little: blocks of 4096 bytes.
 _NIXLBENCH = ("--runtime_type=ETCD", "--etcd_endpoints={endpoint}", "--benchmark_group={group}",
               "--total_buffer_size=4096", "--start_block_size=4096", "--max_block_size=4096", "--num_iter=16",
               "--warmup_iter=16")  # fmt: skip
@@ -29,10 +29,12 @@ _HOST = re.compile(r"hostname (\S+)")
 
 @dataclass(frozen=True)
 class ClaimOutcome:
-    """What became of one claim: a rank, or why there is none.
+    """The result of one claim: a rank, or why there is none.
 
-    :param name: of the client.
-    :param keys: the keys that it named when it failed.
+    :param name: name of the client.
+    :param rank: its rank; None if it got none.
+    :param error: why it got no rank; or an error after it got one.
+    :param keys: keys that its error message names.
     """
 
     name: str
@@ -48,40 +50,45 @@ class ClaimOutcome:
 
 
 class Running(Protocol):
-    """One claimant that was started."""
+    """A started claimant."""
 
     def outcome(self) -> ClaimOutcome | None:
-        """Return what became of its claim; None while that is open."""
+        """Return the result of its claim; None while it is undecided."""
 
     def go_on(self) -> None:
-        """Let it go on once it has its rank."""
+        """Let it continue after it has its rank."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
 
 class Subject(Protocol):
-    """A way to claim ranks."""
+    """A system under test: a way to claim ranks."""
 
     @property
     def name(self) -> str:
-        """How failures name it."""
+        """Its name in messages."""
 
     def start(self, way: ProxyClient, group: str, size: int) -> Running:
-        """Start one claimant that reaches etcd by ``way``. ``group`` is what it has in common with the others."""
+        """Start a claimant.
+
+        :param way: the proxy's client through which it reaches etcd.
+        :param group: name of the group, the same for all its claimants.
+        :param size: number of ranks of the group.
+        """
 
     def keys(self, group: str) -> str:
         """Return the prefix of the keys that a group uses."""
 
     def blocked(self, way: ProxyClient, group: str, keys: Mapping[str, bytes]) -> bool:
-        """Whether a claimant waits for what others do. ``keys`` are all of the group, by their create revision."""
+        """Whether a claimant waits for other claimants. ``keys`` are all keys of the group, oldest first."""
 
     def complete(self, way: ProxyClient) -> bool:
-        """Whether a claimant has made all the requests that it makes at this point, where that may be more than one."""
+        """Whether a claimant has sent all requests of this step, if a step may have several."""
 
 
 class FunctionSubject:
-    """A function ``module:function``: see :mod:`pytest_nixl.checks.rank_race.functions`."""
+    """A function ``module:function`` that claims a rank: see :mod:`pytest_nixl.checks.rank_race.functions`."""
 
     def __init__(self, forkserver: ForkServer, function: str) -> None:
         self.name = function
@@ -103,7 +110,7 @@ class FunctionSubject:
 
 
 class MembershipSubject(FunctionSubject):
-    """Our own membership, which waits by watches."""
+    """The membership of pytest-nixl, which waits by watches."""
 
     def __init__(
         self, forkserver: ForkServer, function: str = "pytest_nixl.checks.rank_race.functions:membership"
@@ -117,9 +124,9 @@ class MembershipSubject(FunctionSubject):
         if last is None or last.method != "Watch" or last.state is not State.SENT:
             return False
         frozen = keys.get(f"{group}run/frozen")
-        if len(last.accesses) == 1:  # for the list
+        if len(last.accesses) == 1:  # waits for the roster
             return frozen is None
-        # For the place of one that died.
+        # Waits for the rank of a member that died.
         return frozen is not None and all(f"{group}members/{item[0]}" in keys for item in json.loads(frozen)["members"])
 
 
@@ -132,7 +139,7 @@ class _Forked:
         message, pid = self._claimant.message, self._claimant.pid
         if message is None:
             return (
-                ClaimOutcome(self._name, pid=pid, error="its process ended without a word")
+                ClaimOutcome(self._name, pid=pid, error="its process ended without a message")
                 if self._claimant.ended
                 else None
             )
@@ -148,10 +155,13 @@ class _Forked:
 
 
 class CommandSubject:
-    """A command line whose output names its rank.
+    """A command whose output names its rank.
 
-    :param command: words, in which ``{endpoint}``, ``{group}`` and ``{size}`` are filled in.
-    :param pattern: a regular expression for a line of its output, with a group ``rank``.
+    :param command: arguments, in which ``{endpoint}``, ``{group}`` and ``{size}`` are replaced.
+    :param pattern: regular expression for a line of its output, with a group ``rank``.
+    :param name: its name in messages; by default the command.
+    :param prefix: prefix of its keys, in which ``{group}`` is replaced.
+    :raises ValueError: if the pattern is malformed or has no group ``rank``.
     """
 
     def __init__(self, command: Sequence[str], pattern: str, *, name: str = "", prefix: str = "{group}/") -> None:
@@ -159,10 +169,10 @@ class CommandSubject:
             self._pattern = re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"{pattern!r} is no regular expression ({error}): expected one with a group (?P<rank>…)"
+                f"{pattern!r} is not a regular expression ({error}): expected one with a group (?P<rank>…)"
             ) from None
         if "rank" not in self._pattern.groupindex:
-            raise ValueError(f"{pattern!r} does not say where the rank is: expected a group (?P<rank>…) in it")
+            raise ValueError(f"{pattern!r} has no group for the rank: add (?P<rank>…)")
         self.name = name or shlex.join(command)
         self._command = tuple(command)
         self._prefix = prefix
@@ -182,7 +192,7 @@ class CommandSubject:
 
 
 class NixlbenchSubject(CommandSubject):
-    """The real nixlbench, with its ETCD runtime and two ranks; ``backend`` is what it moves bytes with afterwards."""
+    """The real nixlbench with its ETCD runtime and two ranks. ``backend`` moves its bytes afterwards."""
 
     def __init__(self, program: str, backend: str = "UCX") -> None:
         super().__init__(
@@ -190,10 +200,10 @@ class NixlbenchSubject(CommandSubject):
         )
 
     def complete(self, way: ProxyClient) -> bool:
-        # The end of its lock is two requests at once.
+        # It releases its lock by two requests at the same time.
         methods = [request.method for request in way.requests]
         unlocks, revokes = methods.count("Unlock"), methods.count("LeaseRevoke")
-        # Once an answer was lost, either of the two may not be made; orders of this subject are drawn then.
+        # After a lost answer it may skip either of the two. Orders of this subject are then chosen at random.
         lost = any(request.state is State.ANSWER_LOST for request in way.requests)
         return lost or unlocks == revokes
 
@@ -215,7 +225,7 @@ class _Command:
             )
         except OSError as error:
             raise NixlPluginError(
-                f"{words[0]} cannot be started: {error.strerror or error}", "give a program that runs here"
+                f"{words[0]} cannot be started: {error.strerror or error}", "give a program that can run on this host"
             ) from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -234,7 +244,7 @@ class _Command:
 
     def outcome(self) -> ClaimOutcome | None:
         text = "".join(self._lines)
-        # A line counts once its end was printed.
+        # Only a complete line counts.
         match = next(
             (found for line in self._lines if line.endswith("\n") and (found := self._pattern.search(line))), None
         )
@@ -244,11 +254,11 @@ class _Command:
             rank = None
         else:
             return None
-        # It runs here, also where it has not said so yet.
+        # It runs on this host, even if it has not printed that yet.
         return read_outcome(self._name, text, rank=rank, pid=self._process.pid, host=os.uname().nodename)
 
     def go_on(self) -> None:
-        """It goes on by itself."""
+        """Do nothing: it continues by itself."""
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -257,7 +267,13 @@ class _Command:
 
 
 def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: str = "") -> ClaimOutcome:
-    """Read what one process of nixlbench, or another program, said of its claim."""
+    """Read the result of a claim from the output of nixlbench or another program.
+
+    :param name: name of the client.
+    :param text: its output.
+    :param rank: its rank; None if it got none.
+    :param host: its host, if the output does not name it.
+    """
     said = _HOST.search(text)
     faults = [fault for fault in read_output(text).faults if fault.trouble is not Trouble.OTHER]
     keys = tuple(
@@ -270,20 +286,20 @@ def read_outcome(name: str, text: str, *, rank: int | None, pid: int = 0, host: 
 
 
 def read_nixlbench(name: str, text: str) -> ClaimOutcome:
-    """Read the whole output of one nixlbench process: the rank that it registered as, its host, and what went wrong."""
+    """Read the result of a claim from the whole output of one nixlbench process: rank, host and error."""
     registrations = read_output(text).registrations
     return read_outcome(name, text, rank=registrations[0].rank if registrations else None)
 
 
 def remedy_for(outcomes: Sequence[ClaimOutcome]) -> str:
-    """Return what to do, as far as nixlbench's own words tell."""
+    """Return the remedy for the first known failure; by default that for a duplicate rank."""
     said = "\n".join(outcome.error for outcome in outcomes) + "\n"
     faults = read_output(said).faults
     return faults[0].remedy if faults else REMEDIES[Trouble.DUPLICATE_RANK]
 
 
 def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
-    """Whether a client waits in etcd's lock behind another one: its key is there, and is not the first."""
+    """Whether a client waits in etcd's lock behind another client: its key exists and is not the first."""
     asked = [request for request in way.requests if request.method == "Lock" and request.state is State.SENT]
     if not asked:
         return False
@@ -292,10 +308,10 @@ def waits_for_lock(way: ProxyClient, keys: Mapping[str, bytes]) -> bool:
     if not own and any(
         request.method == "LeaseGrant" and request.state is State.ANSWER_LOST for request in way.requests
     ):
-        return len(queue) > 1  # it asked with a lease of which nobody heard: one of these keys is its own
+        return len(queue) > 1  # the answer with its lease was lost, so one of these keys is its own
     return bool(own) and own[0] != queue[0]
 
 
 def leases(way: ProxyClient) -> list[int]:
-    """Return every lease that a client was granted."""
+    """Return the ids of all leases that a client was granted."""
     return [lease for request in way.requests if (lease := request.granted()) is not None]

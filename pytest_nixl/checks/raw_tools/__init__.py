@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same bytes over the same path without NIXL, by the test programs of UCX and libfabric."""
+"""Raw tools: measure the same transfer without NIXL, by the test programs of UCX and libfabric."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check ``nixl-to-raw``: which rows of a run are measured once more by a raw tool, and what comes of it."""
+"""The check ``nixl-to-raw``: measure some rows of a run again with a raw tool, and compare."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
-#: Pairs of ranks that failed and are looked into, at most.
+#: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
-#: These moved no right bytes over an accepted transport: there is nothing to compare.
+#: Rows with these verdicts moved no correct bytes over an accepted transport, so they cannot be compared.
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
 @dataclass(frozen=True)
 class LinkKind:
-    """Links that differ in their ranks only."""
+    """Links that differ only in their ranks."""
 
     backend: str
     op: str
@@ -41,20 +41,20 @@ class LinkKind:
 
 
 def link_kinds(run: Run) -> list[LinkKind]:
-    """Return the kinds of links that are asked for."""
+    """Return the kinds of links that the run was asked to measure."""
     links = asked_links(run.settings, run.asked)
     return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in links))
 
 
 def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
-    """Measure rows of this run with a raw tool; rows that failed are told the cause.
+    """Measure rows of this run with a raw tool, and add the cause to rows that failed.
 
-    A tool that fails says nothing of NIXL: WARN, and UNKNOWN where a row failed or has a bound.
+    If the tool fails, nothing is known about NIXL: WARN, or UNKNOWN if a row failed or has a bound.
 
-    :raises NixlPluginError: where a rank does not answer.
+    :raises NixlPluginError: if a rank does not answer.
     """
     if BACKENDS[kind.backend].STORAGE:
-        return _not_applicable(f"{kind.backend} moves bytes to files: there is no path between two ranks"), ()
+        return _not_applicable(f"{kind.backend} moves bytes to files, not between two ranks"), ()
     rows = _measured(kind, run)
     if not rows:
         return _not_applicable(f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 was measured"), ()
@@ -66,7 +66,7 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
         limits = run.settings.timeout, run.settings.start_timeout
         with RawPair(tool, places, _address(cluster, ranks), *limits) as pair:
             if pair.missing:
-                return _not_applicable(f"{pair.missing} is not there: {TOOLS[tool.NAME]}"), ()
+                return _not_applicable(f"{pair.missing} was not found: {TOOLS[tool.NAME]}"), ()
             if why := pair.cannot(kind.memory):
                 return _not_applicable(why), ()
             try:
@@ -75,7 +75,7 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
                 wanted = any(_wanted(key, result, profile) for key, result in chosen.items())
                 verdict = Verdict.UNKNOWN if wanted else Verdict.WARN
                 fault = Judgement(
-                    verdict, f"nothing to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
+                    verdict, f"no raw figure to compare with: {error.reason}", f"{error.remedy}\n{error.detail}"
                 )
                 break
     for one in found:
@@ -98,13 +98,13 @@ def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Raw
 
 
 def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
-    """Whether a row failed, or the profile bounds its share of the raw figure."""
+    """Whether a row failed, or the profile has a bound for its share of the raw figure."""
     expectation = profile.expectation(key)
     return _failed(result) or (expectation is not None and expectation.raw is not None)
 
 
 def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
-    """Return the rows of a kind that a raw tool can repeat: of batch 1, and of one depth, the largest."""
+    """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
     for result in run.results:
         key = run.keys.get(result.row)
@@ -117,8 +117,10 @@ def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
 
 
 def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[RankPair, dict[RowKey, Result]]:
-    """Return few rows of few pairs: of the first pair the smallest, a middle and the largest block, those with a bound
-    of the profile and those that failed; of other pairs the largest block that failed.
+    """Return a few rows of a few pairs.
+
+    For the first pair: the smallest, a middle and the largest block, and the largest one that failed or has a bound in
+    the profile. For other pairs: the largest block that failed.
     """
     pairs: dict[RankPair, list[RowKey]] = {}
     for key in sorted(rows, key=lambda key: key.block):
@@ -132,19 +134,19 @@ def _chosen(rows: Mapping[RowKey, Result], profile: Profile) -> dict[RankPair, d
 
 
 def few(keys: Sequence[RowKey], must: Callable[[RowKey], bool]) -> list[RowKey]:
-    """Return the first, a middle and the last of them, and the last of those that must be among them."""
+    """Return the first, a middle and the last key, and the last key for which ``must`` is true."""
     chosen = {keys[0], keys[len(keys) // 2], keys[-1], *[key for key in keys if must(key)][-1:]}
     return [key for key in keys if key in chosen]
 
 
 def _failed(result: Result) -> bool:
-    """Whether a row is below its floor: a bound of latency is another question."""
+    """Whether a row is below its floor. Latency bounds do not count."""
     figures = result.figures
     return result.verdict is Verdict.FAIL and figures is not None and figures.bandwidth < figures.floor
 
 
 def _address(cluster: Cluster, ranks: RankPair) -> str:
-    """Return the target's host, as the initiator reaches it."""
+    """Return the address at which the initiator reaches the target's host."""
     return str(cluster.ask("address")[ranks[1]]) if cluster.several else "127.0.0.1"
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libfabric's own ``fi_rma_bw``, of its fabtests: what it is asked, and what it says.
+"""``fi_rma_bw`` of libfabric's fabtests: its arguments and its output.
 
-Its MB are 10^6 bytes (``shared.c``, ``show_perf``: bytes by microseconds). A WRITE is its ``writedata``, from the
-client to the server alone; its ``read`` goes both ways at once, and each side tells what it has itself read. Delivery
-is asked for (``-U``, FI_DELIVERY_COMPLETE): without, a write is done when it has left.
+Its MB are 10^6 bytes (``shared.c``, ``show_perf``: bytes per microsecond). For WRITE it runs ``writedata``, only from
+the client to the server. Its ``read`` goes both ways at once, and each side reports what it has read itself. ``-U``
+(FI_DELIVERY_COMPLETE) requests delivery; without it, a write completes as soon as it has left the sender.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class FiRmaBw:
     ENVIRONMENT: Mapping[str, str | None] = {}
 
     def test(self, op: str) -> str:
-        """``writedata`` or ``read``."""
+        """Return ``writedata`` or ``read``."""
         return {"WRITE": "writedata", "READ": "read"}[op]
 
     def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
-        """Both sides are told the same."""
+        """Return the arguments of the target's side, which are the same as the client's."""
         size, window = ["-S", str(key.block), "-I", str(count), "-w", str(warmup)], ["-W", str(key.depth)]
         return ["-p", _provider(transports), "-e", "rdm", "-o", self.test(key.op), *size, *window, "-U", f"-E={port}"]
 
     def client(
         self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
     ) -> list[str]:
-        """As the server, and where that is."""
+        """Return the server's arguments, and the server's address."""
         return [*self.server(key, count, warmup, port, transports), address]
 
     def read(self, text: str, block: int) -> RawToolLine | None:
@@ -55,25 +55,25 @@ class FiRmaBw:
         size, each, said = int(last["size"]) * _FACTOR[last["unit"]], float(last["each"]), float(last["mb"]) * _MB
         if each > 1 and abs(size / each * 1e6 - said) > 0.02 * said + 0.01 * _MB:
             raise ValueError(
-                f"it contradicts itself: {size} bytes in {each:g} us are not {last['mb']} MB/s of 10^6 bytes"
+                f"contradictory figures: {size} bytes in {each:g} us are not {last['mb']} MB/s of 10^6 bytes"
             )
         return RawToolLine(0, said)
 
     def version(self, text: str) -> str:
-        """It does not say."""
+        """Return an empty string: it prints no version."""
         return ""
 
     def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
-        """It does not say; it was given a provider, and takes no other."""
+        """Return the provider that it was given, because it uses no other and prints none."""
         return (_provider(asked),)
 
     def can(self, help: str, memory: str) -> bool:
-        """Only main memory is asked of it."""
+        """Whether it supports a type of memory: it is used for DRAM only."""
         return memory == "DRAM"
 
 
 def _provider(transports: Sequence[str]) -> str:
-    """Return NIXL's provider; where that is not known, the one that is everywhere."""
+    """Return NIXL's provider; if unknown, ``tcp``, which every host has."""
     return transports[0].partition("/")[0] if transports else "tcp"
 
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RawToolLine:
-    """How many blocks it moved so far, and at how many bytes per second over all of them."""
+    """A line of a raw tool's table.
+
+    :param count: number of blocks that were moved so far.
+    :param value: bytes per second over all of them.
+    """
 
     count: int
     value: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A raw tool between two ranks: its server where the target is, its client where the initiator is."""
+"""Run a raw tool between two ranks: its server on the target's host, its client on the initiator's host."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, 
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import START_SECONDS
 
-#: Seconds that a tool's transfers should take, at NIXL's speed; and after which a slower one is not waited for.
+#: Target duration in seconds at NIXL's speed, and the duration after which the current result of a slow tool counts.
 SECONDS, LONGEST = 0.15, 1.2
 _FEWEST, _MOST = 8, 200_000
-#: How often another port is tried where somebody took one in the instant between; seconds between two looks.
+#: Number of attempts, because another process may take a free port in between; seconds between two polls.
 _PORTS, _LOOK = 5, 0.02
-_UNREADABLE = "tell us its version and its output"
+_UNREADABLE = "report the version and the output of the tool to pytest-nixl"
 
 
 class RawPair:
     """A raw tool on two ranks.
 
-    :param tool: which one.
-    :param places: of initiator and target.
-    :param address: the target's host, as the initiator reaches it.
-    :param timeout: seconds that any step may take.
+    :param tool: the tool.
+    :param places: hosts of initiator and target.
+    :param address: address at which the initiator reaches the target's host.
+    :param timeout: seconds that a step may take.
     :param start_timeout: seconds that each worker may take to start.
     """
 
@@ -62,22 +62,23 @@ class RawPair:
 
     @property
     def missing(self) -> str:
-        """Where it is not there, in words; empty: it is."""
+        """Tool, ranks and hosts on which the tool is missing; empty if it is on both."""
         return " and ".join(tool.where for tool in (self.client, self.server) if not tool.there)
 
     def cannot(self, memory: MemoryPair) -> str:
-        """Return why the tool cannot use such memory; empty: it can."""
+        """Return why the tool cannot use a pair of memory types; empty if it can."""
         for tool, kind in ((self.client, memory.initiator), (self.server, memory.target)):
             if kind != "DRAM" and not self._tool.can(tool.start(["-h"]).said(10), kind):
                 return f"{tool.where} was built without {kind}"
         return ""
 
     def measure(self, key: RowKey, expected: float, transports: Sequence[str] = ()) -> RawMeasurement:
-        """Move blocks as a row of NIXL does: the same operation, block and number in flight.
+        """Measure the same transfer as a row of NIXL: the same operation, block size and depth.
 
-        :param expected: bytes per second to reckon with.
-        :param transports: what carried NIXL's.
-        :raises ToolError: where the tool fails, or moves nothing in time.
+        :param key: the row.
+        :param expected: expected bytes per second.
+        :param transports: transports that carried NIXL's bytes.
+        :raises ToolError: if the tool fails, or moves nothing in time.
         """
         count = int(min(_MOST, max(_FEWEST, SECONDS * expected / key.block)))
         warmup = max(1, count // 10)
@@ -86,7 +87,7 @@ class RawPair:
             arguments = self._tool.client(key, count, warmup, port, transports, self._address)
             with self.client.start(arguments, self._tool.ENVIRONMENT) as client:
                 line = self._read(client, server, key.block)
-            # That it is known what both have taken of the processors.
+            # Wait for the end of both, because their CPU time is known only then.
             if client.poll() != 0:
                 server.kill()
             server.wait(self._timeout)
@@ -103,7 +104,7 @@ class RawPair:
         )
 
     def _serve(self, key: RowKey, count: int, warmup: int, transports: Sequence[str]) -> tuple[RunningProgram, int]:
-        """Start the server on a port that is free, and wait until it listens there."""
+        """Start the server on a free port and wait until it listens."""
         for _ in range(_PORTS):
             port = int(self.server.worker.call("free_port"))
             arguments = self._tool.server(key, count, warmup, port, transports)
@@ -119,23 +120,23 @@ class RawPair:
         raise started.failure(f"did not listen within {self._timeout:g} s" if code is None else ended(code))
 
     def _read(self, client: RunningProgram, server: RunningProgram, block: int) -> RawToolLine:
-        """Wait for the last line of the tool's table, or for one of those that it prints each second meanwhile."""
+        """Wait for the last line of the tool's table; after ``LONGEST`` seconds, accept an intermediate line."""
         start = time.monotonic()
         while True:
             code = client.poll_within(_LOOK)
             try:
                 line = self._tool.read(client.output(), block)
             except ValueError as error:
-                raise client.failure(f"is not understood: {error}", _UNREADABLE) from None
+                raise client.failure(f"printed output that cannot be read: {error}", _UNREADABLE) from None
             if code not in (None, 0):
                 raise client.failure(f"{ended(code or 0)} against {self._address}")
             if code == 0 and line is None:
-                raise client.failure("ended and told no figure", _UNREADABLE)
+                raise client.failure("ended without printing a figure", _UNREADABLE)
             waited = time.monotonic() - start
             if line is not None and (code == 0 or waited > LONGEST):
                 return line
             if server.poll() not in (None, 0):
-                raise server.failure(f"{ended(server.poll() or 0)} while {self._address} was its client's target")
+                raise server.failure(f"{ended(server.poll() or 0)} while its client was connected to {self._address}")
             if waited > self._timeout:
                 client.kill()
-                raise client.failure(f"moved nothing within {self._timeout:g} s, and was killed")
+                raise client.failure(f"moved nothing within {self._timeout:g} s and was killed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The raw tools, by the backend of NIXL that each is compared with."""
+"""The raw tool for each backend of NIXL."""
 
 from __future__ import annotations
 
@@ -12,53 +12,57 @@ from pytest_nixl.model.row_key import RowKey
 
 
 class RawTool(Protocol):
-    """What has to be known of a raw tool."""
+    """Arguments and output of a raw tool."""
 
     NAME: str
-    #: What it says where another process has its port.
+    #: Its message if another process uses its port.
     TAKEN: str
-    #: Variables for both of its sides.
+    #: Environment variables for both sides; None unsets a variable.
     ENVIRONMENT: Mapping[str, str | None]
 
     def test(self, op: str) -> str:
-        """Return what it calls the operation."""
+        """Return the tool's name of an operation."""
         ...
 
     def server(self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str]) -> list[str]:
         """Return the arguments of the target's side.
 
-        :param count: blocks that the initiator moves, after ``warmup`` of them.
-        :param port: where it listens.
-        :param transports: what carried NIXL's bytes.
+        :param key: the row to measure.
+        :param count: number of blocks that the initiator moves.
+        :param warmup: number of blocks before them.
+        :param port: port on which it listens.
+        :param transports: transports that carried NIXL's bytes.
         """
         ...
 
     def client(
         self, key: RowKey, count: int, warmup: int, port: int, transports: Sequence[str], address: str
     ) -> list[str]:
-        """Return the arguments of the initiator's side; ``address`` is the target's."""
+        """Return the arguments of the initiator's side; ``address`` is that of the target."""
         ...
 
     def read(self, text: str, block: int) -> RawToolLine | None:
-        """Read the last line of the initiator's table; None: there is none yet.
+        """Read the last line of the initiator's table; return None if there is none yet.
 
-        :raises ValueError: where its own figures contradict each other: their units are not what they are taken for.
+        :param text: output of the initiator's side.
+        :param block: block size in bytes.
+        :raises ValueError: if the figures contradict each other, so that their units are not the expected ones.
         """
         ...
 
     def version(self, text: str) -> str:
-        """Return the version of the library below it, from its output; empty: it does not say."""
+        """Return the version of the tool's library from its output; empty if it prints none."""
         ...
 
     def transports(self, text: str, key: RowKey, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return what carried the bytes, from its output; empty: it does not say.
+        """Return the transports that carried the bytes, from its output; empty if it prints none.
 
-        :param asked: the transports of NIXL, as the tool was given them.
+        :param asked: NIXL's transports, which the tool was given.
         """
         ...
 
     def can(self, help: str, memory: str) -> bool:
-        """Whether it was built for a type of memory, from its help."""
+        """Whether the tool supports a type of memory, according to its help."""
         ...
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A path to an etcd that sees requests, and can disturb them."""
+"""A proxy to an etcd that counts requests and can disturb them."""
 
 from pytest_nixl.etcd.proxy.proxy import EtcdProxy, ProxyClient, ProxyError
 from pytest_nixl.etcd.proxy.request import Access, Request, State

@@ -20,7 +20,7 @@ class _Speaker(Protocol):
 
 
 class ProxiedConnection(asyncio.Protocol):
-    """One connection of a client, and the one to the etcd that goes with it."""
+    """A connection of a client, together with its connection to the etcd."""
 
     def __init__(self, client: RequestObserver) -> None:
         self.client = client
@@ -58,7 +58,7 @@ class ProxiedConnection(asyncio.Protocol):
             self._down.write(data)
 
     def to_server(self, data: bytes) -> None:
-        """Send bytes to the etcd, once there is a connection to it."""
+        """Send bytes to the etcd, as soon as the connection to it is open."""
         if self.ended or not data:
             return
         if self._up is None:
@@ -67,28 +67,28 @@ class ProxiedConnection(asyncio.Protocol):
             self._up.write(data)
 
     def from_server(self, data: bytes) -> None:
-        """Take what the etcd sent."""
+        """Handle bytes from the etcd."""
         if self._speaker is not None and not self.ended:
             self.guard(self._speaker.from_server, data)
 
     def guard(self, take: Callable[[bytes], None], data: bytes) -> None:
-        """Have bytes taken; a client that breaks the protocol is cut off, as etcd does, and a fault of ours is told."""
+        """Call ``take`` with ``data``; cut a client off that breaks the protocol, and record an error of the proxy."""
         try:
             take(data)
         except BadClientError as error:
             self.client.broken.append(str(error))
             self.abort()
         except Exception as error:
-            # Nothing that goes wrong here may look like a client that is blocked.
+            # An error of the proxy must not look like a blocked client.
             self.client.path.failed(error)
             self.abort()
 
     def close(self) -> None:
-        """End both connections once what was written has gone."""
+        """Close both connections after sending what was written."""
         self._end(lambda transport: transport.close())
 
     def abort(self) -> None:
-        """End both connections at once."""
+        """Abort both connections at once."""
         self._end(lambda transport: transport.abort())
 
     def _end(self, how: Callable[[asyncio.Transport], None]) -> None:
@@ -105,7 +105,7 @@ class ProxiedConnection(asyncio.Protocol):
         try:
             transport, _ = await path.loop.create_connection(lambda: _Upstream(self), path.host, path.port)
         except OSError:
-            self.abort()  # as an etcd that is not there
+            self.abort()  # to the client it looks as if no etcd listens
             return
         if self.ended:
             transport.abort()
@@ -116,7 +116,7 @@ class ProxiedConnection(asyncio.Protocol):
 
 
 class _Upstream(asyncio.Protocol):
-    """The connection to the etcd that goes with a link."""
+    """The connection to the etcd of a :class:`ProxiedConnection`."""
 
     def __init__(self, link: ProxiedConnection) -> None:
         self._link = link

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection that speaks HTTP/1.1, as clients of etcd's gateway do: requests follow each other."""
+"""Proxy one HTTP/1.1 connection, as used by clients of etcd's gateway: one request at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nixl.etcd.proxy.request import BadClientError, Request, gateway_acce
 
 
 class Http1:
-    """Ends HTTP/1.1 on both sides of a link."""
+    """Terminates HTTP/1.1 on both sides of a :class:`ProxiedConnection`."""
 
     def __init__(self, link: ClientLink) -> None:
         self._link = link
@@ -25,12 +25,12 @@ class Http1:
         self._answer_body = bytearray()
 
     def from_client(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Handle bytes from the client."""
         self._down.receive_data(data)
         self._read_client()
 
     def from_server(self, data: bytes) -> None:
-        """Take what the etcd sent."""
+        """Handle bytes from the etcd."""
         self._up.receive_data(data)
         while True:
             event = self._up.next_event()
@@ -66,7 +66,7 @@ class Http1:
 
     def _forward(self) -> None:
         assert self._head is not None
-        # The body is whole by now, however it came.
+        # The body is complete here, even if it was sent in chunks.
         headers = [(name, value) for name, value in self._head.headers if name not in (b"transfer-encoding", b"expect")]
         if self._body and not any(name == b"content-length" for name, _ in headers):
             headers.append((b"content-length", str(len(self._body)).encode()))
@@ -93,7 +93,7 @@ class Http1:
                 self._link.client.answered(self._link, request, bytes(self._answer_body), self._deliver)
 
     def _deliver(self) -> None:
-        """Give the client its answer, whole, and go on to its next request."""
+        """Send the whole answer to the client, and continue with its next request."""
         assert self._answer is not None
         assert self._request is not None
         if self._request.stream:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection that speaks HTTP/2, as gRPC clients do: many requests at a time, each a stream.
+"""Proxy one HTTP/2 connection, as used by gRPC clients: many requests at a time, each a stream.
 
-HTTP/2 is ended on both sides, and not passed on frame by frame: the compression of headers and the numbers of streams
-belong to one connection each, and would be wrong once requests are held and change their order.
+The proxy terminates HTTP/2 on both sides and does not forward frames. Header compression and stream numbers belong to
+one connection, and would be wrong as soon as held requests change their order.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pytest_nixl.etcd.proxy.interfaces import ClientLink
 from pytest_nixl.etcd.proxy.request import STREAMS, BadClientError, Request, grpc_accesses, grpc_method
 
 PREFACE = b"PRI * HTTP/2.0"
-#: What each side may send us before we have read it: more than any answer of etcd, so that nobody waits for us.
+#: Flow control window in bytes: larger than any answer of etcd, so that no side waits for the proxy.
 WINDOW = 1 << 24
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class _Side:
-    """One of the two connections, with what waits for room in its windows."""
+    """One of the two connections, with the data that waits for room in its flow control windows."""
 
     def __init__(self, *, client_side: bool) -> None:
-        # Headers pass as they are: client and etcd judge each other's, as they do without us.
+        # Forward headers unchanged: client and etcd validate each other's headers themselves.
         config = h2.config.H2Configuration(
             client_side=client_side,
             header_encoding=None,
@@ -49,22 +49,22 @@ class _Side:
         self._waiting: dict[int, list[bytes | Headers | None]] = {}
 
     def push(self, stream: int, *items: bytes | Headers | None) -> None:
-        """Send data (bytes), trailers (headers, which end the stream) or the end (None), as the windows allow."""
+        """Queue data (bytes), trailers (headers, which end the stream) or the end (None), and send what fits."""
         self._waiting.setdefault(stream, []).extend(items)
         self.flush()
 
     def forget(self, stream: int) -> None:
-        """Send nothing more of a stream."""
+        """Drop the queued data of a stream."""
         self._waiting.pop(stream, None)
 
     def reset(self, stream: int, code: int) -> None:
-        """End a stream at once, where it has not ended by itself."""
+        """Reset a stream unless it has already ended."""
         self.forget(stream)
         with suppress(h2.exceptions.StreamClosedError, h2.exceptions.NoSuchStreamError):
             self.connection.reset_stream(stream, code)
 
     def flush(self) -> None:
-        """Send what the windows have room for."""
+        """Send as much queued data as the windows allow."""
         for stream in list(self._waiting):
             try:
                 self._flush(stream)
@@ -93,17 +93,17 @@ class _Side:
 
 @dataclass
 class _Stream:
-    """A request of the client: what came of it, and what came back."""
+    """A request of the client and its answer so far."""
 
     headers: Headers
     method: str
     body: bytearray = field(default_factory=bytearray)
     request: Request | None = None
-    #: Its number towards the etcd; None before it was sent.
+    #: Its stream number on the connection to the etcd; None before it is sent.
     upstream: int | None = None
     answer: list[bytes | Headers | None] = field(default_factory=list)
     answer_headers: Headers | None = None
-    #: Whether the answer is its headers alone, as gRPC's errors are.
+    #: Whether the answer consists of headers only, as gRPC errors do.
     bare: bool = False
 
     @property
@@ -112,19 +112,19 @@ class _Stream:
 
 
 class Http2:
-    """Ends HTTP/2 on both sides of a link."""
+    """Terminates HTTP/2 on both sides of a :class:`ProxiedConnection`."""
 
     def __init__(self, link: ClientLink) -> None:
         self._link = link
         self._down = _Side(client_side=False)
         self._up = _Side(client_side=True)
-        #: By the client's number, and by that towards the etcd.
+        #: Streams by the client's number, and the client's number by that on the connection to the etcd.
         self._streams: dict[int, _Stream] = {}
         self._numbers: dict[int, int] = {}
         self._send()
 
     def from_client(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Handle bytes from the client."""
         try:
             events = self._down.connection.receive_data(data)
         except h2.exceptions.ProtocolError as error:
@@ -135,7 +135,7 @@ class Http2:
         self._send()
 
     def from_server(self, data: bytes) -> None:
-        """Take what the etcd sent."""
+        """Handle bytes from the etcd."""
         for event in self._up.connection.receive_data(data):
             self._from_server(event)
         self._up.flush()
@@ -170,7 +170,7 @@ class Http2:
             assert stream.upstream is not None
             self._up.push(stream.upstream, data)
             for message in _messages(stream.body):
-                # Each message of the client is a request of its own: another watch, another refresh of a lease.
+                # Each message is a request of its own: one more watch, or one more refresh of a lease.
                 self._link.client.passed(stream.method, grpc_accesses(stream.method, message))
 
     def _ended(self, number: int, stream: _Stream) -> None:
@@ -181,7 +181,7 @@ class Http2:
         message = next(_messages(bytearray(stream.body)), b"")
 
         def forward() -> None:
-            # The client may have withdrawn it while it was held.
+            # The client may have cancelled it while it was held.
             if number in self._streams:
                 self._open(number, stream)
                 assert stream.upstream is not None
@@ -266,7 +266,7 @@ class Http2:
 
 
 def _messages(body: bytearray) -> Iterator[bytes]:
-    """Take the gRPC messages that are complete off the body."""
+    """Remove the complete gRPC messages from the body, and yield them."""
     while len(body) >= 5 and len(body) >= (end := 5 + int.from_bytes(body[1:5], "big")):
         message = bytes(body[5:end])
         del body[:end]

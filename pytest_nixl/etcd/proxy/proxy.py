@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A path to an etcd that is ours: it counts requests, and holds, delays, cuts and loses them for one client at a time.
+"""A proxy to an etcd: it counts the requests of each client, and can hold, delay or lose them, or cut connections.
 
-A port of its own tells each client from the others. Nobody has to be changed: whatever is given that port as its etcd,
-over gRPC or the HTTP gateway, goes this way. It lives in threads of this process, and dies with it.
+Each client gets a port of its own. Any program that is given this port as its etcd uses the proxy without a change, by
+gRPC or by the HTTP gateway. The proxy runs in a thread of this process and ends with it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,36 @@ from pytest_nixl.etcd.proxy.connection import ProxiedConnection
 from pytest_nixl.etcd.proxy.request import Access, Request, State, main_key
 
 T = TypeVar("T")
-#: Which requests a rule is for.
+#: Tells whether a rule applies to a request.
 Matching = Callable[[Request], bool]
 
 _HOST = "127.0.0.1"
-#: Seconds for the path's own thread to do what it was told: it never waits for anybody.
+#: Timeout in seconds for one call into the proxy's thread, which never blocks.
 _CALL_SECONDS = 10.0
 
 
 class ProxyError(NixlPluginError):
-    """The path did not do what it was told, or what was waited for on it did not come."""
+    """The proxy failed, or was used in a wrong way."""
 
 
 class ProxyLateError(ProxyError):
-    """What was waited for did not come before its deadline."""
+    """An awaited condition did not become true before its deadline."""
 
     late = True
 
 
 class EtcdProxy:
-    """A path to one etcd, for any number of clients.
+    """A proxy to one etcd, for any number of clients.
 
-    :param endpoint: the etcd's URL; plaintext, as NIXL speaks it.
+    Use ``with EtcdPath(url) as path: client = path.client("rank 0")``, and give ``client.endpoint`` to the program.
 
-    ``with EtcdPath(url) as path: client = path.client("rank 0")``, and the client is given ``client.endpoint``.
+    :param endpoint: URL of the etcd; plaintext only, as NIXL speaks it.
     """
 
     def __init__(self, endpoint: str) -> None:
         parsed = parse_endpoint(endpoint)
         if parsed.scheme != "http":
-            raise ValueError(
-                f"a path goes to an etcd that speaks plaintext, not to {parsed}: expected http://HOST:PORT"
-            )
+            raise ValueError(f"the etcd proxy needs a plaintext etcd, not {parsed}: expected http://HOST:PORT")
         self.host, self.port = parsed.host, parsed.port
         self.clients: list[ProxyClient] = []
         self.changed = threading.Condition()
@@ -60,7 +58,7 @@ class EtcdProxy:
         self._sent = 0
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="etcd path", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="etcd proxy", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> EtcdProxy:
@@ -72,7 +70,7 @@ class EtcdProxy:
             self.check()
 
     def client(self, name: str = "") -> ProxyClient:
-        """Open a way for one more client. ``name`` is how requests and failures name it."""
+        """Open a port for one more client. ``name`` is its name in requests and messages."""
         client = ProxyClient(self, name or f"client {len(self.clients)}")
         self.call(client.listen)
         self.clients.append(client)
@@ -84,10 +82,12 @@ class EtcdProxy:
         return tuple(request for client in self.clients for request in client.requests)
 
     def wait(self, condition: Callable[[], T], what: str, *, seconds: float) -> T:
-        """Return the first true value of ``condition``, which is asked again whenever something happens on the path.
+        """Return the first true value of ``condition``, which is called again after every event of the proxy.
 
-        :param what: completes the sentence "waited N s for …".
-        :raises PathError: when ``seconds`` have passed, with the last requests; or where the path itself failed.
+        :param what: completes the message "waited N s for …".
+        :param seconds: timeout in seconds.
+        :raises PathLateError: when ``seconds`` have passed; the message lists the last requests.
+        :raises PathError: if the proxy itself failed.
         """
         value = self.wait_quietly(condition, seconds=seconds)
         if not value:
@@ -95,7 +95,7 @@ class EtcdProxy:
         return value
 
     def wait_quietly(self, condition: Callable[[], T], *, seconds: float) -> T:
-        """Return the first true value of ``condition``, as :meth:`wait`; its last one when ``seconds`` have passed."""
+        """Return the same as :meth:`wait`; after ``seconds``, return the last value instead of raising."""
         deadline = time.monotonic() + seconds
         with self.changed:
             while True:
@@ -107,18 +107,22 @@ class EtcdProxy:
                 self.changed.wait(left)
 
     def describe(self) -> str:
-        """Return the last requests of each client, a line each."""
+        """Return the last 8 requests of each client, one per line."""
         lines = [str(request) for client in self.clients for request in client.requests[-8:]]
-        return "\n".join(["the last requests on the path to etcd:", *lines]) if lines else "no request was made"
+        return (
+            "\n".join(["the last requests through the etcd proxy:", *lines])
+            if lines
+            else "the etcd proxy saw no request"
+        )
 
     def check(self) -> None:
-        """:raises PathError: where the path itself failed: what it did since is not what it was told."""
+        """Check that the proxy itself works. :raises PathError: if it failed, so that its results are invalid."""
         if self._errors:
             error = self._errors[0]
-            raise ProxyError(f"the path to etcd at {self.host}:{self.port} failed: {error!r}") from error
+            raise ProxyError(f"the proxy to etcd at {self.host}:{self.port} failed: {error!r}") from error
 
     def close(self) -> None:
-        """Cut everybody off, and end the path's thread. Nothing happens where it is closed already."""
+        """Cut all connections and end the proxy's thread. Does nothing if it is already closed."""
         if self._loop.is_closed():
             return
         for client in self.clients:
@@ -129,9 +133,9 @@ class EtcdProxy:
         self._loop.close()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Have ``function`` done in the path's thread, between any two events of it, and return its result."""
+        """Run ``function`` in the proxy's thread, between two events, and return its result."""
         if self._loop.is_closed():
-            raise ProxyError("the path to etcd is closed")
+            raise ProxyError("the etcd proxy is closed")
 
         async def run() -> T:
             return function()
@@ -139,31 +143,31 @@ class EtcdProxy:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_CALL_SECONDS)
 
     def notify(self) -> None:
-        """Wake who waits for something to happen. In the path's thread."""
+        """Wake the threads that wait for an event. Call it in the proxy's thread."""
         with self.changed:
             self.changed.notify_all()
 
     def start(self, work: Any) -> None:
-        """Start a coroutine in the path's thread, which is the caller's."""
+        """Start a coroutine. Call it in the proxy's thread."""
         task = self._loop.create_task(work)
         task.add_done_callback(self._done)
 
     def next_place(self) -> int:
-        """Return the place of a request that is sent on now. In the path's thread."""
+        """Return the sequence number of a request that is forwarded now. Call it in the proxy's thread."""
         self._sent += 1
         return self._sent
 
     def later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have ``function`` called after some seconds. In the path's thread."""
+        """Call ``function`` after ``seconds``. Call this method in the proxy's thread."""
         self._loop.call_later(seconds, function)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of the path's thread."""
+        """The event loop of the proxy's thread."""
         return self._loop
 
     def failed(self, error: BaseException) -> None:
-        """Remember that the path itself failed. In the path's thread."""
+        """Record that the proxy itself failed. Call it in the proxy's thread."""
         self._errors.append(error)
         self.notify()
 
@@ -180,13 +184,13 @@ async def _end_tasks() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    # Connections that were aborted are closed in the next rounds of the loop.
+    # Aborted connections are closed in the next iterations of the loop.
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 class _Rule:
-    """What is to happen to the n-th request from now on that matches."""
+    """A rule that hits the n-th matching request from now on."""
 
     def __init__(self, matching: Matching, nth: int) -> None:
         self._matching, self._left = matching, nth
@@ -199,7 +203,7 @@ class _Rule:
 
 
 def _hit(rules: list[_Rule], request: Request) -> bool:
-    # Every rule counts the request, also after one that hits.
+    # Evaluate all rules, because each one counts the request.
     return True in [rule.hits(request) for rule in rules]
 
 
@@ -208,12 +212,12 @@ def _any(request: Request) -> bool:
 
 
 class ProxyClient:
-    """The way of one client. Every method may be called from any thread, and is done when it returns."""
+    """The proxy of one client. Public methods may be called from any thread, and take effect before they return."""
 
     def __init__(self, path: EtcdProxy, name: str) -> None:
         self.path = path
         self.name = name
-        #: How connections broke the protocol, for which they were ended.
+        #: Protocol errors for which connections of this client were closed.
         self.broken: list[str] = []
         self._socket: socket.socket | None = None
         self._server: asyncio.AbstractServer | None = None
@@ -223,7 +227,7 @@ class ProxyClient:
         self._cut = False
         self._holding: Matching | None = None
         self._held: dict[Request, tuple[ProxiedConnection, Callable[[], None]]] = {}
-        #: Requests that were sent on and have no answer yet.
+        #: Forwarded requests without an answer.
         self._in_flight: dict[Request, ProxiedConnection] = {}
         self._to_lose: set[Request] = set()
         self._losses: list[_Rule] = []
@@ -235,31 +239,31 @@ class ProxyClient:
 
     @property
     def endpoint(self) -> str:
-        """The URL that this client is given as its etcd; the same after a cut."""
+        """URL to give to this client as its etcd. A cut does not change it."""
         return f"http://{_HOST}:{self._port}"
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Every request that it has made, in their order; each message of a stream is one."""
+        """All requests of this client in order. Each message of a stream counts as one request."""
         return tuple(self._requests)
 
     @property
     def held(self) -> tuple[Request, ...]:
-        """The requests that are waiting to be released."""
+        """The requests that are held."""
         return tuple(self._held)
 
     @property
     def connections(self) -> int:
-        """How many connections it has."""
+        """Number of open connections of this client."""
         return len(self._links)
 
     @property
     def is_cut(self) -> bool:
-        """Whether it is cut off."""
+        """Whether this client is cut off."""
         return self._cut
 
     def hold(self, matching: Matching = _any) -> None:
-        """From now on, hold each request that matches until it is released. Streams (watches) always pass."""
+        """Hold each matching request from now on, until it is released. Streams (watches) always pass."""
 
         def do() -> None:
             self._holding = matching
@@ -267,24 +271,24 @@ class ProxyClient:
         self.path.call(do)
 
     def release(self, request: Request | None = None, *, lose_answer: bool = False) -> None:
-        """Send a held request on; without ``request``, all of them, and hold no more.
+        """Forward a held request. Without ``request``, forward all held requests and stop holding.
 
-        :param lose_answer: whether its answer is to be lost: see :meth:`lose_answer`.
-        :raises PathError: where the request is not held (any more).
+        :param lose_answer: whether to lose its answer: see :meth:`lose_answer`.
+        :raises PathError: if the request is not held.
         """
 
         def do() -> None:
             if request is None:
                 self._holding = None
             elif request not in self._held:
-                raise ProxyError(f"a request that is not held cannot be released: {request}")
+                raise ProxyError(f"cannot release this request, because it is not held: {request}")
             for one in [request] if request is not None else list(self._held):
                 self._do_release(one, lose_answer)
 
         self.path.call(do)
 
     def release_if_held(self, request: Request, *, lose_answer: bool = False) -> bool:
-        """Send a held request on, as :meth:`release`; return False if its client has withdrawn it meanwhile."""
+        """Forward a held request as :meth:`release` does; return False if its client has cancelled it."""
 
         def do() -> bool:
             if request not in self._held:
@@ -295,7 +299,7 @@ class ProxyClient:
         return self.path.call(do)
 
     def drop(self, request: Request) -> None:
-        """Throw a held request away before it reaches the etcd, and cut its connection."""
+        """Discard a held request, so that it never reaches the etcd, and cut its connection."""
 
         def do() -> None:
             link, _ = self._held.pop(request)
@@ -305,27 +309,27 @@ class ProxyClient:
         self.path.call(do)
 
     def lose_answer(self, matching: Matching = _any, *, nth: int = 1) -> None:
-        """Lose the answer of the ``nth`` request from now on that matches.
+        """Lose the answer of the ``nth`` matching request from now on (1 is the next one).
 
-        The etcd gets the request and does it; its answer is thrown away, and the connection is cut: to the client it
-        looks like an etcd that died, or like one that never got the request. Streams have no answer to lose.
+        The etcd executes the request; the proxy discards the answer and cuts the connection. The client cannot tell
+        this from an etcd that died or never got the request. Streams have no answer to lose.
         """
         self.path.call(lambda: self._losses.append(_Rule(matching, nth)))
 
     def lose_request(self, matching: Matching = _any, *, nth: int = 1) -> None:
-        """Lose the ``nth`` request from now on that matches: the etcd never gets it, and the connection is cut."""
+        """Discard the ``nth`` matching request from now on before it reaches the etcd, and cut its connection."""
         self.path.call(lambda: self._drops.append(_Rule(matching, nth)))
 
     def delay(self, seconds: float, matching: Matching = _any) -> None:
-        """Send each request that matches on ``seconds`` later than it came; 0 ends every delay."""
+        """Forward each matching request ``seconds`` after it came; 0 ends all delays."""
         self.path.call(lambda: self._delays.append((seconds, matching)) if seconds else self._delays.clear())
 
     def cut(self) -> None:
-        """Cut every connection, and refuse new ones, until :meth:`restore`. Held requests are thrown away."""
+        """Cut every connection and refuse new ones until :meth:`restore`. Discards held requests."""
         self.path.call(self._do_cut)
 
     def restore(self) -> None:
-        """Let new connections in again."""
+        """Accept new connections again after :meth:`cut`."""
 
         def do() -> None:
             if self._cut:
@@ -335,33 +339,33 @@ class ProxyClient:
         self.path.call(do)
 
     def close(self) -> None:
-        """Cut the client off for good, and give its port back."""
+        """Cut the client off permanently, and free its port."""
         self.path.call(self.shut)
         self.path.clients.remove(self)
 
-    # What follows is called in the path's thread only.
+    # The following methods are called in the proxy's thread only.
 
     def listen(self) -> None:
-        """Take a port, and let connections in."""
+        """Bind a free port and accept connections."""
         self._bind(0)
         self._open()
 
     def shut(self) -> None:
-        """Let nobody in any more, and give the port back."""
+        """Close all connections and free the port."""
         self._do_cut()
         assert self._socket is not None
         self._socket.close()
 
     def attach(self, link: ProxiedConnection) -> None:
-        """Take a new connection."""
+        """Add a new connection."""
         if self._cut:
-            link.abort()  # accepted just before the cut
+            link.abort()  # it was accepted just before the cut
         else:
             self._links.add(link)
             self.path.notify()
 
     def detach(self, link: ProxiedConnection) -> None:
-        """Forget a connection that has ended, and what of it was held."""
+        """Remove a connection that has ended, and its held requests."""
         self._links.discard(link)
         for request in [request for request, (owner, _) in self._held.items() if owner is link]:
             self.withdrawn(request)
@@ -370,7 +374,7 @@ class ProxyClient:
         self.path.notify()
 
     def withdrawn(self, request: Request) -> None:
-        """Throw a request away that its client has given up: one that was held never reaches the etcd."""
+        """Drop a request that its client has cancelled; a held request never reaches the etcd."""
         if self._held.pop(request, None) is not None:
             request.state = State.DROPPED
             self.path.notify()
@@ -379,7 +383,7 @@ class ProxyClient:
             self.path.notify()
 
     def passed(self, method: str, accesses: tuple[Access, ...]) -> Request:
-        """Count a message of a stream, which is sent on at once."""
+        """Count a message of a stream. The caller forwards it at once."""
         request = self._counted(method, accesses)
         request.sent = self.path.next_place()
         self.path.notify()
@@ -388,7 +392,7 @@ class ProxyClient:
     def arrived(
         self, link: ProxiedConnection, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]
     ) -> Request:
-        """Count a request, and send it on, hold it or lose it, as it was told."""
+        """Count a request; then forward, delay, hold or discard it according to the rules."""
         request = self._counted(method, accesses)
         if request.stream:
             request.sent = self.path.next_place()
@@ -407,7 +411,7 @@ class ProxyClient:
         return request
 
     def answered(self, link: ProxiedConnection, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
-        """Give the client its answer, or lose it, as it was told."""
+        """Deliver an answer to the client, or lose it according to the rules."""
         request.answer = answer
         self._in_flight.pop(request, None)
         if request in self._to_lose or _hit(self._losses, request):
@@ -439,7 +443,7 @@ class ProxyClient:
     def _bind(self, port: int) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # So that a cut can bind the port anew before it gives it up: nobody else can get it in between.
+        # So that a cut can bind the port again before it frees it, and no other process takes it in between.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._socket.setblocking(False)
         self._socket.bind((_HOST, port))
@@ -457,7 +461,7 @@ class ProxyClient:
                 connection, _ = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            # Asyncio does so for sockets that it made itself.
+            # Asyncio does this only for sockets that it made itself.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.path.start(self.path.loop.connect_accepted_socket(lambda: ProxiedConnection(self), connection))
 
@@ -467,7 +471,7 @@ class ProxyClient:
         self._cut = True
         assert self._socket is not None
         listening = self._socket
-        # A port that is bound and does not listen refuses connections, and nobody else gets it.
+        # A bound port that does not listen refuses connections, and no other process can take it.
         self._bind(self._port)
         self.path.loop.remove_reader(listening)
         listening.close()

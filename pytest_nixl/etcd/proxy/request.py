@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to an etcd, as its path sees it: what it asks for, the keys it touches, and what became of it.
+"""A request to an etcd as the proxy sees it: its method, the keys that it accesses, and its state.
 
-The body is read in both of its forms: protobuf (gRPC) and the JSON of the HTTP gateway.
+The body may be protobuf (gRPC) or the JSON of the HTTP gateway.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-#: Requests whose answer has no end: they and their answers pass as they come, and are never held.
+#: Methods with an endless answer. Their requests and answers pass at once and are never held.
 STREAMS = frozenset({"Watch", "LeaseKeepAlive", "Observe", "Snapshot"})
 
-#: The last parts of the gateway's addresses, and the names that gRPC has for them.
+#: The end of a gateway URL, and gRPC's name of that method.
 _GATEWAY = {
     "kv/range": "Range", "kv/put": "Put", "kv/deleterange": "DeleteRange", "kv/txn": "Txn",
     "kv/compaction": "Compact", "lease/grant": "LeaseGrant", "lease/revoke": "LeaseRevoke",
     "kv/lease/revoke": "LeaseRevoke", "lease/timetolive": "LeaseTimeToLive", "kv/lease/timetolive": "LeaseTimeToLive",
     "lease/leases": "LeaseLeases", "kv/lease/leases": "LeaseLeases", "watch": "Watch", "lock/lock": "Lock",
     "lock/unlock": "Unlock", "maintenance/status": "Status", "auth/authenticate": "Authenticate",
-    # One answer, and then its end: through the gateway it is no stream.
+    # Through the gateway it has a single answer, so it is not a stream.
     "lease/keepalive": "LeaseKeepAliveOnce",
 }  # fmt: skip
 _RANDOM = re.compile(r"[0-9a-f]{12,}")
 
 
 class BadClientError(Exception):
-    """A client sent what is neither HTTP/1.1 nor HTTP/2."""
+    """A client sent something that is neither HTTP/1.1 nor HTTP/2."""
 
 
 class State(str, Enum):
-    """What became of a request."""
+    """The state of a request."""
 
     HELD = "held"
     SENT = "sent"
     ANSWERED = "answered"
-    #: The etcd has done it and answered, and the client was cut off before it could know.
+    #: The etcd executed it and answered, but the client was cut off before it got the answer.
     ANSWER_LOST = "answer lost"
-    #: It was sent on, and its connection ended before an answer came: nobody knows whether the etcd has done it.
+    #: It was forwarded, but its connection ended before an answer: it is unknown whether the etcd executed it.
     UNANSWERED = "unanswered"
     #: It never reached the etcd.
     DROPPED = "dropped"
@@ -53,18 +53,18 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Access:
-    """Keys that a request touches, from ``start`` until before ``end``."""
+    """A range of keys that a request accesses: from ``start`` inclusive to ``end`` exclusive."""
 
     start: bytes
     end: bytes
     write: bool
 
     def conflicts(self, other: Access) -> bool:
-        """Whether their order can matter: they touch a common key, and one of them writes."""
+        """Whether the order of the two can matter: they share a key, and at least one of them writes."""
         return (self.write or other.write) and self.start < other.end and other.start < self.end
 
 
-#: What ends a lease may touch any key.
+#: All keys, for example for a revoked lease, which may delete any key.
 EVERYTHING = Access(b"", b"\xff" * 64, True)
 
 
@@ -72,10 +72,10 @@ EVERYTHING = Access(b"", b"\xff" * 64, True)
 class Request:
     """One request of one client.
 
-    :param client: the name of the client that made it.
-    :param number: its place among the client's requests, from 1.
-    :param method: etcd's name of it, such as ``Range`` or ``Txn``; for what is not etcd's, the line ``GET /version``.
-    :param key: the first key that it writes, or else reads; empty where it names none.
+    :param client: name of the client that sent it.
+    :param number: 1-based index among the client's requests.
+    :param method: etcd's name of the method, such as ``Range`` or ``Txn``; otherwise verb and path: ``GET /version``.
+    :param key: the first key that it writes, else the first that it reads; empty if it names none.
     """
 
     client: str
@@ -84,14 +84,14 @@ class Request:
     key: str = ""
     accesses: tuple[Access, ...] = ()
     state: State = State.SENT
-    #: The body of the answer (of gRPC, without its five bytes of framing), once there is one; not of streams.
+    #: Body of the answer, if there is one (for gRPC without its 5 bytes of framing); always empty for a stream.
     answer: bytes = field(default=b"", repr=False)
-    #: Its place among all requests of the path, from 1, in the order in which they were sent on; 0: it was not.
+    #: 1-based index among all requests of the proxy, in the order of forwarding; 0 if it was not forwarded.
     sent: int = 0
 
     @property
     def stream(self) -> bool:
-        """Whether its answer has no end."""
+        """Whether its answer is an endless stream."""
         return self.method in STREAMS
 
     @property
@@ -100,9 +100,9 @@ class Request:
         return any(access.write for access in self.accesses)
 
     def label(self, names: Mapping[str, str] | None = None) -> str:
-        """Return method and key, with ``*`` for what is random in it.
+        """Return ``METHOD(KEY)``, with ``*`` for random parts of the key.
 
-        :param names: what to write for parts of the key that differ from run to run.
+        :param names: replacements for parts of the key that differ from run to run.
         """
         key = self.key
         for part, name in (names or {}).items():
@@ -110,7 +110,7 @@ class Request:
         return f"{self.method}({_RANDOM.sub('*', key)})"
 
     def granted(self) -> int | None:
-        """Return the lease that this request was granted; None where it asked for none, or has no answer yet."""
+        """Return the id of the lease that this request was granted; None if it asked for none or has no answer."""
         if self.method != "LeaseGrant" or not self.answer:
             return None
         if self.answer.startswith(b"{"):
@@ -123,19 +123,19 @@ class Request:
 
 
 def gateway_method(verb: str, target: str) -> str:
-    """Return the method that a request to the HTTP gateway asks for; ``VERB TARGET`` where it is none of etcd's."""
+    """Return etcd's method for a request to the HTTP gateway; ``VERB PATH`` if it is not a method of etcd."""
     path = target.split("?", 1)[0]
     match = re.fullmatch(r"/v3(?:alpha|beta)?/(.+)", path)
     return _GATEWAY.get(match[1], f"{verb} {path}") if match else f"{verb} {path}"
 
 
 def grpc_method(path: str) -> str:
-    """Return the last part of a gRPC address, such as ``Range`` of ``/etcdserverpb.KV/Range``."""
+    """Return the last part of a gRPC path, such as ``Range`` of ``/etcdserverpb.KV/Range``."""
     return path.rsplit("/", 1)[-1]
 
 
 def gateway_accesses(method: str, body: bytes) -> tuple[Access, ...]:
-    """Return what a request of the gateway touches; nothing where its body cannot be read."""
+    """Return the key ranges that a gateway request accesses; none if its body is unreadable."""
     try:
         payloads = [json.loads(line) for line in (body.splitlines() if method == "Watch" else [body]) if line]
     except ValueError:
@@ -144,7 +144,7 @@ def gateway_accesses(method: str, body: bytes) -> tuple[Access, ...]:
 
 
 def grpc_accesses(method: str, message: bytes) -> tuple[Access, ...]:
-    """Return what a gRPC message touches; nothing where it cannot be read."""
+    """Return the key ranges that a gRPC message accesses; none if it is unreadable."""
     try:
         return tuple(_of_message(method, message))
     except (IndexError, ValueError):
@@ -152,7 +152,7 @@ def grpc_accesses(method: str, message: bytes) -> tuple[Access, ...]:
 
 
 def main_key(accesses: tuple[Access, ...]) -> str:
-    """Return the first key that is written, or else read."""
+    """Return the first written key, else the first read key, else an empty string."""
     first = next((access for access in accesses if access.write), accesses[0] if accesses else None)
     return "" if first is None or first is EVERYTHING else first.start.decode(errors="replace")
 
@@ -164,11 +164,11 @@ def _access(start: bytes, end: bytes, write: bool) -> Access:
 
 
 def _lock(name: bytes) -> Access:
-    """A lock is one key for each that waits, under the lock's name and a slash."""
+    """Return the range of a lock, which has one key per waiting client under its name and a slash."""
     return Access(name, name + b"0", True)
 
 
-# The gateway's JSON: bytes are base64, names are of either form, ``range_end`` or ``rangeEnd``.
+# In the gateway's JSON bytes are base64, and a name may be ``range_end`` or ``rangeEnd``.
 _JSON_OPERATIONS = {"request_range": "Range", "request_put": "Put", "request_delete_range": "DeleteRange",
                     "request_txn": "Txn"}  # fmt: skip
 
@@ -233,7 +233,7 @@ def _blob(value: object) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a protobuf message. :raises IndexError, ValueError: where it is none."""
+    """Yield number and value of each field of a protobuf message. :raises IndexError, ValueError: if it is invalid."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -247,9 +247,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
-            raise ValueError(f"no protobuf: wire type {kind}")
+            raise ValueError(f"invalid protobuf: wire type {kind}")
         if place + size > len(message):
-            raise ValueError("no protobuf: it ends within a field")
+            raise ValueError("invalid protobuf: it ends within a field")
         yield tag >> 3, message[place : place + size]
         place += size
 

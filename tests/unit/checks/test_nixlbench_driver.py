@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nixlbench's processes, run and watched: what they come to is said at once, and nothing of them is left."""
+"""The processes of nixlbench: their results and failures are reported at once, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pytest_nixl.processes.supervisor import supervisor
 pytestmark = pytest.mark.apart
 
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
-#: Seconds in which what has died is named, also on a busy machine, which starts four Pythons: nixlbench takes 181.
+#: Seconds within which a death is reported, even on a busy machine that starts four Pythons: nixlbench takes 181.
 AT_ONCE = 60.0
 
 
@@ -65,7 +65,7 @@ Play = Callable[..., Ran]
 
 @pytest.fixture
 def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    """Run a play of the double; afterwards there is no key of it, and no process."""
+    """Return a function that runs the stand-in; afterwards assert that no key and no process is left."""
     tools: list[Tool] = []
 
     def run(play: str, *, endpoint: str = "", timeout: float = 20.0, more: tuple[str, ...] = (), **env: str) -> Ran:
@@ -90,7 +90,7 @@ def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: p
 
 
 @pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
-def test_two_processes_meet_and_their_row_is_read(play: Play, runtime: str) -> None:
+def test_two_processes_meet_and_their_row_is_parsed(play: Play, runtime: str) -> None:
     ran = play("normal", endpoint="ASIO" if runtime == "ASIO" else "", UCX_PROTO_INFO="y")
     assert [(row.block, row.bandwidth) for row in ran.output.rows] == [(64 * KIB, 3.640889e9)]
     assert ran.output.configuration.values["num_iter"] == "1008"
@@ -99,27 +99,27 @@ def test_two_processes_meet_and_their_row_is_read(play: Play, runtime: str) -> N
     assert "cma/memory" in ran.log
 
 
-def test_a_consistency_check_that_passes_is_a_run_like_any_other(play: Play) -> None:
+def test_a_run_with_a_passing_consistency_check_succeeds(play: Play) -> None:
     assert play("normal", more=("--check_consistency=1",)).output.configuration.values["check_consistency"] == "1"
 
 
-def test_a_crash_once_all_is_done_is_said_and_changes_nothing(play: Play) -> None:
+def test_a_crash_after_the_last_row_is_only_a_remark(play: Play) -> None:
     ran = play("crash")
     assert len(ran.output.rows) == 1
     assert len(ran.remarks) == 2
     assert ran.remarks[0].startswith("the initiator, nixlbench of rank 0 on ")
-    assert ran.remarks[0].endswith(" was ended by SIGSEGV once all rows were there: it changes no figure")
+    assert " was ended by SIGSEGV " in ran.remarks[0]
 
 
 @pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])
 @pytest.mark.parametrize(("rank", "role", "other"), [(0, "initiator", "target"), (1, "target", "initiator")])
-def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, role: str, other: str) -> None:
+def test_a_killed_rank_is_reported_at_once(play: Play, runtime: str, rank: int, role: str, other: str) -> None:
     start = time.monotonic()
     with pytest.raises(NixlbenchError) as raised:
         play(f"killed:{rank}", endpoint="ASIO" if runtime == "ASIO" else "")
     reason = raised.value.reason
     assert reason.startswith(f"the {role} (nixlbench of rank {rank} on ")
-    assert " was ended by SIGKILL in the midst of the run" in reason
+    assert " was ended by SIGKILL during the run" in reason
     assert "dmesg" in raised.value.remedy
     assert f"the last lines of the {role} (" in raised.value.detail
     assert f"the last lines of the {other} (" in raised.value.detail
@@ -127,58 +127,56 @@ def test_a_killed_rank_is_named_at_once(play: Play, runtime: str, rank: int, rol
     assert time.monotonic() - start < AT_ONCE
 
 
-def test_a_rank_that_is_killed_when_the_row_is_there_has_not_ended_its_part(play: Play) -> None:
+def test_a_rank_killed_after_its_row_fails_the_run(play: Play) -> None:
     start = time.monotonic()
-    with pytest.raises(NixlbenchError, match=" was ended by SIGKILL when all rows were there; the ") as raised:
+    with pytest.raises(NixlbenchError, match=" was ended by SIGKILL after all rows ") as raised:
         play("late:1")
     assert raised.value.reason.startswith("the target (")
     assert time.monotonic() - start < AT_ONCE
 
 
-def test_wrong_bytes_end_the_run_and_name_who_found_them(play: Play) -> None:
+def test_wrong_bytes_end_the_run_and_name_the_process(play: Play) -> None:
     ran = play("inconsistent:1", more=("--check_consistency",))
     assert ran.inconsistent.startswith("the target (nixlbench of rank 1 on ")
     assert ran.inconsistent.endswith(" says: Consistency check failed for iov 0:0")
 
 
-def test_a_refused_rank_is_told_of_its_group(play: Play) -> None:
+def test_a_refused_rank_is_reported_with_its_group(play: Play) -> None:
     with pytest.raises(NixlbenchError) as raised:
         play("refused")
     assert raised.value.reason.startswith("the target (nixlbench of rank 1 on ")
     assert "ended with exit code 1 before it had registered: Rank 2 is greater than or" in raised.value.reason
-    assert raised.value.reason.endswith(" was ended with it")
-    assert "--benchmark_group of its own" in raised.value.remedy
+    assert "; pytest-nixl then ended the initiator (nixlbench of rank 0 on " in raised.value.reason
+    assert "--benchmark_group" in raised.value.remedy
 
 
-def test_a_lone_rank_says_which_one_is_missing(play: Play) -> None:
+def test_a_rank_without_partner_is_reported(play: Play) -> None:
     with pytest.raises(NixlbenchError) as raised:
         play("lone")
     assert " ended with exit code 1 before the ranks had met: Error in barrier wait" in raised.value.reason
     assert " rank 0 completed 1/2 ranks" in raised.value.reason
-    assert "See that every rank is started with the same etcd" in raised.value.remedy
+    assert "--benchmark_group" in raised.value.remedy
 
 
-def test_a_target_that_never_registers_leaves_the_initiator_alone_for_no_longer_than_the_timeout(
+def test_a_target_that_never_registers_is_reported_after_the_timeout(
     play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(driver, "_SLEEPS", 0.0)
     with pytest.raises(NixlbenchError) as raised:
         play("silent:unregistered", timeout=2.0, STANDIN_FLAG=str(tmp_path / "flag"))
     reason = raised.value.reason
-    assert "nothing was to be seen for 2 s, while waiting for the target (nixlbench of rank 1 on " in reason
+    assert " for 2 s, while waiting for the target (nixlbench of rank 1 on " in reason
     assert "to register: the initiator (nixlbench of rank 0 on" in reason
     assert reason.endswith(" is alone")
 
 
-def test_a_rank_that_stands_still_is_not_waited_for_longer_than_the_timeout(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_rank_is_reported_after_the_timeout(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_SLEEPS", 0.0)
-    with pytest.raises(NixlbenchError, match="nothing was to be seen for 2 s, while waiting for the next row"):
+    with pytest.raises(NixlbenchError, match=" for 2 s, while waiting for the next row"):
         play("silent:1", timeout=2.0)
 
 
-def test_an_etcd_that_does_not_resolve_is_said_in_nixlbenchs_words_and_the_target_is_not_started(play: Play) -> None:
+def test_an_unresolvable_etcd_is_reported_before_the_target_starts(play: Play) -> None:
     with pytest.raises(NixlbenchError) as raised:
         play("normal", endpoint="http://no-such-host.invalid:2379")
     assert ": Failed to acquire lock: the target uri is not valid" in raised.value.reason
@@ -186,7 +184,7 @@ def test_an_etcd_that_does_not_resolve_is_said_in_nixlbenchs_words_and_the_targe
     assert "http://HOST:PORT" in raised.value.remedy
 
 
-def test_an_etcd_that_is_down_is_named(play: Play) -> None:
+def test_an_etcd_that_is_down_is_reported(play: Play) -> None:
     with pytest.raises(NixlbenchError, match="Failed to acquire lock: connections to all backends failing") as raised:
         play("normal", endpoint="http://127.0.0.1:9")
     assert "etcdctl --endpoints URL endpoint health" in raised.value.remedy
@@ -194,11 +192,11 @@ def test_an_etcd_that_is_down_is_named(play: Play) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("whose", ["ours", "external"])
-def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_removed_once_it_is_back(
+def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     program: Path, monkeypatch: pytest.MonkeyPatch, how: str, whose: str
 ) -> None:
     monkeypatch.setenv("STANDIN_PLAY", "wait")
-    if whose == "external":  # the real figures are of an etcd that may be slow
+    if whose == "external":  # the real limits allow for a slow etcd
         monkeypatch.setattr(etcd_watch, "REFUSED_SECONDS", 2.0)
         monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
     server, removals = EmbeddedServer.start(supervisor()), list[Removal]()
@@ -230,7 +228,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
         assert reason.startswith("the etcd in which nixlbench's processes meet is gone: ")
         assert server.endpoint in reason
         assert "the initiator (nixlbench of rank 0 on " in reason
-        assert "merely busy" not in str(raised.value)
+        assert "--nixl-timeout" not in str(raised.value)
         assert mentioning(str(program)) == []
         if (whose, how) == ("ours", "killed"):
             assert f"pid {server.pid}, at {server.endpoint}, ended by SIGKILL; " in reason
@@ -238,7 +236,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
             assert removals == []
             return
         if whose == "ours":
-            assert f"is stopped by a signal: kill -CONT {server.pid}" in reason
+            assert f"kill -CONT {server.pid}" in reason
         else:
             assert ("connection refused" if how == "killed" else "no answer within 4 s") in reason
         assert f"3 keys under {group.prefix} (/rank/0, /rank/1, /size) are still in it" in reason
@@ -259,7 +257,7 @@ def test_an_etcd_that_goes_in_the_midst_of_a_row_is_named_and_its_keys_are_remov
         server.discard()
 
 
-def test_an_etcd_that_is_slow_or_back_at_once_is_not_accused(etcd: EmbeddedServer) -> None:
+def test_a_slow_or_restored_etcd_is_not_reported(etcd: EmbeddedServer) -> None:
     with EtcdProxy(etcd.endpoint) as path, etcd.client() as direct:
         way = path.client("a slow one")
         direct.put("xferbench/slow//size", b"1")
@@ -278,7 +276,7 @@ def test_an_etcd_that_is_slow_or_back_at_once_is_not_accused(etcd: EmbeddedServe
         direct.delete_prefix("xferbench/slow/")
 
 
-def test_a_port_that_is_taken_is_not_the_last_one(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_replaced_by_another(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -294,7 +292,7 @@ def test_a_port_that_is_taken_is_not_the_last_one(play: Play, monkeypatch: pytes
         assert ports == []
 
 
-def test_an_address_that_is_not_there_is_said(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_address_is_reported(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "free_meeting", lambda _: Meeting("ASIO", {
         "runtime_type": "ASIO", "asio_address": "192.0.2.1", "asio_port": "1"}))  # fmt: skip
     monkeypatch.setattr(driver, "_TRIES", 1)
@@ -310,7 +308,7 @@ def test_the_flags_of_the_real_help_are_known() -> None:
     assert "no_such_flag" not in known
 
 
-def test_the_etcd_of_a_group_is_cleaned_also_after_its_process_was_killed(etcd: EmbeddedServer) -> None:
+def test_the_keys_of_a_group_are_deleted_after_kill(etcd: EmbeddedServer) -> None:
     script = """
 import os, signal, sys
 from pytest_nixl.etcd.client import connect
@@ -325,4 +323,4 @@ with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1],
     done = subprocess.run([sys.executable, "-c", script, etcd.endpoint], check=False, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     with etcd.client() as client:
-        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the supervisor has removed the keys")
+        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the supervisor has deleted the keys")

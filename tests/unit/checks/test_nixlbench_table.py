@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of nixlbench's output: every recorded file row by row, and cut off at every byte."""
+"""The parser of nixlbench's output: every recorded file row by row, and cut off at every byte."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def in_order(row: NixlbenchRow) -> tuple[float, ...]:
     return tuple(value for value in astuple(row) if value is not None)
 
 
-def test_every_recording_is_here() -> None:
+def test_all_recordings_are_covered() -> None:
     assert len(FILES) == 20
     assert set(TABLES) <= set(FILES)
 
@@ -132,11 +132,11 @@ def test_every_recorded_file_is_read_row_by_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES, ids=IDS)
-def test_text_cut_off_at_any_byte_yields_only_rows_that_were_printed_whole(name: str) -> None:
+def test_text_cut_off_at_any_byte_yields_only_complete_rows(name: str) -> None:
     content = (FIXTURES / name).read_bytes()
     whole = read_output(content.decode())
     lines = content.decode().split("\n")
-    # The first byte at which each row is whole: the one after the end of its line.
+    # The first byte at which each row is complete: the byte after its line break.
     header = next((n for n, line in enumerate(lines) if line.startswith("Block Size")), len(lines))
     ends = [
         sum(len(one) + 1 for one in lines[: n + 1]) for n, line in enumerate(lines) if n > header and line[:1].isdigit()
@@ -158,7 +158,7 @@ def test_text_cut_off_at_any_byte_yields_only_rows_that_were_printed_whole(name:
     assert wrong == []
 
 
-def test_two_ranks_print_who_they_are() -> None:
+def test_registrations_of_two_ranks_are_read() -> None:
     assert read("nixlbench/01_normal.rank_a.out").registrations == (NixlbenchRegistration(rank=0, item=1, size=2),)
     target = read("nixlbench/01_normal.rank_b.out")
     assert target.registrations == (NixlbenchRegistration(rank=1, item=2, size=2),)
@@ -186,7 +186,7 @@ def test_the_configuration_is_read() -> None:
     assert len(posix.values) == 37
 
 
-def test_the_plan_and_the_payload_follow_from_the_configuration() -> None:
+def test_rows_and_payload_follow_from_the_configuration() -> None:
     efa = read("efa-p5/nixlbench-rank0.out")
     assert efa.configuration.planned() == tuple((4 * KIB << n, 1) for n in range(15))
     assert efa.configuration.transfers(MIB) == (1008, 112)
@@ -199,12 +199,12 @@ def test_the_plan_and_the_payload_follow_from_the_configuration() -> None:
     assert (nothing.planned(), nothing.transfers(1), nothing.payload(1, 1)) == (None, None, None)
 
 
-def test_the_payload_of_other_schemes_is_not_known() -> None:
+def test_the_payload_of_other_schemes_is_unknown() -> None:
     text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().replace(": pairwise", ": onetomany")
     assert read_output(text).configuration.payload(4096, 1) is None
 
 
-def test_several_batches_are_rows_of_their_own() -> None:
+def test_each_batch_is_a_separate_row() -> None:
     text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
     row = next(line for line in text.splitlines() if line.startswith("8192 "))
     batched = text.replace(row, row + "\n" + row.replace("8192                1 ", "8192                16"))
@@ -224,7 +224,7 @@ def test_several_batches_are_rows_of_their_own() -> None:
         "[1763640000.0] [vm:12:0]     ucp_context.c:12  UCX  WARN  transport 'x' is not available",
     ],
 )
-def test_a_warning_in_between_is_kept_and_costs_no_row(line: str) -> None:
+def test_a_warning_between_lines_is_kept_and_loses_no_row(line: str) -> None:
     text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
     whole = read_output(text)
     lines = text.split("\n")
@@ -235,7 +235,7 @@ def test_a_warning_in_between_is_kept_and_costs_no_row(line: str) -> None:
         assert output.warnings == (line,)
 
 
-def test_lines_may_end_as_on_a_terminal() -> None:
+def test_crlf_line_endings_are_read() -> None:
     text = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text()
     assert read_output(text.replace("\n", "\r\n")) == read_output(text)
 
@@ -269,13 +269,13 @@ def test_recorded_failures_are_recognised(name: str, trouble: Trouble, text: str
         ("Failed to parse device list", Trouble.REFUSED),
     ],
 )
-def test_failures_that_were_reported_are_recognised(line: str, trouble: Trouble) -> None:
-    # The words of the p5 archive, of the user's report and of nixlbench's source: none was recorded here.
+def test_reported_failures_are_recognised(line: str, trouble: Trouble) -> None:
+    # These messages come from users' reports and from nixlbench's source. None was recorded here.
     assert read_output(line + "\n").faults == (Fault(trouble, line),)
     assert read_output(line).faults == ()
 
 
-def test_two_processes_of_one_rank_are_a_fault() -> None:
+def test_two_processes_with_the_same_rank_are_a_fault() -> None:
     first, second = ((FIXTURES / f"nixlbench/07_racy_same_rank.rank_{which}.out").read_text() for which in ("a", "b"))
     assert read_output(first).faults == ()
     assert read_output(first + second).faults == (
@@ -283,7 +283,7 @@ def test_two_processes_of_one_rank_are_a_fault() -> None:
     )
 
 
-def test_runs_after_each_other_and_the_ranks_of_one_are_no_such_fault() -> None:
+def test_two_ranks_or_two_runs_are_not_a_duplicate_rank() -> None:
     first, second = ((FIXTURES / f"nixlbench/01_normal.rank_{which}.out").read_text() for which in ("a", "b"))
     assert read_output(first + second).faults == ()
     twice = read_output(first + first)
@@ -304,7 +304,7 @@ def test_runs_after_each_other_and_the_ranks_of_one_are_no_such_fault() -> None:
         f"4096 1 {'9' * 5000} 15.4 25.0 25.0 6.4 9.0 8.8 15.0",
     ],
 )
-def test_what_is_no_row_is_none(row: str) -> None:
+def test_malformed_rows_are_skipped(row: str) -> None:
     header = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().partition("Block Size")[2].partition("\n")[0]
     good = "8192 1 0.265866 15.4 25.0 25.0 6.4 9.0 8.8 15.0"
     output = read_output(f"Block Size{header}\n{row}\n{good}\n")
@@ -312,7 +312,7 @@ def test_what_is_no_row_is_none(row: str) -> None:
     assert read_output(f"{good}\n").rows == ()
 
 
-def test_what_the_library_prints_of_a_division_by_zero_is_a_row() -> None:
+def test_a_row_with_inf_and_nan_is_read() -> None:
     header = (FIXTURES / "nixlbench/01_normal.rank_a.out").read_text().partition("Block Size")[2].partition("\n")[0]
     (row,) = read_output(f"Block Size{header}\n4096 1 inf 0.0 -nan 25.0 6.4 9.0 8.8 15.0\n").rows
     assert row.bandwidth == float("inf")
@@ -320,7 +320,7 @@ def test_what_the_library_prints_of_a_division_by_zero_is_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", ["help-1.4.0.txt"])
-def test_what_is_no_output_is_not_recognised(name: str) -> None:
+def test_other_text_is_not_recognised(name: str) -> None:
     assert not read(f"nixlbench/{name}").recognised
     assert not read_output("").recognised
     assert not read_output("Failed to do it\n").recognised

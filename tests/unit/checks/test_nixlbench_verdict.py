@@ -67,7 +67,7 @@ def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
 def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None:
     run = judged(tmp_path, COMPARED)
     assert verdicts(run) == [Verdict.UNKNOWN] * 9
-    assert "the bytes of a WRITE are compared by the target only, whose output is not here" in run.results[0].reason
+    assert "only the target compares the bytes of a WRITE" in run.results[0].reason
     assert "--nixlbench RANK0 --nixlbench RANK1" in run.results[0].remedy
     # A file that rank 0 printed a second time is not the target's.
     assert verdicts(judged(tmp_path, COMPARED, TARGET)) == [Verdict.PASS] * 9
@@ -123,7 +123,7 @@ def test_a_row_twice_is_doubted_unless_it_is_the_same(tmp_path: Path) -> None:
     run = judged(tmp_path, other)
     assert verdicts(run) == [Verdict.PASS, Verdict.INCONCLUSIVE] + [Verdict.PASS] * 13
     [doubted] = [result for result in run.results if result.verdict is Verdict.INCONCLUSIVE]
-    assert "was printed 2 times with other figures: 0.545 GB/s (4.36 Gb/s), 1.09 GB/s (8.72 Gb/s)" in doubted.reason
+    assert "was printed 2 times with different figures: 0.545 GB/s (4.36 Gb/s), 1.09 GB/s (8.72 Gb/s)" in doubted.reason
     assert Verdict.FAIL in verdicts(judged(tmp_path, other, floor="0.6 GB/s"))
 
 
@@ -157,12 +157,12 @@ def test_a_stranger_in_the_group_is_told(tmp_path: Path) -> None:
     run = judged(tmp_path, cut(NORMAL, 3) + lost, TARGET)
     [told] = said(run)
     assert told.startswith(
-        "ERROR nixlbench lost one of its ranks, or that rank's key, in the row UCX/WRITE/DRAM:DRAM/32KiB/"
+        "ERROR nixlbench lost one of its ranks, or the key of a rank, in the row UCX/WRITE/DRAM:DRAM/32KiB/"
     )
     # A fourth process takes the rank of one whose keys the third has deleted.
     fourth = TARGET.replace("rank 1 item 2", "rank 0 item 1").replace("rank 1, type target", "rank 0, type initiator")
     run = judged(tmp_path, NORMAL, TARGET, REFUSED, fourth)
-    assert any("two processes registered as rank 0 of 2: the second one joined when" in one for one in said(run))
+    assert any("two processes registered as rank 0 of 2: the second process joined after" in one for one in said(run))
 
 
 def test_two_files_of_one_rank_are_two_processes_of_that_rank(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_crash_names_its_row_and_its_cause(tmp_path: Path, cause: str) -> None
     run = judged(tmp_path, NORMAL + cause)
     assert (said(run), verdicts(run)) == ([], [Verdict.PASS] * 15)
     assert (
-        "nixlbench: after its last row, UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/0-1, which changes no figure: "
+        "nixlbench: after its last row, UCX/WRITE/DRAM:DRAM/64MiB/batch1/depth1/0-1, so the figures are not affected: "
         + cause.strip()
     ) in run.notes
 

@@ -107,7 +107,7 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     return done, path
 
 
-def test_the_table_shows_nixl_to_raw_over_tcp_on_loopback(tcp: tuple[Finished, Path]) -> None:
+def test_the_table_shows_the_ratio_over_tcp_on_loopback(tcp: tuple[Finished, Path]) -> None:
     done, _ = tcp
     assert done.code == 0, done.output
     rows = RATIO.findall(done.output)
@@ -169,7 +169,7 @@ def test_if_only_nixl_is_slow_the_run_and_the_failed_row_report_it(tmp_path: Pat
 def test_without_the_raw_tool_the_check_is_not_applicable(tmp_path: Path) -> None:
     done = raw_run(tmp_path, LOW, "--nixl-blocks=4KiB", "--nixl-op=WRITE", env={"PATH": "/nonexistent"})
     assert re.search(
-        r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 is not there: "
+        r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 was not found: "
         r"give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one$",
         done.output,
         re.MULTILINE,
@@ -186,7 +186,9 @@ def test_a_failed_raw_tool_does_not_decide_about_nixl(tmp_path: Path, more: str,
     script.chmod(0o755)
     given = ("--nixl-blocks=4KiB", "--nixl-op=WRITE", f"--nixl-raw-tools-dir={tools}")
     done = raw_run(tmp_path, f"{LOW}{more}", *given)
-    words = rf"^{verdict} nixl-to-raw: nothing to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    words = (
+        rf"^{verdict} nixl-to-raw: no raw figure to compare with: ucx_perftest of rank 1 on \S+ ended with exit code 7$"
+    )
     assert re.search(words, done.output, re.MULTILINE), done.output
     assert "  | no such device" in done.output
     assert done.code == 0
@@ -247,7 +249,7 @@ Final:                  2000      6.599   366.636   366.636     2727.50    2727.
 """
 
 
-def test_the_last_line_of_the_table_is_read_in_bytes() -> None:
+def test_the_last_line_of_the_table_is_read_in_bytes_per_second() -> None:
     read = UCX_PERFTEST.read(SAID, 1 << 20)
     assert read is not None
     assert read.count == 2000
@@ -276,7 +278,7 @@ bytes   iters   total       time     MB/sec    usec/xfer   Mxfers/sec
 """
 
 
-def test_the_table_of_fabtests_is_read_in_bytes() -> None:
+def test_the_table_of_fabtests_is_read_in_bytes_per_second() -> None:
     read = FI_RMA_BW.read(FABTESTS, 65536)
     assert read is not None
     assert read.value == pytest.approx(15.60e6)
@@ -348,7 +350,7 @@ def test_transports_with_a_common_name_and_device_are_comparable(
     assert same_way(ours, theirs) is same
 
 
-def test_few_rows_are_measured_again_and_the_largest_that_failed() -> None:
+def test_a_few_rows_and_the_largest_failed_one_are_measured_again() -> None:
     keys = [RowKey("UCX", "WRITE", HOST, 4096 << step) for step in range(15)]
     assert [key.block for key in few(keys, lambda _: False)] == [4096, 4096 << 7, 4096 << 14]
     assert [key.block for key in few(keys, lambda key: key.block < 65536)] == [4096, 32768, 4096 << 7, 4096 << 14]

@@ -181,7 +181,7 @@ def test_without_counters_nothing_tells_the_transport(command: Command) -> None:
     loose, strict = command.judge(P5), command.judge(P5, "--gate")
     assert (loose.code, strict.code) == (0, 1)
     assert loose.verdicts() == strict.verdicts() == ["UNKNOWN"] * 15
-    assert "counters: none given, so that nothing tells which devices carried the bytes\n" in loose.out
+    assert "counters: none given, " in loose.out
     assert "utilisation" not in loose.out
 
 
@@ -313,8 +313,8 @@ def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
     ended = command.judge(command.file("cut.out", text[:-100]), "--counters", *COUNTERS)
     assert ended.code == 1
     assert "MISSING LIBFABRIC/WRITE/VRAM:VRAM/64MiB/batch1/depth1/0-1" in ended.out
-    assert "the text ends in the midst of a line" in ended.out
-    assert "UNKNOWN counters: the table is not whole" in ended.out
+    assert "the text ends within a line" in ended.out
+    assert "UNKNOWN counters: the table is incomplete" in ended.out
     assert ended.out.endswith("(1 MISSING, 15 UNKNOWN; 14 rows measured)\n")
 
 
@@ -332,7 +332,7 @@ def test_the_run_cut_off_at_any_line_never_passes(command: Command) -> None:
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["01_normal.rank_b.out"], "MISSING bandwidth: nixlbench printed no row: it is the output of rank 1"),
+        (["01_normal.rank_b.out"], "MISSING bandwidth: nixlbench printed no row: this is the output of rank 1"),
         (["03_unresolvable_host.out", "03_unresolvable_host.err"],
          "ERROR nixlbench: nixlbench says: Failed to acquire lock: the target uri is not valid"),
         (["04_etcd_down.err"], "ERROR nixlbench: nixlbench says: Failed to acquire lock: connections to all"),
@@ -366,10 +366,10 @@ def test_a_bandwidth_that_is_none_is_an_error(command: Command) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "holds nothing that nixlbench prints: expected the output of its rank 0"),
-        (P5.read_text() * 2, "holds 2 tables: expected the output of one run"),
+        ("", "contains no output of nixlbench: expected the output of its rank 0"),
+        (P5.read_text() * 2, "contains 2 tables: expected the output of one run"),
         ("Block Size (B)  Batch Size  B/W (GB/Sec)\n4096 1 1.0\n",
-         "holds a table without backend, operation and memory types in the configuration above it: "
+         "contains a table, but no configuration with backend, operation and memory types above it: "
          "expected the whole output of rank 0"),
     ],
 )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and times: what is read, what is printed, and the sentence for what is refused."""
+"""Sizes, rates and times: reading, printing, and the errors for malformed values."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ SIZE = f": expected {units.SIZE_FORM}"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "'' is no size"),
-        ("KiB", "'KiB' is no size"),
-        ("-4KiB", "'-4KiB' is no size"),
-        ("1e6", "'1e6' is no size"),
-        ("0x10", "'0x10' is no size"),
-        (".5MiB", "'.5MiB' is no size"),
-        ("4KiB 8KiB", "'4KiB 8KiB' is no size"),
-        ("٤KiB", "'٤KiB' is no size"),
-        ("9" * 400, f"'{'9' * 400}' is no size"),
+        ("", "'' is not a size"),
+        ("KiB", "'KiB' is not a size"),
+        ("-4KiB", "'-4KiB' is not a size"),
+        ("1e6", "'1e6' is not a size"),
+        ("0x10", "'0x10' is not a size"),
+        (".5MiB", "'.5MiB' is not a size"),
+        ("4KiB 8KiB", "'4KiB 8KiB' is not a size"),
+        ("٤KiB", "'٤KiB' is not a size"),
+        ("9" * 400, f"'{'9' * 400}' is not a size"),
         ("4XiB", "'4XiB' has the unknown unit 'XiB'"),
         ("4KiB/s", "'4KiB/s' has the unknown unit 'KiB/s'"),
         ("0", "'0' is not a whole number of bytes above zero"),
@@ -62,7 +62,7 @@ SIZE = f": expected {units.SIZE_FORM}"
         ("0.3KiB", "'0.3KiB' is not a whole number of bytes above zero"),
     ],
 )
-def test_what_is_no_size_is_refused(text: str, fault: str) -> None:
+def test_a_malformed_size_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_size(text)
     assert str(caught.value) == fault + SIZE
@@ -77,7 +77,7 @@ def test_a_size_is_printed_in_the_largest_unit_that_divides_it(size: int, text: 
     assert units.format_size(size) == text
 
 
-def test_every_size_printed_is_read_as_itself() -> None:
+def test_every_printed_size_is_read_back_unchanged() -> None:
     chance = random.Random(1)
     sizes = [*range(1, 5000), *(1 << n for n in range(80)), *(chance.randrange(1, 10**18) for _ in range(5000))]
     assert [size for size in sizes if units.parse_size(units.format_size(size)) != size] == []
@@ -104,20 +104,20 @@ BLOCKS = f": expected {units.BLOCKS_FORM}"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"'' is no size{SIZE}"),
-        ("4KiB,", f"'' is no size{SIZE}"),
-        ("4KiB..", f"'' is no size{SIZE}"),
-        ("..4KiB", f"'' is no size{SIZE}"),
-        ("..", f"'' is no size{SIZE}"),
-        ("4KiB...8KiB", f"'.8KiB' is no size{SIZE}"),
-        ("4KiB..8KiB,1MiB", f"'8KiB,1MiB' is no size{SIZE}"),
+        ("", f"'' is not a size{SIZE}"),
+        ("4KiB,", f"'' is not a size{SIZE}"),
+        ("4KiB..", f"'' is not a size{SIZE}"),
+        ("..4KiB", f"'' is not a size{SIZE}"),
+        ("..", f"'' is not a size{SIZE}"),
+        ("4KiB...8KiB", f"'.8KiB' is not a size{SIZE}"),
+        ("4KiB..8KiB,1MiB", f"'8KiB,1MiB' is not a size{SIZE}"),
         ("4KiB,4096", f"'4KiB,4096' names a size twice{BLOCKS}"),
         ("1..2..4", f"'1..2..4' is not one range{BLOCKS}"),
         ("8KiB .. 4KiB", f"'8KiB .. 4KiB' is a reversed range, 8KiB is more than 4KiB{BLOCKS}"),
         ("4KiB..9KiB", f"'4KiB..9KiB' does not reach 9KiB by doubling 4KiB{BLOCKS}"),
     ],
 )
-def test_what_are_no_blocks_is_refused(text: str, message: str) -> None:
+def test_malformed_blocks_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_blocks(text)
     assert str(caught.value) == message
@@ -133,7 +133,7 @@ def test_what_are_no_blocks_is_refused(text: str, message: str) -> None:
         ((4096, 8192, 16384, 1000), "4KiB,8KiB,16KiB,1000B"),
     ],
 )
-def test_blocks_are_printed_the_shorter_way_and_read_as_themselves(blocks: tuple[int, ...], text: str) -> None:
+def test_blocks_are_printed_as_a_range_if_they_double(blocks: tuple[int, ...], text: str) -> None:
     assert units.format_blocks(blocks) == text
     assert units.parse_blocks(text) == blocks
 
@@ -163,18 +163,18 @@ def test_a_rate_is_read(text: str, rate: float) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "'' is no bandwidth"),
-        ("fast", "'fast' is no bandwidth"),
-        ("-1 GB/s", "'-1 GB/s' is no bandwidth"),
-        ("inf GB/s", "'inf GB/s' is no bandwidth"),
-        ("nan", "'nan' is no bandwidth"),
+        ("", "'' is not a bandwidth"),
+        ("fast", "'fast' is not a bandwidth"),
+        ("-1 GB/s", "'-1 GB/s' is not a bandwidth"),
+        ("inf GB/s", "'inf GB/s' is not a bandwidth"),
+        ("nan", "'nan' is not a bandwidth"),
         ("12", "'12' has no unit"),
         ("12 Gb", "'12 Gb' has the wrong unit 'Gb'"),
         ("12 gb/s", "'12 gb/s' has the wrong unit 'gb/s'"),
         ("5 us", "'5 us' has the wrong unit 'us'"),
     ],
 )
-def test_what_is_no_rate_is_refused(text: str, fault: str) -> None:
+def test_a_malformed_rate_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_rate(text)
     assert str(caught.value) == f"{fault}: expected {units.RATE_FORM}"
@@ -189,7 +189,7 @@ def test_a_time_is_read(text: str, seconds: float) -> None:
     assert units.parse_time(text) == pytest.approx(seconds)
 
 
-def test_a_bare_number_is_a_time_only_where_its_unit_is_known() -> None:
+def test_a_bare_number_is_a_time_only_with_a_default_unit() -> None:
     assert units.parse_time("30", default_unit="s") == 30.0
     assert units.parse_time("30ms", default_unit="s") == pytest.approx(0.03)
     with pytest.raises(ValueError) as caught:
@@ -199,10 +199,10 @@ def test_a_bare_number_is_a_time_only_where_its_unit_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("", "'' is no time"), ("soon", "'soon' is no time"), ("-1s", "'-1s' is no time"),
+    [("", "'' is not a time"), ("soon", "'soon' is not a time"), ("-1s", "'-1s' is not a time"),
      ("1 d", "'1 d' has the wrong unit 'd'"), ("1 GB/s", "'1 GB/s' has the wrong unit 'GB/s'")],
 )  # fmt: skip
-def test_what_is_no_time_is_refused(text: str, fault: str) -> None:
+def test_a_malformed_time_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_time(text, default_unit="s")
     assert str(caught.value) == f"{fault}: expected {units.TIME_FORM}"
@@ -230,7 +230,7 @@ def test_a_time_is_printed_in_microseconds(seconds: float, text: str) -> None:
     assert units.microseconds(seconds) == text
 
 
-def test_a_rate_printed_is_read_to_three_digits() -> None:
+def test_a_printed_rate_has_three_significant_digits() -> None:
     chance = random.Random(2)
     for _ in range(1000):
         rate = 10 ** chance.uniform(7, 12)

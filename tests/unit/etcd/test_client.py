@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client against real etcds: what it does, and what it says when an etcd cannot or will not."""
+"""The client against real etcds: its functions, and its errors if an etcd fails or refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mutual(certificates: Certificates) -> Iterator[Etcd]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Etcd]:
-    """Users and passwords; its tokens live for a second."""
+    """An etcd with users and passwords, whose tokens live for a second."""
     with running_etcd("--auth-token-ttl=1") as etcd:
         turn_authentication_on(etcd.url)
         yield etcd
@@ -72,7 +72,7 @@ def client(plain: Etcd) -> Iterator[EtcdClient]:
 
 
 def failure(endpoint: Endpoint, timeout: float = 5.0, **options: Any) -> EtcdError:
-    """Ask for a key and return why that failed."""
+    """Request a key and return the error, checked for form."""
     with connect([endpoint], timeout=timeout, **options) as client, pytest.raises(EtcdError) as caught:
         client.get("/x")
     assert caught.value.remedy
@@ -83,13 +83,13 @@ def failure(endpoint: Endpoint, timeout: float = 5.0, **options: Any) -> EtcdErr
 
 
 def nowhere() -> Endpoint:
-    """An address where nothing listens."""
+    """Return an address where nothing listens."""
     return Endpoint("http", "127.0.0.1", free_ports(1)[0])
 
 
 @contextmanager
 def silent() -> Iterator[Endpoint]:
-    """A server that takes connections and never says a word."""
+    """A server that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -118,13 +118,13 @@ class TestKeys:
         assert set(client.get_prefix("")) == {"/p", "/q/1"}
 
     @pytest.mark.parametrize("prefix", ["", "/", "//"])
-    def test_everything_is_never_deleted(self, client: EtcdClient, prefix: str) -> None:
+    def test_deleting_all_keys_is_refused(self, client: EtcdClient, prefix: str) -> None:
         client.put("/a", b"")
-        with pytest.raises(ValueError, match="refused to delete every key"):
+        with pytest.raises(ValueError, match="refused to delete all keys"):
             client.delete_prefix(prefix)
         assert client.count_prefix("") == 1
 
-    def test_create_once_whoever_comes_at_the_same_time(self, client: EtcdClient) -> None:
+    def test_only_one_of_concurrent_creates_succeeds(self, client: EtcdClient) -> None:
         with ThreadPoolExecutor(8) as pool:
             won = list(pool.map(lambda number: client.create("/c", b"%d" % number), range(8)))
         assert won.count(True) == 1
@@ -142,7 +142,7 @@ class TestKeys:
         lease.revoke()
         assert client.count_prefix("/l/") == 0
         lease.revoke()
-        with pytest.raises(EtcdError, match="the lease is not there") as caught:
+        with pytest.raises(EtcdError) as caught:
             lease.refresh()
         assert caught.value.cause == "no-lease"
         with pytest.raises(EtcdError) as caught:
@@ -162,13 +162,13 @@ class TestKeys:
         assert client.raw.get("/nothing") == []
 
     def test_too_large(self, client: EtcdClient) -> None:
-        with pytest.raises(EtcdError, match="larger than it accepts") as caught:
+        with pytest.raises(EtcdError) as caught:
             client.put("/big", b"x" * 3_000_000)
         assert caught.value.cause == "too-large"
 
 
 class TestMembers:
-    def test_the_next_one_is_asked(self, plain: Etcd) -> None:
+    def test_the_next_member_is_asked_if_one_fails(self, plain: Etcd) -> None:
         dead = nowhere()
         with connect([dead, Endpoint("http", "no-such-host.invalid", 2379), plain.endpoint]) as client:
             assert client.endpoint == str(dead)
@@ -176,25 +176,23 @@ class TestMembers:
             assert client.endpoint == plain.url
             assert client.delete("/m")
 
-    def test_one_that_dies_is_left(self, plain: Etcd) -> None:
+    def test_a_dead_member_is_replaced(self, plain: Etcd) -> None:
         with running_etcd() as dying, connect([dying.endpoint, plain.endpoint]) as client:
             client.put("/d", b"")
             assert client.endpoint == dying.url
             os.kill(dying.pid, signal.SIGKILL)
             wait_until(lambda: client.get("/d") is None and client.endpoint == plain.url, 5, "the other one is asked")
 
-    def test_all_dead(self) -> None:
+    def test_all_members_dead(self) -> None:
         first, second = nowhere(), nowhere()
         with connect([first, second]) as client, pytest.raises(EtcdError) as caught:
             client.get("/x")
-        assert caught.value.reason == (
-            f"no member of the etcd answered: {first}: connection refused, nothing listens there; "
-            f"{second}: connection refused, nothing listens there"
-        )
+        assert f"{first}: connection refused" in caught.value.reason
+        assert f"{second}: connection refused" in caught.value.reason
         assert caught.value.cause == "refused"
 
     def test_a_transaction_is_not_sent_twice(self, plain: Etcd) -> None:
-        """Its answer is lost: whether it was done is not known, so nobody else is asked."""
+        """If the answer is lost, it is unknown whether it was executed, so no other member is asked."""
         with silent() as lost, connect([lost, plain.endpoint], timeout=0.3) as client:
             with pytest.raises(EtcdError) as caught:
                 client.create("/once", b"")
@@ -227,7 +225,7 @@ class TestUnreachable:
             os.kill(etcd.pid, signal.SIGSTOP)
             assert failure(etcd.endpoint, timeout=0.3).cause == "timeout"
 
-    def test_no_proxy_and_no_other_authority(self, plain: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_proxy_variables_are_ignored(self, plain: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTP_PROXY", str(nowhere()))
         monkeypatch.setenv("http_proxy", str(nowhere()))
         monkeypatch.setenv("ALL_PROXY", str(nowhere()))
@@ -260,16 +258,14 @@ class TestTls:
         endpoint = Endpoint("https", plain.endpoint.host, plain.endpoint.port)
         error = failure(endpoint)
         assert error.cause == "plaintext"
-        assert "https was asked for, but the server speaks plaintext" in error.reason
         assert plain.url in error.remedy
 
     def test_tls_server(self, tls: Etcd) -> None:
         error = failure(Endpoint("http", tls.endpoint.host, tls.endpoint.port))
         assert error.cause == "tls-server"
-        assert "http was asked for, but the server speaks TLS" in error.reason
         assert tls.url in error.remedy
 
-    def test_tls_server_that_asks_for_a_certificate(self, mutual: Etcd) -> None:
+    def test_tls_server_that_requires_a_client_certificate(self, mutual: Etcd) -> None:
         assert failure(Endpoint("http", mutual.endpoint.host, mutual.endpoint.port)).cause == "tls-server"
 
     def test_client_certificate(self, mutual: Etcd, certificates: Certificates) -> None:
@@ -280,12 +276,12 @@ class TestTls:
     def test_client_certificate_needed(self, mutual: Etcd, certificates: Certificates) -> None:
         error = failure(mutual.endpoint, cacert=certificates.ca)
         assert error.cause == "certificate-required"
-        assert "asks for a client certificate" in error.reason
+        assert "--nixl-etcd-cert FILE" in error.remedy
 
     def test_client_certificate_refused(self, mutual: Etcd, certificates: Certificates) -> None:
         error = failure(mutual.endpoint, cacert=certificates.ca, cert=certificates.stranger)
         assert error.cause == "certificate-refused"
-        assert "refuses our client certificate" in error.reason
+        assert "--trusted-ca-file" in error.remedy
 
     def test_files_that_cannot_be_used(self, mutual: Etcd, certificates: Certificates, tmp_path: Path) -> None:
         ca = certificates.ca
@@ -304,7 +300,7 @@ class TestTls:
         with running_etcd(*options, scheme="https") as etcd:
             error = failure(etcd.endpoint, cacert=certificates.ca, cert=certificates.client)
         assert error.cause == "gateway-certificate"
-        assert "its HTTP gateway cannot connect to its own etcd" in error.reason
+        assert "--client-cert-auth" in error.reason
         assert "clientAuth" in error.remedy
         assert "bad certificate" in error.detail
 
@@ -328,8 +324,10 @@ class TestPasswords:
             client.put("/bob/t", b"1")
             token = client.raw.session.auth._token
             with connect([guarded.endpoint], user="root", password="pw") as root:
-                # etcd looks for expired tokens every second.
-                wait_until(lambda: self.refused(guarded, token) and root.count_prefix("/") > 0, 10, "the token is over")
+                # etcd removes expired tokens once per second.
+                wait_until(
+                    lambda: self.refused(guarded, token) and root.count_prefix("/") > 0, 10, "the token has expired"
+                )
             assert client.get("/bob/t") == b"1"
             assert client.raw.session.auth._token != token
             client.raw.put("/bob/t", b"2")
@@ -339,7 +337,7 @@ class TestPasswords:
     def refused(etcd: Etcd, token: str) -> bool:
         import requests
 
-        # A forbidden request does not make the token live longer, as a good one would.
+        # Unlike a permitted request, a forbidden request does not extend the life of the token.
         time.sleep(1.2)
         headers = {"Authorization": token}
         return (
@@ -350,14 +348,14 @@ class TestPasswords:
     def test_no_user(self, guarded: Etcd) -> None:
         error = failure(guarded.endpoint)
         assert error.cause == "auth-needed"
-        assert "asks for a user and password" in error.reason
+        assert "--nixl-etcd-user NAME:PASSWORD" in error.remedy
         assert "user name is empty" in error.detail
 
     @pytest.mark.parametrize("user", ["root", "nobody"])
     def test_wrong_password(self, guarded: Etcd, user: str) -> None:
         error = failure(guarded.endpoint, user=user, password="s3cret")
         assert error.cause == "password"
-        assert "does not accept this user and password" in error.reason
+        assert "--nixl-etcd-user" in error.remedy
         assert "s3cret" not in str(error)
 
     def test_denied(self, guarded: Etcd) -> None:
@@ -379,7 +377,7 @@ class TestPasswords:
         for without in (options, {"cacert": certificates.ca}):
             error = failure(guarded_mutual.endpoint, cert=certificates.client_with_cn, **without)
             assert error.cause == "certificate-name"
-            assert "refuses a client certificate that has a CN" in error.reason
+            assert "client certificate without a CN" in error.remedy
 
 
 class TestOtherServers:
@@ -388,12 +386,12 @@ class TestOtherServers:
             error = failure(etcd.endpoint)
             with_user = failure(etcd.endpoint, user="root", password="pw")
         assert error.cause == with_user.cause == "gateway-off"
-        assert "runs with --enable-grpc-gateway=false, so /v3 answers 404" in error.reason
+        assert "--enable-grpc-gateway=false" in error.reason
 
     def test_some_web_server(self) -> None:
         class Quiet(http.server.SimpleHTTPRequestHandler):
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         class Polite(Quiet):
             body, kind = b"<html>welcome</html>", "text/html"
@@ -414,7 +412,6 @@ class TestOtherServers:
                 error = failure(Endpoint("http", "127.0.0.1", server.server_port))
                 server.shutdown()
             assert error.cause == "not-etcd", handler
-            assert "what answers there is not an etcd" in error.reason
 
     def test_no_web_server(self) -> None:
         def greet() -> None:
@@ -441,4 +438,4 @@ class TestOtherServers:
                 for number in range(100):
                     client.put(f"/f/{number}", os.urandom(20_000))
         assert caught.value.cause == "no-space"
-        assert "its database is full" in caught.value.reason
+        assert "--quota-backend-bytes" in caught.value.remedy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd of three members of which one is stopped by SIGSTOP: it takes connections, and answers nothing."""
+"""An etcd of three members, one stopped with SIGSTOP: it accepts connections, but answers nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = pytest.mark.apart
 
-#: A test that moves bytes between the ranks until it is told that it is enough.
+#: A test that moves bytes between the ranks until the file ``enough`` exists.
 MOVING = Path(__file__).parents[2] / "cluster" / "moving.py"
 
 
@@ -40,7 +40,7 @@ def client(trio: ThreeNodeEtcd) -> Iterator[EtcdClient]:
 
 
 def in_use(trio: ThreeNodeEtcd, client: EtcdClient) -> int:
-    """Return the place of the member that a client uses."""
+    """Return the index of the member that a client uses."""
     return [str(member) for member in trio.members].index(client.endpoint)
 
 
@@ -50,7 +50,7 @@ def test_every_request_goes_to_a_member_that_answers(trio: ThreeNodeEtcd, client
     stopped = in_use(trio, client)
     trio.stop(stopped)
     start = time.monotonic()
-    # A request of each kind by a client of its own, which knows of no member that it is stopped.
+    # One request of each kind. The client does not know yet that the member is stopped.
     assert lease.refresh() == 60
     assert client.endpoint != str(trio.members[stopped])
     client.put("/a", b"2", lease)
@@ -58,23 +58,23 @@ def test_every_request_goes_to_a_member_that_answers(trio: ThreeNodeEtcd, client
     done = TransactionResult.of(client.transaction(txn([absent("/b")], [put("/b", b"3"), get("/b")])))
     assert done.succeeded
     assert client.delete("/b")
-    # Each went its own way to find out would be three times what is waited once.
+    # The client waits for the stopped member only once, not once per request.
     assert client.transaction(txn([], [delete("/a")]))
-    # With the time that it takes a busy machine to elect another leader, where that was stopped.
+    # This includes the election of a new leader on a busy machine, if the leader was stopped.
     assert time.monotonic() - start < 60
 
 
-def test_other_clients_of_the_process_know_it_too(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+def test_all_clients_of_the_process_avoid_the_stopped_member(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/a", b"1")
     trio.stop(in_use(trio, client))
     assert client.get("/a") == b"1"
     with trio.client() as another:
-        # A transaction is sent once: that it is answered tells that the first one asked was not the stopped one.
+        # A transaction is sent only once. Its answer proves that the stopped member was not asked first.
         assert another.create("/c", b"1")
         assert another.endpoint == client.endpoint
 
 
-def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(trio: ThreeNodeEtcd) -> None:
+def test_only_a_repeatable_transaction_is_sent_again(trio: ThreeNodeEtcd) -> None:
     place = (trio.leader() + 1) % 3
     members = [trio.members[place], *(member for member in trio.members if member != trio.members[place])]
     trio.stop(place)
@@ -90,7 +90,7 @@ def test_a_transaction_whose_answer_is_lost_is_sent_again_only_where_it_may_be(t
     trio.resume(place)
 
 
-def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+def test_a_watch_continues_at_another_member_without_loss(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
     client.put("/w/0", b"")
     since = TransactionResult.of(client.transaction(txn([], [get("/w/0")]))).revision + 1
     others = [member for place, member in enumerate(trio.members) if place != in_use(trio, client)]
@@ -114,8 +114,8 @@ def test_a_watch_goes_on_at_another_member_and_misses_nothing(trio: ThreeNodeEtc
 
 
 @pytest.mark.soak
-def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd) -> None:
-    """It holds its leases and passes its barriers, and a rank that leaves is seen."""
+def test_a_group_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd) -> None:
+    """The group keeps its leases, passes its barriers and leaves no keys."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         clients = [stack.enter_context(trio.client()) for _ in range(2)]
         joining = [pool.submit(join, one, "stopped", 2, ttl=6, timeout=30) for one in clients]
@@ -133,21 +133,21 @@ def test_a_group_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtc
         wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 10, "the group has left nothing")
 
 
-def test_members_that_are_all_slow_are_given_all_the_time(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
-    """A busy machine is no reason to fail: where no member answers soon, each is asked again with more patience."""
+def test_slow_members_are_asked_again_with_the_full_timeout(trio: ThreeNodeEtcd, client: EtcdClient) -> None:
+    """If no member answers soon, each one is asked again with a longer timeout."""
     client.put("/slow", b"1")
     for place in range(3):
         trio.stop(place)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.get, "/slow")
-        time.sleep(6)  # all have had their first, short try
+        time.sleep(6)  # the first, short attempts are over
         for place in range(3):
             trio.resume(place)
         assert answer.result() == b"1"
 
 
-def test_a_run_of_two_ranks_outlives_the_stop_of_the_member_that_it_uses(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
-    """Bytes move before it, while it is stopped for longer than two leases live, and when it is back."""
+def test_a_run_of_two_ranks_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd, tmp_path: Path) -> None:
+    """Bytes move before the stop, while the member is stopped for longer than two lease times, and afterwards."""
     with trio.client() as ended, ExitStack() as stack:
         runs = []
         for rank in range(2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of an etcd: what is read, the sentence for what is refused, and that no credential is ever shown."""
+"""Addresses of an etcd: how they are read, the errors for malformed ones, and that credentials are never shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_endpoint_is_read_and_printed(text: str, endpoint: Endpoint, printed:
     assert parse_endpoint(printed) == Endpoint(endpoint.scheme, endpoint.host, endpoint.port)
 
 
-def test_a_list_is_read_in_its_order() -> None:
+def test_a_list_keeps_its_order() -> None:
     assert parse_endpoints("http://b:2,a:1,https://u:p@c:3") == (
         Endpoint("http", "b", 2),
         Endpoint("http", "a", 1),
@@ -75,30 +75,32 @@ def test_a_list_is_read_in_its_order() -> None:
         ("http://:secret@h:1", "'http://***@h:1' names no user before its @"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(text: str, fault: str) -> None:
+def test_a_malformed_endpoint_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_endpoint(text)
     assert str(caught.value) == f"etcd endpoint {fault}: expected {ENDPOINTS_FORM}"
 
 
 @pytest.mark.parametrize("text", ["http://a:1,", ",http://a:1", "http://a:1,,http://b:2"])
-def test_an_empty_place_in_a_list_is_refused(text: str) -> None:
+def test_an_empty_member_of_a_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="etcd endpoint '' is empty: expected URL"):
         parse_endpoints(text)
 
 
-def test_the_member_at_fault_is_named() -> None:
+def test_the_malformed_member_is_named() -> None:
     with pytest.raises(ValueError, match="etcd endpoint 'b' names no port"):
         parse_endpoints("a:1,b,c:3")
 
 
-def test_of_a_list_with_a_password_the_place_is_named() -> None:
+def test_a_malformed_member_is_named_by_number_if_there_is_a_password() -> None:
     with pytest.raises(ValueError) as caught:
         parse_endpoints("http://user:hunter@a:1,b")
-    assert str(caught.value) == (
-        "etcd endpoint 2 of 2 cannot be read (it is not shown, as the list has a user or password in it, where a "
-        f"comma is written %2C): expected {ENDPOINTS_FORM}"
-    )
+    message = str(caught.value)
+    assert message.startswith("etcd endpoint 2 of 2 ")
+    assert message.endswith(f"expected {ENDPOINTS_FORM}")
+    assert "%2C" in message
+    assert "user:" not in message
+    assert "hunter" not in message
 
 
 @pytest.mark.parametrize("text", LEAKY)
@@ -113,12 +115,12 @@ def test_no_message_shows_a_user_or_a_password(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", LEAKY)
-def test_what_is_redacted_shows_no_user_and_no_password(text: str) -> None:
+def test_redacted_text_shows_no_user_and_no_password(text: str) -> None:
     assert "USER" not in redact(text)
     assert "SECRET" not in redact(text)
 
 
-def test_neither_the_text_nor_the_repr_of_an_endpoint_shows_its_credentials() -> None:
+def test_str_and_repr_of_an_endpoint_show_no_credentials() -> None:
     endpoint = parse_endpoint("http://USER:SECRET@h:1")
     assert (endpoint.user, endpoint.password) == ("USER", "SECRET")
     for text in (str(endpoint), repr(endpoint), f"{endpoint}", repr([endpoint])):
@@ -139,7 +141,7 @@ def test_neither_the_text_nor_the_repr_of_an_endpoint_shows_its_credentials() ->
         ("cannot reach http://u:p@h:1 now\nsee mail", "cannot reach http://***@h:1 now\nsee mail"),
     ],
 )
-def test_redacting_hides_credentials_and_no_more(text: str, shown: str) -> None:
+def test_redacting_hides_only_credentials(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
@@ -157,5 +159,5 @@ def test_redacting_hides_credentials_and_no_more(text: str, shown: str) -> None:
         "./profile.toml",
     ],
 )
-def test_what_has_no_credentials_is_left_alone(text: str) -> None:
+def test_text_without_credentials_is_not_changed(text: str) -> None:
     assert redact(text) == text

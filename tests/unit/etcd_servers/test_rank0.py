@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd that rank 0 serves: who gets in, from where, and what is said where it cannot be served or reached."""
+"""The etcd that rank 0 serves: who may use it, from where, and the errors if it cannot be served or reached."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
 
 @pytest.fixture
 def serve(own: SupervisorClient) -> Iterator[Serve]:
-    """Serve an etcd on loopback, and on a free port where none is given, until the test ends."""
+    """Return a function that serves an etcd on loopback, by default on a free port, until the test ends."""
     with ExitStack() as stack:
 
         def start(token: str = "", port: int = 0) -> EmbeddedServer:
@@ -72,7 +72,7 @@ class TestListen:
             ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535)),
         ],
     )
-    def test_an_address_or_a_name_and_a_port(self, text: str, expected: ListenAddress) -> None:
+    def test_an_address_or_name_with_a_port_is_read(self, text: str, expected: ListenAddress) -> None:
         assert ListenAddress.parse(text) == expected
 
     @pytest.mark.parametrize(
@@ -81,21 +81,21 @@ class TestListen:
             ("", "'' names no port"),
             ("node-a", "'node-a' names no port"),
             ("node-a:", "'node-a:' names no port"),
-            ("node-a:x", "'node-a:x' has the port 'x', which is no number"),
+            ("node-a:x", "'node-a:x' has the port 'x', which is not a number"),
             ("0.0.0.0:0", "'0.0.0.0:0' has the port 0, which is not between 1 and 65535"),
             ("0.0.0.0:65536", "'0.0.0.0:65536' has the port 65536, which is not between 1 and 65535"),
-            ("10.0.0.256:1", "'10.0.0.256:1' has the host '10.0.0.256', which is no IPv4 address"),
+            ("10.0.0.256:1", "'10.0.0.256:1' has the host '10.0.0.256', which is not an IPv4 address"),
             ("a b:1", "'a b:1' has the host 'a b', which is neither a name nor an IPv4 address"),
-            ("[::]:2379", "'[::]:2379' has an IPv6 address, which is not served"),
+            ("[::]:2379", "'[::]:2379' has an IPv6 address, which is not supported"),
             ("http://a:2379", "'http://a:2379' is a URL"),
         ],
     )
-    def test_what_else_is_refused_with_the_form(self, text: str, fault: str) -> None:
+    def test_other_texts_are_refused_and_the_form_is_named(self, text: str, fault: str) -> None:
         with pytest.raises(ValueError) as caught:
             ListenAddress.parse(text)
         assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:12379"
 
-    def test_where_the_others_find_it(self) -> None:
+    def test_endpoint_url_on_the_host_of_rank_0(self) -> None:
         assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
 
     def test_the_password_is_not_the_token(self) -> None:
@@ -107,7 +107,7 @@ class TestListen:
 
 
 class TestServe:
-    def test_without_a_token_whoever_comes_may_use_it(self, serve: Serve, own: SupervisorClient) -> None:
+    def test_without_a_token_any_client_may_use_it(self, serve: Serve, own: SupervisorClient) -> None:
         (port,) = free_ports(1)
         server = serve(port=port)
         assert server.endpoint == f"http://127.0.0.1:{port}"
@@ -119,7 +119,7 @@ class TestServe:
         server.discard()
         assert not list(own.directory.glob(f"{server.name}*"))
 
-    def test_with_a_token_it_asks_for_the_password(self, serve: Serve) -> None:
+    def test_with_a_token_a_password_is_required(self, serve: Serve) -> None:
         server = serve(TOKEN)
         assert password(TOKEN) not in repr(server)
         with server.client() as client:
@@ -138,7 +138,7 @@ class TestServe:
         with server.client() as client:
             assert client.get("/x") == b"1"
 
-    def test_it_asks_for_it_after_a_restart_too(self, serve: Serve) -> None:
+    def test_the_password_is_required_after_a_restart(self, serve: Serve) -> None:
         server = serve(TOKEN)
         endpoint = server.endpoint
         with server.client() as client:
@@ -147,18 +147,19 @@ class TestServe:
             server.restart()
             assert client.get("/x") == b"1", "the client gets a token of the new process"
         assert server.endpoint == endpoint
-        with pytest.raises(EtcdError, match="this rank has none"):
+        with pytest.raises(EtcdError) as caught:
             wait_for_etcd(endpoint, 10)
+        assert caught.value.cause == "auth-needed"
 
-    def test_another_process_of_the_run_gets_in(self, serve: Serve, own: SupervisorClient) -> None:
+    def test_another_process_of_the_run_can_use_it(self, serve: Serve, own: SupervisorClient) -> None:
         server = serve(TOKEN)
         attached = EmbeddedServer.attach(own, server.attachment())
         assert attached.endpoint == server.endpoint
         with attached.client() as client:
             assert client.count_prefix("/") == 0
 
-    def test_no_stranger_meets_it_without_its_password(self, serve: Serve) -> None:
-        """From before its start until it is ready, who asks where it will be found is refused or not answered."""
+    def test_it_is_never_reachable_without_its_password(self, serve: Serve) -> None:
+        """From before its start until it is ready, requests to its address are refused or not answered."""
         (port,) = free_ports(1)
         url, answers, ready = f"http://127.0.0.1:{port}", set[int](), threading.Event()
 
@@ -178,40 +179,41 @@ class TestServe:
             stranger.join()
         assert 200 not in answers, answers
 
-    def test_a_port_in_use_is_named_with_who_asked(self, own: SupervisorClient) -> None:
+    def test_a_port_in_use_is_reported_with_the_option(self, own: SupervisorClient) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             for host in ("127.0.0.1", "0.0.0.0"):
                 with pytest.raises(EtcdError) as caught:
                     serve_etcd(own, ListenAddress(host, port))
-                assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: the port is taken by another process"
-                assert "give every rank another port" in caught.value.remedy
+                assert caught.value.cause == "listen"
+                assert caught.value.reason == f"--nixl-etcd-listen={host}:{port}: another process uses the port"
+                assert "another port" in caught.value.remedy
         assert not list(own.directory.glob("etcd-*"))
 
     @pytest.mark.parametrize("tokens", [("", ""), (TOKEN, ""), ("", TOKEN), ("one", "other")])
-    def test_a_port_that_another_etcd_takes_meanwhile_is_no_success(
+    def test_a_port_that_another_etcd_takes_meanwhile_is_refused(
         self, serve: Serve, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tokens: tuple[str, str]
     ) -> None:
         first = serve(tokens[0])
         files = set(own.directory.glob("etcd-*"))
         monkeypatch.setattr(module, "_claim", lambda wanted: wanted.host)
-        with pytest.raises(EtcdError, match="the port is taken by another process"):
+        with pytest.raises(EtcdError, match=f"{first.client_port}: another process uses the port"):
             serve_etcd(own, ListenAddress("127.0.0.1", first.client_port), tokens[1])
         assert set(own.directory.glob("etcd-*")) == files
         assert first.why_dead() is None
 
-    def test_a_foreign_address_is_told(self, own: SupervisorClient) -> None:
+    def test_an_address_of_another_host_is_refused(self, own: SupervisorClient) -> None:
         with pytest.raises(EtcdError) as caught:
             serve_etcd(own, ListenAddress("192.0.2.7", 12379))
-        assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is no address of this host"
-        assert "0.0.0.0:PORT for all its addresses" in caught.value.remedy
+        assert caught.value.reason == "--nixl-etcd-listen=192.0.2.7:12379: 192.0.2.7 is not an address of this host"
+        assert "0.0.0.0:PORT" in caught.value.remedy
 
-    def test_a_name_that_does_not_resolve_is_told(self, own: SupervisorClient) -> None:
+    def test_a_name_that_does_not_resolve_is_refused(self, own: SupervisorClient) -> None:
         for name in ("no-such-host.invalid", "x" * 70):
             with pytest.raises(EtcdError, match=f"the name '{name}' does not resolve to an IPv4 address"):
                 serve_etcd(own, ListenAddress(name, 12379))
 
-    def test_a_name_of_this_host(self, own: SupervisorClient) -> None:
+    def test_a_name_of_this_host_is_accepted(self, own: SupervisorClient) -> None:
         server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
         try:
             assert server.endpoint == f"http://localhost:{server.client_port}"
@@ -221,7 +223,7 @@ class TestServe:
 
 
 class TestWait:
-    def test_rank_0_may_be_late(self, serve: Serve) -> None:
+    def test_a_rank_waits_for_a_late_rank_0(self, serve: Serve) -> None:
         (port,) = free_ports(1)
         asked = threading.Event()
         outcome: list[str] = []
@@ -241,37 +243,37 @@ class TestWait:
         other.join(40)
         assert outcome == ["in"]
 
-    def test_nobody_serves_it(self) -> None:
+    def test_an_etcd_that_never_starts_is_reported_after_the_timeout(self) -> None:
         (port,) = free_ports(1)
         start = time.monotonic()
         with pytest.raises(EtcdError) as caught:
             wait_for_etcd(f"http://127.0.0.1:{port}", 0.5)
         assert time.monotonic() - start >= 0.5
-        assert caught.value.reason == (
-            f"no etcd answered at http://127.0.0.1:{port} within 0.5 s: rank 0 serves it (--nixl-etcd-listen), and has "
-            "not started, or cannot be reached there"
-        )
-        assert "see whether rank 0 runs" in caught.value.remedy
+        for part in (f"http://127.0.0.1:{port} ", "within 0.5 s", "rank 0", "--nixl-etcd-listen"):
+            assert part in caught.value.reason
+        assert "--nixl-etcd http://HOST:PORT" in caught.value.remedy
+        assert caught.value.cause == "refused"
         assert "connection refused" in caught.value.detail
 
     @pytest.mark.parametrize(
-        ("theirs", "ours", "words"),
+        ("theirs", "ours", "cause"),
         [
-            (TOKEN, "another", "rank 0 gave it another token than this rank has"),
-            (TOKEN, "", "rank 0 gave it a token, and this rank has none"),
+            (TOKEN, "another", "password"),
+            (TOKEN, "", "auth-needed"),
         ],
     )
-    def test_another_token_is_told_at_once(self, serve: Serve, theirs: str, ours: str, words: str) -> None:
+    def test_a_different_token_is_reported_at_once(self, serve: Serve, theirs: str, ours: str, cause: str) -> None:
         server = serve(theirs)
         start = time.monotonic()
         with pytest.raises(EtcdError) as caught:
             wait_for_etcd(server.endpoint, 300, ours)
         assert time.monotonic() - start < 100
-        assert caught.value.reason == f"etcd at {server.endpoint}: {words}"
+        assert caught.value.cause == cause
+        assert caught.value.reason.startswith(f"etcd at {server.endpoint}: rank 0 has ")
         assert caught.value.remedy == "give every rank the same --nixl-group-token or NIXL_GROUP_TOKEN"
         assert theirs not in str(caught.value)
 
-    def test_what_is_no_etcd_is_told_at_once(self) -> None:
+    def test_a_server_that_is_not_an_etcd_is_reported_at_once(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
 
             def answer() -> None:
@@ -285,8 +287,9 @@ class TestWait:
                         connection.sendall(b"220 mail.example ready\r\n")
 
             threading.Thread(target=answer, daemon=True).start()
-            with pytest.raises(EtcdError, match="what answers there is not an etcd"):
+            with pytest.raises(EtcdError) as caught:
                 wait_for_etcd(f"http://127.0.0.1:{other.getsockname()[1]}", 300)
+            assert caught.value.cause == "not-etcd"
             other.shutdown(socket.SHUT_RDWR)
 
 
@@ -322,7 +325,7 @@ HOLD = "ip link set lo up && echo up && exec sleep infinity"
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield what starts a command on 10.98.0.1, and on 10.98.0.2: network namespaces that are joined by a cable."""
+    """Yield command prefixes that run a command on 10.98.0.1 and on 10.98.0.2, two connected network namespaces."""
     missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
     why = f"needs {', '.join(missing)}" if missing else "needs root, to make network namespaces" if os.geteuid() else ""
     if why and os.environ.get("CI"):
@@ -349,7 +352,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize("token", ["", TOKEN], ids=["open", "with a token"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.98.0.1"])
-def test_another_host_reaches_it(host: str, token: str) -> None:
+def test_another_host_can_use_it(host: str, token: str) -> None:
     with two_hosts() as (one, other):
 
         def ask(url: str, with_token: str) -> str:
@@ -371,11 +374,11 @@ def test_another_host_reaches_it(host: str, token: str) -> None:
             assert url == "http://10.98.0.1:12379", "no default route: the address of the only other interface"
             assert ask(url, token) == "another host\n"
             if token:
-                assert ask(url, "") == f"etcd at {url}: rank 0 gave it a token, and this rank has none\n"
+                assert ask(url, "") == f"etcd at {url}: rank 0 has a group token, and this rank has none\n"
         assert serving.returncode == 0
 
 
-def test_the_default_routes_address_comes_first() -> None:
+def test_the_address_of_the_default_route_comes_first() -> None:
     with two_hosts() as (one, _):
         cable = "ip link add veth1 type veth peer name veth2 && ip link set veth1 up && ip link set veth2 up"
         more = f"{cable} && ip address add 10.97.0.1/24 dev veth1"
@@ -388,7 +391,7 @@ def test_the_default_routes_address_comes_first() -> None:
             assert asked.stdout == f"{expected}\n"
 
 
-def test_the_own_address_is_one_that_can_be_listened_on() -> None:
+def test_this_host_can_listen_on_its_own_address() -> None:
     with socket.create_server((own_address(), 0)):
         pass
 
@@ -412,7 +415,7 @@ class TestFind:
             ("", ListenAddress("node-a", 2379), SLURM, MASTER, "http://node-a:2379"),
         ],
     )
-    def test_the_address_then_what_says_where_rank_0_is(
+    def test_a_given_address_wins_over_the_address_of_rank_0(
         self,
         etcd: str,
         listen: ListenAddress | None,
@@ -433,7 +436,7 @@ class TestFind:
              "--nixl-etcd-listen is given"),
         ],
     )  # fmt: skip
-    def test_where_nothing_tells_three_remedies_are_named(
+    def test_without_any_address_three_remedies_are_named(
         self, listen: ListenAddress | None, rank: int | None, placement: LauncherPlacement | None, why: str
     ) -> None:
         with pytest.raises(NixlPluginError) as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the etcd comes from: an address, a container of a real engine, a process of our own."""
+"""The source of the etcd: an address, a container of a real engine, or a child process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.apart
 
 
 def settings(**given: Any) -> Settings:
-    """Settings that say nothing, but for what is given."""
+    """Return settings that are empty except for the given ones."""
     values: dict[str, Any] = dict.fromkeys((item.name for item in fields(Settings)), "")
     values |= {"etcd_server": "auto", "etcd_image": DEFAULT_ETCD_IMAGE, "sources": {"etcd": "option"}, "ignored": ()}
     return Settings(**{**values, **given})
@@ -93,7 +93,7 @@ class TestEmbedded:
         assert server.pid != first
         server.discard()
 
-    def test_its_death_is_told_with_its_log(self, own: SupervisorClient) -> None:
+    def test_a_crash_is_reported_with_its_log(self, own: SupervisorClient) -> None:
         server = EmbeddedServer.start(own)
         os.kill(server.pid, signal.SIGABRT)
         wait_until(lambda: server.why_dead() is not None, 5, "it has died")
@@ -103,7 +103,7 @@ class TestEmbedded:
         assert len(why.splitlines()) < 20
         server.discard()
 
-    def test_etcds_own_variables_do_not_disturb(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_variables_of_etcd_are_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         close_supervisor()
         for name, value in (("ETCD_NAME", "other"), ("ETCD_DATA_DIR", "/nowhere"), ("ETCD_INITIAL_CLUSTER", "junk")):
             monkeypatch.setenv(name, value)
@@ -112,7 +112,7 @@ class TestEmbedded:
         server.discard()
         close_supervisor()
 
-    def test_a_port_that_was_taken_meanwhile(self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_taken_port_is_replaced_by_another(self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
         from pytest_nixl.etcd_servers import embedded
 
         with socket.socket() as taken:
@@ -154,15 +154,16 @@ class TestEmbedded:
         else:
             assert find_binary() != str(script)
 
-    def test_a_program_that_is_no_etcd(
+    def test_a_program_that_is_not_an_etcd_is_refused(
         self, own: SupervisorClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         fake = tmp_path / "etcd"
         fake.write_text("#!/bin/sh\nexit 3\n")
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        with pytest.raises(EtcdError, match="is no etcd that runs here"):
+        with pytest.raises(EtcdError, match=str(fake)) as caught:
             EmbeddedServer.start(own)
+        assert caught.value.cause == "no-program"
 
 
 class TestExternal:
@@ -183,7 +184,7 @@ class TestExternal:
         assert (server.credentials["user"], server.credentials["password"]) == ("a", "b:c")
 
     @pytest.mark.parametrize("kind", ["auto", "external"])
-    def test_a_malformed_address_of_the_deployment(self, own: SupervisorClient, kind: str) -> None:
+    def test_a_malformed_address_in_a_variable_is_refused(self, own: SupervisorClient, kind: str) -> None:
         source = {"etcd": "environment NIXL_ETCD_ENDPOINTS"}
         with pytest.raises(EtcdError) as caught:
             choose_server(settings(etcd="http://me:secret@h:2379/", etcd_server=kind, sources=source), own)
@@ -213,7 +214,7 @@ class TestContainer:
         assert "was removed by somebody else" in str(server.why_dead())
         server.discard()
 
-    def test_testcontainers_settings_are_the_users(self, own: SupervisorClient) -> None:
+    def test_settings_of_testcontainers_are_restored(self, own: SupervisorClient) -> None:
         image = engine_image()
         from testcontainers.core.config import testcontainers_config
 
@@ -227,7 +228,7 @@ class TestContainer:
         close_supervisor()
         assert server.name not in container_names()
 
-    def test_an_image_that_cannot_be_had(self, own: SupervisorClient) -> None:
+    def test_an_image_that_cannot_be_pulled_is_reported(self, own: SupervisorClient) -> None:
         engine_image()
         image = "registry.invalid/etcd:v0"
         assert not image_present(image)
@@ -235,8 +236,9 @@ class TestContainer:
             lambda: ensure_image(image),
             lambda: choose_server(settings(etcd_image=image, etcd_server="container"), own),
         ):
-            with pytest.raises(EtcdError, match=f"the etcd image {image} is not on this machine and cannot be pulled"):
+            with pytest.raises(EtcdError, match=image) as caught:
                 attempt()
+            assert caught.value.cause == "no-image"
 
     def test_an_image_without_etcd(self, own: SupervisorClient) -> None:
         import docker
@@ -245,8 +247,9 @@ class TestContainer:
         engine = docker.from_env(timeout=30)
         engine.api.import_image_from_data(empty_tar(), repository="localhost/empty", tag="0")
         try:
-            with pytest.raises(EtcdError, match="the engine does not start an etcd from localhost/empty:0: "):
+            with pytest.raises(EtcdError, match="localhost/empty:0: ") as caught:
                 ContainerServer.start("localhost/empty:0", own)
+            assert caught.value.cause == "not-started"
             assert not container_names(own.directory.name)
         finally:
             engine.images.remove("localhost/empty:0", force=True)
@@ -278,14 +281,14 @@ def empty_tar() -> bytes:
 
 
 class TestChoice:
-    def test_what_is_asked_for(self) -> None:
+    def test_the_requested_kind_is_used(self) -> None:
         for kind in ("external", "container", "embedded"):
             assert choose_kind(settings(etcd_server=kind, etcd="http://h:1")) == kind
 
-    def test_auto_takes_the_address(self) -> None:
+    def test_auto_uses_a_given_address(self) -> None:
         assert choose_kind(settings(etcd="http://h:1")) == "external"
 
-    def test_auto_takes_a_container_only_where_the_image_is_there(self, own: SupervisorClient) -> None:
+    def test_auto_uses_a_container_only_if_the_image_is_present(self, own: SupervisorClient) -> None:
         image = engine_image()
         assert choose_kind(settings(etcd_image=image)) == "container"
         assert choose_kind(settings(etcd_image="registry.invalid/etcd:v0")) == "embedded"
@@ -294,18 +297,18 @@ class TestChoice:
         server.discard()
 
     @pytest.mark.usefixtures("no_engine")
-    def test_auto_is_embedded_where_no_engine_answers(self, own: SupervisorClient) -> None:
+    def test_auto_is_embedded_if_no_engine_answers(self, own: SupervisorClient) -> None:
         assert choose_kind(settings()) == "embedded"
         server = choose_server(settings(), own)
         assert server.kind == "embedded"
         server.discard()
 
-    def test_auto_is_embedded_where_testcontainers_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_is_embedded_if_testcontainers_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         image = engine_image()
         monkeypatch.setattr("pytest_nixl.etcd_servers.sources.testcontainers_installed", lambda: False)
         assert choose_kind(settings(etcd_image=image)) == "embedded"
 
-    def test_auto_loads_nothing_of_docker_without_a_sign_of_an_engine(self) -> None:
+    def test_auto_imports_no_docker_package_without_a_sign_of_an_engine(self) -> None:
         if Path("/var/run/docker.sock").exists():
             pytest.skip("this machine has /var/run/docker.sock, a sign of an engine that cannot be taken away")
         code = (
@@ -315,18 +318,20 @@ class TestChoice:
         )
         env = environment(DOCKER_HOST=None)
         env["PYTHONPATH"] += f":{Path(__file__).parents[2]}"
-        # The helpers of these tests load requests; the modules that count are those of containers.
+        # The test helpers import requests, so only the container packages are checked.
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
         assert done.stdout == "embedded []\n", done.stderr
 
     @pytest.mark.usefixtures("no_binary")
-    def test_no_program_and_an_engine_names_the_container_too(self, own: SupervisorClient) -> None:
+    def test_without_a_program_the_remedy_names_the_container(self, own: SupervisorClient) -> None:
         engine_image()
         with pytest.raises(ExecutableMissingError) as caught:
             choose_server(settings(etcd_image="registry.invalid/etcd:v0"), own)
         assert "--nixl-etcd-server=container" in caught.value.remedy
 
-    def test_private_is_embedded_else_a_container(self, own: SupervisorClient, request: pytest.FixtureRequest) -> None:
+    def test_a_private_etcd_is_embedded_or_else_a_container(
+        self, own: SupervisorClient, request: pytest.FixtureRequest
+    ) -> None:
         image = engine_image()
         server = start_private(settings(etcd_image=image, etcd="http://h:1"), own)
         assert server.kind == "embedded"
@@ -338,7 +343,7 @@ class TestChoice:
 
 
 class TestSession:
-    def test_a_dead_server_fails_once_and_then_there_is_another(self) -> None:
+    def test_a_dead_server_fails_once_and_is_then_replaced(self) -> None:
         session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
         first = session.server()
         assert session.server() is first
@@ -355,7 +360,7 @@ class TestSession:
         session.close()
         assert second.why_dead() is not None
 
-    def test_it_recovers_from_a_supervisor_that_was_killed(self) -> None:
+    def test_it_recovers_from_a_killed_supervisor(self) -> None:
         from pytest_nixl.processes import supervisor_main
         from pytest_nixl.processes.supervisor import SupervisorError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How endpoints are explained: against what the real programs were recorded to do, and for any text at all."""
+"""The explanation of endpoints: compared with recordings of the real programs, and for arbitrary texts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ pytestmark = pytest.mark.apart
 
 CORPUS = load_corpus()
 PORT, DEAD = 23790, 1
-#: As which names and addresses that etcd is known.
+#: Names and addresses of the recorded etcd.
 HOSTS = ("127.0.0.1", "0.0.0.0", "localhost", "LOCALHOST", "::ffff:127.0.0.1")
 
 
 def _recorded_resolver(host: str, service: str, family: socket.AddressFamily) -> tuple[str, ...]:
-    """Numeric addresses, and localhost: what resolved where the corpus was recorded."""
+    """Resolve numeric addresses and localhost, as on the machine where the corpus was recorded."""
     if host.lower() == "localhost" and family is socket.AF_INET:
         return resolve_numeric("127.0.0.1", service, family)
     return resolve_numeric(host, service, family)
@@ -67,7 +67,7 @@ def test_the_corpus_is_large_and_has_every_outcome() -> None:
 
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.text[:60] or "empty")
-def test_the_model_tells_what_was_recorded(entry: Entry) -> None:
+def test_the_model_agrees_with_the_recordings(entry: Entry) -> None:
     filled = entry.at(PORT, DEAD)
     explanation = explain(filled.text, _recorded_resolver)
     assert explanation.predict(_answered) is entry.nixl
@@ -78,17 +78,17 @@ def test_the_model_tells_what_was_recorded(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("rewrite", sorted({entry.rewrite for entry in CORPUS if entry.rewrite}))
-def test_a_rewrite_is_read_by_all_and_is_its_own_rewrite(rewrite: str) -> None:
+def test_a_rewrite_is_readable_by_all_programs_and_stable(rewrite: str) -> None:
     text = CORPUS[0].__class__(rewrite, ReadOutcome.PUBLISHES, True, True, "", rewrite).at(PORT, DEAD).text
     explanation = explain(text, _recorded_resolver)
     assert explanation.nixl.works
     assert explanation.etcdctl.works
-    assert explanation.kvbench.works or "reads no" in explanation.remedy
+    assert explanation.kvbench.works or "the KV benchmark cannot read" in explanation.remedy
     assert explanation.rewrite == text
     assert explanation.findings == (("NIXL-ETCD-MEMBER-DROPPED",) if "," in text and "[" in text else ())
 
 
-def test_the_real_etcdctl_reads_the_corpus_as_the_model_says() -> None:
+def test_the_real_etcdctl_agrees_with_the_model() -> None:
     program = shutil.which("etcdctl") or str(Path(etcd_binary()).with_name("etcdctl"))
     with running_etcd() as etcd:
         (dead,) = free_ports(1)
@@ -102,10 +102,10 @@ def test_the_real_etcdctl_reads_the_corpus_as_the_model_says() -> None:
         with ThreadPoolExecutor(8) as pool:
             real = dict(zip((entry.text for entry in entries), pool.map(reaches, entries), strict=True))
     wrong = {entry.text: real[entry.text] for entry in entries if real[entry.text] is not entry.etcdctl}
-    assert not wrong, "etcdctl has another opinion than was recorded"
+    assert not wrong, "etcdctl differs from the recording"
 
 
-# Pieces that meet each other in ways that nobody writes by hand.
+# Fragments that hypothesis combines in unusual ways.
 PIECES = st.sampled_from(
     ["http://", "https://", "://", ":", ",", ";", "@", "/", "[", "]", "::1", "127.0.0.1", "2379", "%", "#", " ", "\n",
      '"', "'", '["', '"]', "<", ">", "+", "++", "0" * 40, "h", "localhost",
@@ -116,7 +116,7 @@ TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
 
 @settings(max_examples=1500, deadline=20_000)
 @given(TEXTS)
-def test_no_text_makes_it_raise_or_hang(text: str) -> None:
+def test_no_text_raises_or_hangs(text: str) -> None:
     for resolver in (resolve_numeric, suppose):
         explanation = explain(text, resolver)
         for reading in explanation.readings:
@@ -129,12 +129,12 @@ def test_no_text_makes_it_raise_or_hang(text: str) -> None:
 
 
 def plain(host: str) -> str:
-    """An IPv4 address that is written as one of IPv6, as what it is."""
+    """Return an IPv4-mapped IPv6 address as IPv4."""
     return host.removeprefix("::ffff:") if host.count(".") == 3 else host
 
 
 def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
-    """See that a rewrite names what the text names, and no other host or port."""
+    """Assert that a rewrite names the hosts and ports of the text and no others."""
     again = explain(explanation.rewrite, resolver)
     assert again.nixl.works
     assert again.etcdctl.works
@@ -152,7 +152,7 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
 
 @settings(max_examples=300, deadline=20_000)
 @given(st.text("SECRT/@:,;?# ", min_size=1, max_size=12), st.sampled_from(["http://", "", "https://"]))
-def test_no_password_is_shown_whatever_is_in_it(password: str, scheme: str) -> None:
+def test_no_password_is_shown_with_any_character(password: str, scheme: str) -> None:
     text = f"{scheme}USER:{password}SECRET@127.0.0.1:2379"
     explanation = explain(text, suppose)
     said = repr([(reading.why, reading.notes) for reading in explanation.readings])
@@ -179,8 +179,8 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
     ]
     assert second.splitlines()[0] == "127.0.0.1:2379/"
     assert second.splitlines()[1] == (
-        "  NIXL          does not read it: '127.0.0.1:2379/' ends with a slash, which NIXL takes for a part of the "
-        "port; it says only 'the target uri is not valid'"
+        "  NIXL          does not read it: '127.0.0.1:2379/' ends with a slash, which NIXL reads as part of the port; "
+        "NIXL reports only 'the target uri is not valid'"
     )
     assert second.splitlines()[-1] == "  write http://127.0.0.1:2379"
 
@@ -202,19 +202,20 @@ def test_the_command_explains_each_endpoint(capsys: pytest.CaptureFixture[str]) 
         ("h:000000000000000000000000000000000023790", "http://h:23790"),
     ],
 )
-def test_a_rewrite_names_the_same_host_and_port_or_is_none(text: str, rewrite: str) -> None:
+def test_a_rewrite_names_the_same_host_and_port_or_is_empty(text: str, rewrite: str) -> None:
     explanation = explain(text, suppose)
     assert explanation.rewrite == rewrite
     assert rewrite or "http://HOST:PORT" in explanation.remedy
 
 
-def test_a_port_that_is_none_is_named_and_not_replaced() -> None:
+def test_an_invalid_port_is_named_and_not_replaced() -> None:
     remedy = explain("http://h:99999", suppose).remedy
-    assert "the port '99999' is none: it is a number from 1 to 65535" in remedy
+    assert "the port '99999' is invalid" in remedy
+    assert "65535" in remedy
     assert "2379" not in remedy
 
 
-def test_a_hundred_members_are_told_in_a_line() -> None:
+def test_a_hundred_members_are_summarized() -> None:
     same, others = (",".join(f"http://127.0.0.1:{2379 + step * number}" for number in range(100)) for step in (0, 1))
     assert [reading.why for reading in explain(same).readings[::2]] == ["it contacts 127.0.0.1:2379"] * 2
     for reading in explain(others).readings[::2]:
@@ -223,7 +224,7 @@ def test_a_hundred_members_are_told_in_a_line() -> None:
     dropped = ",".join(["http://127.0.0.1:1", *(f"http://127.0.0.1:{number}/" for number in range(100))])
     notes = explain(dropped).nixl.notes
     assert len(notes) < 12
-    assert notes[-1].text == "and 92 more members are left out"
+    assert "92 more members" in notes[-1].text
 
 
 def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,11 +245,11 @@ def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) 
         ("", 1),
     ],
 )
-def test_the_command_ends_with_the_houses_codes(text: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_of_the_command(text: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["endpoint", text]) == code
 
 
-def test_the_command_without_an_endpoint_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_without_an_endpoint_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["endpoint"])
     assert caught.value.code == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of other projects on a rank's host: they run, say what they say, and end with their worker."""
+"""External programs on a rank's host: they run, their output is read, and they end with their worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., Tool]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Make the tool ``nixlbench`` of a shell script, given by its lines, as a wrapper of the real one would be."""
+    """Return a function that makes a shell script the tool ``nixlbench``, like a wrapper of the real program."""
     made: list[Tool] = []
 
     def tool(script: str, *, mode: int = 0o755) -> Tool:
@@ -43,27 +43,27 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def children(program: RunningProgram) -> list[int]:
-    """Wait until a program says which processes are its own and its child's."""
+    """Wait until a program prints its own pid and its child's; return both."""
     assert program.wait_for("\n", 10)
     return [int(pid) for pid in program.output().split()]
 
 
-#: A program that starts another one, as a wrapper does, and says the numbers of both.
+#: A program that starts another one, as a wrapper does, and prints both pids.
 WITH_A_CHILD = "sleep 300 & echo $$ $!; wait"
 
 
-def test_the_real_program_runs_between_two_workers_which_load_no_nixl() -> None:
+def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
     with (
         Tool(LocalHost(supervisor(), 0), "ucx_perftest", 20) as here,
         Tool(LocalHost(supervisor(), 1), "ucx_perftest", 20) as there,
     ):
         assert here.there
         assert os.path.basename(here.path) == "ucx_perftest"
-        if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a script that becomes it does not tell
+        if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a wrapper script does not tell its version
             assert here.versions["ucx"].count(".") == 2
         port = str(20000 + os.getpid() % 10000)
         with there.start(["-p", port], {"UCX_TLS": "tcp"}) as server:
-            # It says so at once, although its output is no terminal of anybody's.
+            # The line comes at once, although the output is not a terminal.
             assert server.wait_for("Waiting for connection", 10), server.output()
             options = ["127.0.0.1", "-p", port, "-t", "ucp_put_bw", "-s", "4096", "-n", "100", "-w", "10", "-f"]
             with here.start(options, {"UCX_TLS": "tcp"}) as client:
@@ -78,32 +78,32 @@ def test_the_real_program_runs_between_two_workers_which_load_no_nixl() -> None:
             assert "nixl" not in Path(f"/proc/{tool.worker.pid}/maps").read_text().replace("pytest_nixl", "")
 
 
-def test_a_program_that_fails_is_named_with_its_rank_and_its_last_lines(make: Make) -> None:
+def test_a_failed_program_is_reported_with_rank_and_last_lines(make: Make) -> None:
     tool = make("echo 'one step'; echo 'no such device' >&2; exit 3")
     with pytest.raises(ToolError) as caught:
         tool.start(["--op", "READ"]).succeed(10)
     host = tool.worker.versions["host"]
     assert caught.value.reason == f"nixlbench of rank 1 on {host} ended with exit code 3"
     assert caught.value.detail == "its last lines:\n  | one step\n  | no such device"
-    assert caught.value.remedy.endswith(f"run it there by hand: {tool.path} --op READ")
+    assert caught.value.remedy.endswith(f": {tool.path} --op READ")
 
 
-def test_a_program_that_crashes_is_named_with_its_signal(make: Make) -> None:
+def test_a_crashed_program_is_reported_with_its_signal(make: Make) -> None:
     with pytest.raises(ToolError, match=r"nixlbench of rank 1 on \S+ was ended by SIGSEGV") as caught:
         make("kill -SEGV $$").start([]).succeed(10)
     assert caught.value.detail == "it wrote nothing"
 
 
-def test_a_program_that_hangs_is_killed_at_its_deadline_with_what_it_started(make: Make) -> None:
+def test_a_hanging_program_is_killed_with_its_children(make: Make) -> None:
     program = make(WITH_A_CHILD).start([])
     pids = children(program)
-    with pytest.raises(ToolError, match=r"did not end within 0.1 s, and was killed"):
+    with pytest.raises(ToolError, match=r"did not end within 0.1 s"):
         program.wait(0.1)
     assert program.poll() == -signal.SIGKILL
     wait_until(lambda: not any(map(running, pids)), 5, "the program and its child to end")
 
 
-def test_a_program_ends_by_a_signal_or_with_its_context(make: Make) -> None:
+def test_a_program_ends_by_a_signal_or_at_the_end_of_its_context(make: Make) -> None:
     tool = make("exec sleep 300")
     program = tool.start([])
     program.signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_a_program_ends_by_a_signal_or_with_its_context(make: Make) -> None:
     assert program.poll() == -signal.SIGKILL
 
 
-def test_what_a_program_leaves_behind_as_it_ends_is_ended(make: Make) -> None:
+def test_children_of_an_ended_program_are_killed(make: Make) -> None:
     program = make("sleep 300 & echo $$ $!").start([])
     pids = children(program)
     assert program.wait(10) == 0  # although its child holds its output open
@@ -122,7 +122,7 @@ def test_what_a_program_leaves_behind_as_it_ends_is_ended(make: Make) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
-def test_no_program_outlives_its_worker(make: Make, how: str) -> None:
+def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
     tool = make(WITH_A_CHILD)
     program = tool.start([])
     pids = children(program)
@@ -137,7 +137,7 @@ def test_no_program_outlives_its_worker(make: Make, how: str) -> None:
     wait_until(lambda: not any(map(running, pids)), 5, "the program and its child to end")
 
 
-def test_output_is_bounded_and_its_end_is_kept(make: Make) -> None:
+def test_only_the_last_mib_of_output_is_kept(make: Make) -> None:
     program = make("seq 1 400000; echo done").start([])  # 2.7 MB
     assert program.wait(20) == 0
     said = program.output()
@@ -145,7 +145,7 @@ def test_output_is_bounded_and_its_end_is_kept(make: Make) -> None:
     assert len(said) <= 1 << 20
 
 
-def test_what_is_read_late_is_what_is_kept() -> None:
+def test_a_late_reader_gets_the_end_of_the_output() -> None:
     kept = RingBuffer(4)
     kept.write(b"abcdef")
     assert kept.since(0) == (2, b"cdef")
@@ -154,21 +154,21 @@ def test_what_is_read_late_is_what_is_kept() -> None:
     assert kept.text() == "cdef"
 
 
-def test_a_program_that_is_not_there_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with Tool(LocalHost(supervisor()), "ucx_perftest", 20) as tool:
         assert not tool.there
-        with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ is not there") as caught:
+        with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ was not found") as caught:
             tool.start([])
         assert "--nixl-raw-tools-dir=DIR" in caught.value.remedy
 
 
-def test_a_program_that_cannot_be_executed_is_said(make: Make) -> None:
+def test_a_program_that_cannot_be_executed_is_reported(make: Make) -> None:
     with pytest.raises(ToolError, match=r"wrapper cannot be executed: Permission denied"):
         make("true", mode=0o644).start([])
 
 
-def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
+def test_only_known_programs_and_variables_are_accepted(make: Make) -> None:
     with pytest.raises(WorkerError, match=r"'sh' is no program that a worker starts: expected nixlbench, ucx_perftest"):
         Tool(LocalHost(supervisor()), "sh", 20)
     tool = make("echo TLS=$UCX_TLS devices=$UCX_NET_DEVICES")
@@ -178,7 +178,7 @@ def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(
     assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).succeed(10) == "TLS=tcp devices=\n"
 
 
-def test_a_peer_runs_the_program_that_it_has_itself(
+def test_a_peer_runs_its_own_copy_of_the_program(
     nixl_private_etcd: PrivateEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = tmp_path / "nixlbench"
@@ -189,7 +189,7 @@ def test_a_peer_runs_the_program_that_it_has_itself(
             program = tool.start(["-h"])
             assert "Usage: ucx_perftest" in program.output() or program.wait(10) is not None
             assert "Usage: ucx_perftest" in program.output()
-        # Neither by the variable nor by PATH does rank 0 say which program that is.
+        # Rank 0 cannot choose the program, neither by the variable nor by PATH.
         environment = {variable("nixlbench"): str(evil), "PATH": str(tmp_path)}
         with pytest.raises(PeerError, match=r"a peer does not set (PATH|PYTEST_NIXL_TOOL_NIXLBENCH)"):
             ranks.peer.start("tool", environment, 20)

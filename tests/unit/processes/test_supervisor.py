@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor: what it owns goes with its last client, however that ends."""
+"""The supervisor: it cleans up when its last client is gone, however that client ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.etcd import environment, mentioning, running, separate_supervisor, 
 from pytest_nixl.processes import supervisor_main
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, close_supervisor, supervisor
 
-#: A client in a process of its own: says what it has, then waits to be ended, or ends by itself.
+#: A client in a separate process. It prints what it has started, then waits to be ended or ends itself.
 CLIENT = """
 import json, os, signal, subprocess, sys, time
 how, run = sys.argv[1], sys.argv[2]
@@ -56,7 +56,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorClient]:
 
 
 def client(how: str = "wait", run: str = "", **more: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """Start a client; return it and what it says."""
+    """Start a client; return its process and what it printed."""
     process = subprocess.Popen(
         [sys.executable, "-c", CLIENT, how, run], stdout=subprocess.PIPE, text=True, env=environment(**more)
     )
@@ -80,7 +80,7 @@ def test_spawn_and_stop(own: SupervisorClient) -> None:
     assert own.stop(pid) == "ended by SIGTERM"
 
 
-def test_how_a_process_ended(own: SupervisorClient) -> None:
+def test_the_end_of_a_process_is_described(own: SupervisorClient) -> None:
     failed = own.spawn(["sh", "-c", "exit 3"], log="a.log")
     killed = own.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
     wait_until(lambda: not own.alive(failed) and not own.alive(killed), 5, "both have ended")
@@ -89,7 +89,7 @@ def test_how_a_process_ended(own: SupervisorClient) -> None:
     assert own.how_ended(1) == "was not started by this supervisor"
 
 
-def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: SupervisorClient) -> None:
+def test_stop_kills_a_group_that_ignores_sigterm(own: SupervisorClient) -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait"
     pid = own.spawn(["sh", "-c", script], log="stubborn.log")
     log = own.directory / "stubborn.log"
@@ -101,16 +101,16 @@ def test_stop_takes_the_whole_group_also_where_it_ignores_sigterm(own: Superviso
     wait_until(lambda: not running(grandchild), 5, "the grandchild has ended")
 
 
-def test_environment_is_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = own.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
     wait_until(lambda: not own.alive(pid), 5, "it has ended")
     assert (own.directory / "e.log").read_text() == "yes-gone\n"
 
 
-def test_a_program_that_is_not_there_is_named(own: SupervisorClient) -> None:
+def test_a_missing_program_is_named(own: SupervisorClient) -> None:
     with pytest.raises(SupervisorError, match=r"could not spawn /nowhere/it: No such file or directory"):
         own.spawn(["/nowhere/it"], log="x.log")
-    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the supervisor goes on after that"
+    assert own.alive(own.spawn(["sleep", "300"], log="x.log")), "the supervisor continues after that"
 
 
 def test_a_log_outside_of_the_run_directory_is_refused(own: SupervisorClient) -> None:
@@ -122,14 +122,14 @@ def test_the_run_directory_is_private(own: SupervisorClient) -> None:
     assert own.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_close_cleans_and_a_new_one_can_be_had(own: SupervisorClient) -> None:
+def test_close_cleans_up_and_a_new_supervisor_can_be_started(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     (own.directory / "folder" / "deeper").mkdir(parents=True)
     close_supervisor()
     assert not own.directory.exists()
     assert not running(pid)
     assert not running(own.pid)
-    with pytest.raises(SupervisorError, match="was left already"):
+    with pytest.raises(SupervisorError, match="is closed"):
         own.alive(pid)
     assert supervisor().directory != own.directory
 
@@ -143,10 +143,10 @@ def test_nothing_is_left_behind(how: str) -> None:
     wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
     for name in ("mine", "shared"):
         assert not running(has[name]), name
-    # It is no child of the supervisor, which can kill it and not wait for it.
+    # It is not a child of the supervisor, which can kill it but not wait for it.
     wait_until(lambda: not running(has["watched"]), 5, "the watched process has ended")
     wait_until(lambda: not mentioning(has["directory"]), 5, "the supervisor has ended")
-    assert running(has["forgotten"]), "what is not watched any more is left alone"
+    assert running(has["forgotten"]), "a process that is no longer watched is not killed"
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
@@ -161,15 +161,15 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     shared_memory = Path(own.shared_memory)
     os.kill(own.pid, signal.SIGKILL)
-    shared_memory.rmdir()  # nobody else is left to do it
+    shared_memory.rmdir()  # nothing else removes it now
     wait_until(lambda: not running(pid), 5, "the child has died with its supervisor")
-    with pytest.raises(SupervisorError, match="has gone"):
+    with pytest.raises(SupervisorError, match="has ended"):
         own.alive(pid)
-    # Nobody else can remove it now.
+    # Nothing else removes it now.
     supervisor_main.remove_tree(str(own.directory))
 
 
-def test_sigterm_makes_the_supervisor_clean() -> None:
+def test_the_supervisor_cleans_up_on_sigterm() -> None:
     process, has = client()
     os.kill(has["supervisor"], signal.SIGTERM)
     wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
@@ -179,16 +179,16 @@ def test_sigterm_makes_the_supervisor_clean() -> None:
     end(process)
 
 
-def test_a_forked_child_does_not_keep_it_alive() -> None:
+def test_a_forked_child_does_not_keep_the_supervisor_alive() -> None:
     process, has = client("fork")
     end(process)
-    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the supervisor cleans though a forked child lives")
-    assert running(has["forked"]), "the forked child outlives its parent: that is what this test is about"
+    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the supervisor cleans up despite a forked child")
+    assert running(has["forked"]), "the forked child must outlive its parent in this test"
     for name in ("forked", "forgotten"):
         os.kill(has[name], signal.SIGKILL)
 
 
-def test_workers_of_one_run_share_one() -> None:
+def test_xdist_workers_of_one_run_share_a_supervisor() -> None:
     run = os.urandom(16).hex()
     started = [
         subprocess.Popen(
@@ -208,7 +208,7 @@ def test_workers_of_one_run_share_one() -> None:
         end(process)
     wait_until(lambda: not any(running(has["mine"]) for has in told[:3]), 5, "their own processes have ended")
     wait_until(lambda: not any(running(has["watched"]) for has in told[:3]), 5, "their watched processes have ended")
-    assert all(running(has["shared"]) for has in told), "what is shared stays for the last worker"
+    assert all(running(has["shared"]) for has in told), "shared processes live until the last worker ends"
     assert running(told[3]["mine"])
     assert running(told[3]["watched"])
     started[3].kill()
@@ -219,14 +219,14 @@ def test_workers_of_one_run_share_one() -> None:
         os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_a_run_inside_a_worker_is_another_run() -> None:
+def test_a_pytest_started_by_an_xdist_worker_is_another_run() -> None:
     process, has = client("end", PYTEST_XDIST_TESTRUNUID="0123456789abcdef")
     end(process)
     assert not has["is_shared"]
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     process, has = client("end", TMPDIR=str(long))
@@ -236,7 +236,7 @@ def test_a_long_path_is_no_hindrance(tmp_path: Path) -> None:
     os.kill(has["forgotten"], signal.SIGKILL)
 
 
-def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_run_directory_open_to_others_is_refused(tmp_path: Path) -> None:
     run = os.urandom(16).hex()
     open_to_all = tmp_path / f"pytest-nixl-{os.geteuid()}-{run[:16]}"
     open_to_all.mkdir()
@@ -253,7 +253,7 @@ def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_reused_pid_is_not_killed() -> None:
-    """A pid cannot be made to come again: the supervisor's memory of the first process is made up instead."""
+    """A pid cannot be reused on purpose, so the supervisor's record of the first process is faked."""
     import socket
 
     bystander = subprocess.Popen(["sleep", "300"])

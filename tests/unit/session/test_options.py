@@ -98,12 +98,11 @@ WRONG = (
             f"http://u:{SECRET}@h:1/": "etcd endpoint 'http://***@h:1/' ends with a slash",
             f"http://u:{SECRET}@h": "etcd endpoint 'http://***@h' names no port",
             f"http://u:{SECRET}/@h:1": (
-                "etcd endpoint 'http://***@h:1' has a user or password with one of / @ ? # in it, "
-                "which are written %2F %40 %3F %23"
+                "etcd endpoint 'http://***@h:1' has one of / @ ? # in its user or password: write %2F %40 %3F %23"
             ),
             f"http://u:{SECRET},@h:1": (
-                "etcd endpoint 1 of 2 cannot be read (it is not shown, as the list has a user or password in it, "
-                "where a comma is written %2C)"
+                "etcd endpoint 1 of 2 is malformed (not shown, because the list contains a user or password; "
+                "write a comma in a password as %2C)"
             ),
         },
     ),
@@ -144,8 +143,8 @@ WRONG = (
             "host": "'host' names no port",
             "host:": "'host:' names no port",
             "host:0": "'host:0' has the port 0, which is not between 1 and 65535",
-            "host:http": "'host:http' has the port 'http', which is no number",
-            "256.0.0.1:80": "'256.0.0.1:80' has the host '256.0.0.1', which is no IPv4 address",
+            "host:http": "'host:http' has the port 'http', which is not a number",
+            "256.0.0.1:80": "'256.0.0.1:80' has the host '256.0.0.1', which is not an IPv4 address",
         },
     ),
     Wrong("ranks", "a positive integer", _no_count("0", "-1", "two", "1.5", "")),
@@ -181,7 +180,7 @@ WRONG = (
             "0:1,0:1": "0:1 is named twice",
         },
     ),
-    Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is no time"}),
+    Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is not a time"}),
     Wrong(
         "log_dir", "a directory, which is created if it does not exist", {"/dev/null": "'/dev/null' is not a directory"}
     ),
@@ -216,11 +215,11 @@ WRONG = (
         "blocks",
         SIZE_FORM,
         {
-            "many": "'many' is no size",
-            "KiB": "'KiB' is no size",
-            "": "'' is no size",
-            "4KiB..": "'' is no size",
-            "-4KiB": "'-4KiB' is no size",
+            "many": "'many' is not a size",
+            "KiB": "'KiB' is not a size",
+            "": "'' is not a size",
+            "4KiB..": "'' is not a size",
+            "-4KiB": "'-4KiB' is not a size",
             "0": "'0' is not a whole number of bytes above zero",
             "0.5": "'0.5' is not a whole number of bytes above zero",
             "4KX": "'4KX' has the unknown unit 'KX'",
@@ -253,9 +252,9 @@ WRONG = (
         "duration",
         TIME_FORM,
         {
-            "s": "'s' is no time",
-            "": "'' is no time",
-            "-1s": "'-1s' is no time",
+            "s": "'s' is not a time",
+            "": "'' is not a time",
+            "-1s": "'-1s' is not a time",
             "1fortnight": "'1fortnight' has the wrong unit 'fortnight'",
         },
     ),
@@ -263,8 +262,8 @@ WRONG = (
         "timeout",
         TIME_FORM,
         {
-            "soon": "'soon' is no time",
-            "": "'' is no time",
+            "soon": "'soon' is not a time",
+            "": "'' is not a time",
             "5days": "'5days' has the wrong unit 'days'",
             "0": "'0' is not above zero",
             "0ms": "'0ms' is not above zero",
@@ -315,17 +314,16 @@ WRONG = (
         "nixlbench_args",
         "flags of nixlbench as on its command line, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'",
         {
-            "MG": "'MG' is no flag",
-            "--mode MG SG": "'SG' is no flag",
+            "MG": "'MG' is not a flag",
+            "--mode MG SG": "'SG' is not a flag",
             "--mode='MG": '"--mode=\'MG" cannot be split into words (No closing quotation)',
             "--mode=MG --mode=SG": "--mode is given twice",
-            "--backend=UCX": "--backend is the suite's own to say, as --nixl-backend tells it",
-            "-initiator_seg_type VRAM": "--initiator_seg_type is the suite's own to say, as --nixl-memory tells it",
-            "--benchmark_group=default": "--benchmark_group cannot be added: each run has a group of its own",
-            "--flagfile=/etc/passwd": "--flagfile cannot be added: flags are given one by one",
-            "--num_initiator_dev=8": "without --mode=MG each of the 9 devices is a process of its own, and two are "
-            "started",
-            "--mode=MG --num_target_dev=many": "--num_target_dev=many is no number of devices",
+            "--backend=UCX": "--backend is set by the suite: use --nixl-backend instead",
+            "-initiator_seg_type VRAM": "--initiator_seg_type is set by the suite: use --nixl-memory instead",
+            "--benchmark_group=default": "--benchmark_group cannot be added: the suite makes a new group for each run",
+            "--flagfile=/etc/passwd": "--flagfile cannot be added: give each flag by itself",
+            "--num_initiator_dev=8": "without --mode=MG the 9 devices need one process each, but the suite starts two",
+            "--mode=MG --num_target_dev=many": "--num_target_dev=many is not a number of devices",
         },
     ),
     Wrong(
@@ -654,7 +652,7 @@ def test_a_missing_image_is_refused_before_tests_run(pytester: pytest.Pytester) 
     pytester.makepyfile(USES_ETCD)
     image = "--nixl-etcd-image=registry.invalid/etcd:v0"
     result = run_pytest(pytester, "--nixl-etcd-server=container", image)
-    expected = "--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this machine"
+    expected = "--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this host"
     assert sentence(result).startswith(expected)
     result.stdout.no_fnmatch_line("*it has run*")
 
