@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host is: typed facts, each with where it was read, from this machine or from a recorded tree of one."""
+"""Typed facts of a host, each with its source, read from this machine or from a recorded tree."""
