@@ -27,7 +27,7 @@ _PLACES = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 
 
 def ask_addresses() -> dict[str, list[str]]:
-    """Return the addresses of each interface, with the lengths of their prefixes."""
+    """Return the addresses of each interface with prefix lengths, such as ``10.0.0.11/16``."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Address)()
     if libc.getifaddrs(ctypes.byref(first)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other processes took, while a row was timed, of the processors that its own processes need."""
+"""Measure contention: the CPU time that other processes took while a row was timed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 
-#: Of a processor's line of /proc/stat: user, nice, system and steal. Interrupts are the row's own as often as not.
+#: Columns of a processor's line in /proc/stat: user, nice, system and steal. Interrupts often belong to the row itself.
 _BUSY = (1, 2, 3, 8)
 
 
 class CpuContention:
-    """Counts when it is entered and when it is left: in a worker, around the timed windows.
+    """A context manager for a worker that measures contention during the timed windows.
 
-    Only those processors count that this process may run on: of a host's 192, a pod may have two.
+    Only processors that this process may run on count: a pod may have two of a host's 192.
 
-    :param own: processes of this host that belong to the row, besides this one.
+    :param own: the pids of other processes on this host that belong to the row.
     """
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._own = {os.getpid(), *own}
         self._start = (0.0, 0.0, 0.0)
         self._processors = own_processors()
-        #: Cores that others took, on average.
+        #: The cores that other processes took, on average.
         self.taken = 0.0
-        #: What of that is more than the row's own processes, one core each, leave free.
+        #: The part of :attr:`taken` that the row's own processes needed, if each keeps one core busy.
         self.cores = 0.0
 
     def __enter__(self) -> CpuContention:
@@ -40,35 +40,44 @@ class CpuContention:
         self.cores = too_many(self.taken, len(self._processors), len(self._own))
 
     def _read(self) -> tuple[float, float, float]:
-        """Seconds that all processes took, that the row's own took, and of the clock."""
+        """Return the CPU seconds of all processes, the CPU seconds of the row's processes, and the clock in seconds."""
         own = sum(map(_taken, self._own)) / os.sysconf("SC_CLK_TCK")
         return busy_seconds(self._processors), own, time.monotonic()
 
 
 def own_processors() -> frozenset[str]:
-    """Return the names, in /proc/stat, of the processors that this process may run on."""
+    """Return the names in /proc/stat, such as ``cpu0``, of the processors that this process may run on."""
     return frozenset(f"cpu{number}" for number in os.sched_getaffinity(0))
 
 
 def busy_seconds(processors: Collection[str]) -> float:
-    """Return the seconds of processor time that all processes have taken of these processors."""
+    """Return the CPU seconds that all processes have used on these processors since the host started."""
     return busy_ticks(Path("/proc/stat").read_text(), processors) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_ticks(stat: str, processors: Collection[str]) -> int:
-    """Return the ticks that these processors (``cpu0``) were busy, by the text of /proc/stat."""
+    """Return the ticks that these processors were busy.
+
+    :param stat: the text of /proc/stat.
+    :param processors: names such as ``cpu0``.
+    """
     lines = (line.split() for line in stat.splitlines() if line.startswith("cpu"))
     ours = (line for line in lines if line[0] in processors)
     return sum(int(line[place]) for line in ours for place in _BUSY if place < len(line))
 
 
 def too_many(taken: float, processors: int, own: int) -> float:
-    """Return the cores that others took of those that ``own`` processes need, where each of these keeps one busy."""
+    """Return how many of the cores that the own processes need, one each, other processes took.
+
+    :param taken: the cores that other processes took, on average.
+    :param processors: the number of processors.
+    :param own: the number of own processes.
+    """
     return max(0.0, taken - max(0, processors - own))
 
 
 def _taken(pid: int) -> int:
-    """Ticks that a process has taken; of one that has gone, none."""
+    """Return the CPU ticks of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

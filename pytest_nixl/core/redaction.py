@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not be printed: values of variables that hold secrets, and what stands before the @ of a URL."""
+"""Hide secrets in texts: values of variables with secrets, and users and passwords in URLs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_URL = rf"(?P<scheme>{URL_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
 _BARE = rf"(?P<before>^|[,;\s])(?!{URL_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
 _SECRET = re.compile(f"{_IN_URL}|{_BARE}")
 
-#: A variable with one of these words in its name holds a secret, or the path of one.
+#: A variable with one of these words in its name contains a secret, or the path of one.
 _NAMES = re.compile(
     r"(?:^|_)(?:PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|SECRET|SECRETS|TOKEN|TOKENS|JWT|KEY|KEYS|APIKEY|CREDENTIAL|CREDENTIALS|"
     r"AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT)(?:_|$)",
@@ -34,37 +34,37 @@ _PARAMETER = re.compile(
     re.IGNORECASE,
 )
 _CREDENTIALS = re.compile(r"//([^/\s@]*(?:/[^/\s@]*)*?)@")
-#: Shorter ones stand in too many words to be looked for.
+#: Shorter secrets are not searched for, because they are part of too many words.
 _SHORTEST = 4
-#: What a variable may hold whose name only sounds of a secret.
+#: Harmless values of variables whose name sounds like a secret.
 _WORDS = frozenset({"true", "false", "none", "null", "auto", "root", "default", "enabled", "disabled"})
 
 
 def redact(text: str) -> str:
-    """Hide the user and password of every URL in ``text``; where it is not clear what they are, more than these."""
+    """Replace user and password of every URL in ``text`` by ``***``; if they are ambiguous, hide more."""
     return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name holds a secret."""
+    """Return whether a variable of this name contains a secret."""
     return name not in _NOT_SECRET and _NAMES.search(name) is not None
 
 
 def shown(name: str, value: str) -> str:
-    """Return the value of a variable as it may be shown."""
+    """Return the value of a variable with its secrets hidden."""
     return HIDDEN if is_secret(name) and value else clean(value)
 
 
 def clean(text: str) -> str:
-    """Hide users and passwords of URLs, and parameters that are called as secrets are."""
+    """Hide users and passwords in URLs, and the values of parameters such as ``password=``."""
     return _PARAMETER.sub(lambda match: f"{match['name']}{HIDDEN}", redact(text))
 
 
 def hide_command(command: str) -> str:
-    """Hide in a command each value of ``NAME=VALUE`` whose name is a secret's, and what :func:`clean` hides."""
+    """Hide the secrets in a shell command: the values of variables with secrets, and what :func:`clean` hides."""
     try:
         words = shlex.split(command)
-    except ValueError:  # where its words begin and end is not clear
+    except ValueError:  # its quotes are not balanced, so its words are unknown
         return HIDDEN
     parts = ((word, *word.partition("=")) for word in words)
     hidden = (f"{name}={HIDDEN}" if sign and is_secret(name) else clean(word) for word, name, sign, _ in parts)
@@ -72,7 +72,7 @@ def hide_command(command: str) -> str:
 
 
 def hider(environ: Mapping[str, str]) -> Callable[[str], str]:
-    """Return what hides, in any text, each secret that this environment holds, wherever it came from."""
+    """Return a function that hides the secrets of these environment variables in any text."""
     found: set[str] = set()
     for name, value in environ.items():
         if is_secret(name):
@@ -90,7 +90,10 @@ def hider(environ: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def hide_all(value: Any, hide: Callable[[str], str]) -> Any:
-    """Hide secrets in every text of JSON values."""
+    """Hide secrets in every text of JSON values.
+
+    :param hide: the function that hides secrets in one text.
+    """
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, dict):

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-#: Bytes of a program's output that are kept, at most: the last ones. And those of one answer: etcd takes 1.5 MiB.
+#: The last bytes of a program's output that are kept, and the bytes of one answer (etcd accepts 1.5 MiB).
 KEPT, ANSWER = 1 << 20, 1 << 18
 
 
 class RingBuffer:
-    """The last bytes of an output that goes on, and the number of all."""
+    """The last bytes of a growing output, and the number of all its bytes."""
 
     def __init__(self, limit: int = KEPT) -> None:
         self.total = 0
@@ -16,17 +16,20 @@ class RingBuffer:
         self._data = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Take what follows."""
+        """Append data, and drop the oldest bytes above the limit."""
         self._data += data
         self.total += len(data)
         del self._data[: max(0, len(self._data) - self._limit)]
 
     def text(self) -> str:
-        """Return what is kept, as text."""
+        """Return the kept bytes as text."""
         return self._data.decode(errors="replace")
 
     def since(self, offset: int, most: int = ANSWER) -> tuple[int, bytes]:
-        """Return bytes from ``offset``, or from the first that is still there, and where they begin."""
+        """Return the offset of the first returned byte and the bytes from ``offset`` on, as far as they are kept.
+
+        :param most: the largest number of bytes to return.
+        """
         first = max(offset, self.total - len(self._data))
         begin = first - (self.total - len(self._data))
         return first, bytes(self._data[begin : begin + most])

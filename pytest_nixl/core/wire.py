@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels between pytest and a worker: one JSON document a line, with bytes and references to objects."""
+"""The messages between pytest and a worker: one JSON document per line, with bytes and references to objects."""
 
 from __future__ import annotations
 
@@ -15,27 +15,37 @@ _SHOWN = 100
 
 @dataclass(frozen=True)
 class Ref:
-    """An object that stays in the worker: a NIXL agent, a buffer, a descriptor list, a handle."""
+    """A reference to an object in the worker, such as a NIXL agent, a buffer, a descriptor list or a handle.
+
+    :param number: its number in that worker.
+    :param kind: its kind, for messages.
+    """
 
     number: int
     kind: str
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return the line for ``message``. :raises TypeError: where it holds what JSON, bytes and Ref cannot express."""
+    """Return the line for a message.
+
+    :raises TypeError: the message contains something other than JSON values, bytes and :class:`Ref`.
+    """
     return json.dumps(message, default=_plain).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return the message of a line. :raises StrictError: where it holds none."""
+    """Return the message in a line.
+
+    :raises StrictError: the line contains no message.
+    """
     try:
         message = json.loads(line, object_hook=_rich)
     except StrictError:
         raise
     except (ValueError, RecursionError) as error:
-        raise StrictError(f"a line of {len(line)} bytes is no message: {str(error)[:_SHOWN]}") from None
+        raise StrictError(f"a line of {len(line)} bytes is not a message: {str(error)[:_SHOWN]}") from None
     if not isinstance(message, dict):
-        raise StrictError(f"a line of {len(line)} bytes is no message: expected an object")
+        raise StrictError(f"a line of {len(line)} bytes is not a message: expected an object")
     return message
 
 
@@ -50,11 +60,11 @@ def _plain(value: object) -> dict[str, Any]:
 def _rich(value: dict[str, Any]) -> Any:
     if "$bytes" in value:
         if not isinstance(value["$bytes"], str):
-            raise StrictError("a message holds bytes that are no text")
+            raise StrictError("a message contains bytes that are not encoded as text")
         return base64.b64decode(value["$bytes"])
     if "$ref" in value:
         number, kind = value["$ref"], value.get("$kind")
         if type(number) is not int or not isinstance(kind, str):
-            raise StrictError("a message refers to an object by what is no number, or not to what kind of object")
+            raise StrictError("a message contains a reference without a number or without the kind of its object")
         return Ref(number, kind)
     return value

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs a process sees: what CUDA makes of ``CUDA_VISIBLE_DEVICES``, without CUDA.
+"""Find the GPUs that CUDA shows to a process with a given ``CUDA_VISIBLE_DEVICES``, without using CUDA.
 
-By NVIDIA's CUDA C++ Programming Guide (environment variables): a list of indices or of UUIDs, of which the beginning
-is enough where it is of one GPU only; the first that is of none ends the list; its order is that in which CUDA counts.
-A MIG instance hides everything else (NVIDIA's MIG User Guide). Not in either, and as PyTorch has it, which counts
-devices in the same way without CUDA: a device named twice leaves none, and a number ends where its digits do.
+According to NVIDIA's CUDA C++ Programming Guide (environment variables), the value is a list of indices or UUIDs. The
+beginning of a UUID is enough if it is unique. The first entry that matches no GPU ends the list. The order of the list
+is the order of CUDA's numbers. A MIG instance hides every other GPU (NVIDIA's MIG User Guide). Two rules are in
+neither guide but in PyTorch, which also counts devices without CUDA: a GPU that is listed twice hides all GPUs, and a
+number ends at its last digit.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from pytest_nixl.host.gpu import GpuFacts
 
 VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
-#: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>`` of drivers before 470, or ``MIG-<UUID>`` of its own.
+#: ``MIG-GPU-<UUID>/<GPU instance>/<compute instance>`` of drivers before 470; newer ones use ``MIG-<UUID>``.
 _MIG_OF_GPU = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/")
 
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """The GPUs that CUDA shows to a process, by the numbers that it gives them.
+    """The GPUs that CUDA shows to a process, in the order of CUDA's numbers.
 
-    :param gpus: None in place of one that is there and of which it cannot be told which it is, as of a MIG instance.
-    :param why: one sentence where something is hidden or not known; empty: all are seen.
+    :param gpus: the GPUs; None for a GPU that CUDA shows but that cannot be identified, such as a MIG instance.
+    :param why: why a GPU is hidden or cannot be identified; empty if all are shown.
     """
 
     gpus: tuple[GpuFacts | None, ...]
@@ -34,7 +35,11 @@ class VisibleGpus:
 
 
 def visible(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> VisibleGpus:
-    """Return those of ``gpus``, as NVML counts them, that a process with this environment sees."""
+    """Return the GPUs that CUDA shows to a process.
+
+    :param gpus: all GPUs of the host, in NVML's order.
+    :param environ: the environment variables of the process.
+    """
     text = environ.get(VARIABLE)
     order = _order(gpus, environ)
     if text is None:
@@ -52,19 +57,19 @@ def visible(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> VisibleGpus
             stopped = part.strip()
             break
         if index in found:
-            return VisibleGpus((), f"{VARIABLE}={text} names one GPU twice ({part.strip()}): CUDA then shows none")
+            return VisibleGpus((), f"{VARIABLE}={text} names one GPU twice ({part.strip()}), so CUDA shows no GPU")
         found.append(index)
     said = ""
     if stopped or len(found) < len(gpus):
-        ended = f", and ends at {stopped!r}, which is none" if stopped else ""
-        said = f"{VARIABLE}={text} shows {len(found)} of the {len(gpus)} GPUs here{ended}"
+        ended = f": the list ends at {stopped!r}, which matches no GPU" if stopped else ""
+        said = f"{VARIABLE}={text} shows {len(found)} of this host's {len(gpus)} GPUs{ended}"
     if by_uuid:
         return VisibleGpus(tuple(gpus[index] for index in found), said)
     return VisibleGpus(tuple(order[index] for index in found), said or _unordered(gpus, environ))
 
 
 def _order(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> list[GpuFacts | None]:
-    """The GPUs as CUDA counts them: by the bus where it is told to, else the fastest first, which we cannot know."""
+    """Return the GPUs in CUDA's order: by PCI address if requested, else fastest first, which is unknown (None)."""
     if environ.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
         ordered = sorted(gpus, key=lambda gpu: gpu.pci)
         return [*ordered]
@@ -74,7 +79,7 @@ def _order(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> list[GpuFact
 def _unordered(gpus: Sequence[GpuFacts], environ: Mapping[str, str]) -> str:
     if not gpus or None not in _order(gpus, environ):
         return ""
-    return f"the GPUs here are not of one model, and CUDA counts the fastest first: set {ORDER}=PCI_BUS_ID"
+    return f"this host's GPUs are of different models, which CUDA numbers by speed: set {ORDER}=PCI_BUS_ID"
 
 
 def _of_number(gpus: Sequence[GpuFacts], part: str) -> int | None:
@@ -90,9 +95,9 @@ def _of_uuid(gpus: Sequence[GpuFacts], part: str) -> int | None:
 
 
 def _instance(gpus: Sequence[GpuFacts], text: str) -> VisibleGpus:
-    """A process sees one MIG instance at most: the first that is named."""
+    """Return the first MIG instance of the list; CUDA shows at most one."""
     first = text.split(",")[0].strip()
     match = _MIG_OF_GPU.match(first)
     parent = _of_uuid(gpus, match[1]) if match else None
-    why = f"{VARIABLE}={first} is an instance of a GPU (MIG), and CUDA shows that alone"
+    why = f"{VARIABLE}={first} names a MIG instance, and CUDA shows only that"
     return VisibleGpus((gpus[parent] if parent is not None else None,), why)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared libraries as files: what each needs, and what of it is not there, without loading any."""
+"""Find missing dependencies of shared libraries by reading their files, without loading them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DEFAULT_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 
 @dataclass(frozen=True)
 class Elf:
-    """What a shared library says of itself.
+    """The dynamic section of a shared library.
 
-    :param needed: sonames that it asks for.
-    :param wanted: of each of those, the symbol versions that it asks for.
-    :param defined: the symbol versions that it has itself.
-    :param paths: where it wants its needs looked for, ``$ORIGIN`` resolved.
+    :param needed: the sonames of the libraries that it needs.
+    :param wanted: the symbol versions that it needs, by the soname that must define them.
+    :param defined: the symbol versions that it defines.
+    :param paths: its RUNPATH or RPATH, with ``$ORIGIN`` resolved.
     """
 
     path: str
@@ -38,10 +38,12 @@ class Elf:
 
 @dataclass(frozen=True)
 class MissingLibraries:
-    """A library, or versions of symbols in one, that a library needs and that are not there.
+    """A library, or symbol versions of one, that another library needs and that are missing.
 
-    :param versions: empty: the library itself is not there.
-    :param found: the file that lacks them.
+    :param soname: the library.
+    :param needed_by: the path of the library that needs it.
+    :param versions: the missing symbol versions; empty if the library itself is missing.
+    :param found: the file that lacks the symbol versions.
     """
 
     soname: str
@@ -58,11 +60,15 @@ class MissingLibraries:
 
 @lru_cache(maxsize=1024)
 def read_elf(path: str) -> Elf:
-    """Read a library for this kind of machine. :raises ValueError: where it is none."""
+    """Read the dynamic section of a shared library.
+
+    :raises OSError: the file cannot be read.
+    :raises ValueError: it is not a 64-bit little-endian ELF file, or it is damaged.
+    """
     with open(path, "rb") as file:
         content = file.read()
     if content[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"{path} is no 64-bit library of this machine")
+        raise ValueError(f"{path} is not a 64-bit shared library")
     try:
         return _parse(os.path.abspath(path), content)
     except (struct.error, IndexError, KeyError) as error:
@@ -74,7 +80,7 @@ def _parse(path: str, content: bytes) -> Elf:
     headers = [struct.unpack_from("<IIQQQQQQ", content, table + number * size) for number in range(count)]
 
     def place(address: int) -> int:
-        """Where in the file stands what is loaded at an address."""
+        """Return the file offset of a load address."""
         for kind, _, offset, start, _, length, _, _ in headers:
             if kind == 1 and start <= address < start + length:
                 return int(offset + address - start)
@@ -123,7 +129,7 @@ def _wanted(
         versions, entry = [], position + first
         for _ in range(count):
             _, flags, _, name, further = struct.unpack_from("<IHHII", content, entry)
-            if not flags & 2:  # a weak need may stay unfilled
+            if not flags & 2:  # a weak version may be missing
                 versions.append(text(name))
             entry += further
         yield text(file), tuple(versions)
@@ -142,7 +148,7 @@ def _defined(content: bytes, tags: Mapping[int, int], place: object, text: objec
 
 @lru_cache(maxsize=1)
 def _cache() -> Mapping[str, tuple[str, ...]]:
-    """What the system's loader knows, by soname."""
+    """Return the libraries in the loader's cache, by soname."""
     for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             listed = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
@@ -154,9 +160,12 @@ def _cache() -> Mapping[str, tuple[str, ...]]:
 
 
 def find(soname: str, paths: Sequence[str], environ: Mapping[str, str], loaded: Sequence[str] = ()) -> str | None:
-    """Return the file that the loader would take for a soname, in its order; None where there is none.
+    """Return the file that the dynamic loader would load for a soname; None if there is none.
 
-    :param loaded: files that the process has already: of these a soname is taken first.
+    :param soname: the library.
+    :param paths: the RUNPATH of the library that needs it.
+    :param environ: the environment variables, for LD_LIBRARY_PATH.
+    :param loaded: files that the process has already loaded, which come first.
     """
     for file in loaded:
         with contextlib.suppress(OSError, ValueError):
@@ -172,9 +181,13 @@ def find(soname: str, paths: Sequence[str], environ: Mapping[str, str], loaded: 
 
 
 def missing(path: str, environ: Mapping[str, str], loaded: Sequence[str] = ()) -> tuple[MissingLibraries, ...]:
-    """Return what a library, and whatever it needs, lacks, each once.
+    """Return the missing dependencies of a library, direct and indirect, each once.
 
-    :raises OSError, ValueError: as :func:`read_elf`.
+    :param path: the library.
+    :param environ: the environment variables, for LD_LIBRARY_PATH.
+    :param loaded: files that the process has already loaded.
+    :raises OSError: the library cannot be read.
+    :raises ValueError: it is not a library.
     """
     lacking: dict[MissingLibraries, None] = {}
     seen: set[str] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment: variables that steer NIXL or what it stands on, without secrets, and what started this process."""
+"""Environment variables that influence NIXL or its libraries, without secrets, and the launcher of this process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ _LAUNCHERS = re.compile(
     r"OMPI_COMM_WORLD_(?:RANK|SIZE|LOCAL_RANK|LOCAL_SIZE)|PMI_(?:RANK|SIZE)|PMIX_RANK|RANK|WORLD_SIZE|LOCAL_RANK|"
     r"JOB_COMPLETION_INDEX|LWS_WORKER_INDEX|LWS_GROUP_SIZE|KUBERNETES_SERVICE_HOST|POD_NAME|POD_NAMESPACE|NODE_NAME|HOSTNAME"
 )
-#: What deployments call the image that they run, as nothing in a container tells it.
+#: Variables in which deployments name their image; a container does not know its own image.
 _IMAGES = ("PYTEST_NIXL_IMAGE", "NIXL_IMAGE", "CONTAINER_IMAGE", "IMAGE")
 _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Variables as they may be shown, and what started this process.
+    """Environment variables without secrets, and the launcher of this process.
 
-    :param steering: those that steer NIXL, UCX, libfabric, CUDA, etcd or the loader.
-    :param launcher: what Slurm, an MPI or Kubernetes told.
+    :param steering: the variables that influence NIXL, UCX, libfabric, CUDA, etcd or the dynamic loader.
+    :param launcher: the variables of Slurm, MPI or Kubernetes.
+    :param kubernetes: the namespace of the pod.
+    :param image: the name of the container image.
     """
 
     steering: dict[str, str]
@@ -40,7 +42,7 @@ class Environment:
     image: Fact[str]
 
     def get(self, name: str) -> str:
-        """Return a variable that steers; empty where it is not set."""
+        """Return the value of a variable in :attr:`steering`; empty if it is not set."""
         return self.steering.get(name, "")
 
 
@@ -66,7 +68,7 @@ def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 def _namespace(root: FactsRoot) -> Fact[str]:
     text = root.read(_NAMESPACE)
-    return Fact(text, _NAMESPACE, "" if text else "this is no pod")
+    return Fact(text, _NAMESPACE, "" if text else "this process does not run in a Kubernetes pod")
 
 
 def _image(root: FactsRoot, named: Mapping[str, str]) -> Fact[str]:
@@ -75,4 +77,4 @@ def _image(root: FactsRoot, named: Mapping[str, str]) -> Fact[str]:
     match = re.search(r'^image="(.*)"$', root.read("/run/.containerenv") or "", re.MULTILINE)
     if match:
         return Fact(match[1], "/run/.containerenv")
-    return Fact(None, f"environment {', '.join(_IMAGES)}", "nothing tells which image this is")
+    return Fact(None, f"environment {', '.join(_IMAGES)}", "no variable names the image")

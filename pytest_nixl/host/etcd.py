@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd: whether it answers, what it is, how fast, and whether its clock and ours agree."""
+"""Facts of an etcd server: whether it answers, its version, its latency and its clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASKED = 5
 
 @dataclass(frozen=True)
 class Name:
-    """A host of the etcd, and what it resolves to; ``fault`` is why it does not."""
+    """A host name in etcd's endpoints and its addresses; ``fault`` says why it does not resolve."""
 
     host: str
     addresses: tuple[str, ...]
@@ -36,10 +36,14 @@ class Name:
 
 @dataclass(frozen=True)
 class EtcdFacts:
-    """An etcd. ``latency`` is the median of five answers in seconds; ``clock`` is how much its clock is ahead of ours.
+    """The facts of an etcd server.
 
-    :param endpoints: as they were given, without secrets; empty: none was.
-    :param fault: why it does not answer, and ``remedy`` what to do.
+    :param endpoints: the endpoints as they were given, without secrets; unknown if none was given.
+    :param names: the hosts of the endpoints.
+    :param latency: the median of five answers, in seconds.
+    :param clock: how far its clock is ahead of this host's, in seconds.
+    :param fault: why it does not answer; empty if it does.
+    :param remedy: what to do about the fault.
     """
 
     endpoints: Fact[str]
@@ -52,11 +56,12 @@ class EtcdFacts:
 
 
 def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[], Any] | None = None) -> EtcdFacts:
-    """Ask the etcd.
+    """Ask an etcd server.
 
-    :param endpoints: as a person gave them; empty: none, and nothing is asked.
-    :param source: where they came from.
-    :param connect: makes the client; else one without certificates is made.
+    :param root: this machine or a recorded tree, in which nothing is asked.
+    :param endpoints: the endpoints as the user gave them; if empty, no server is asked.
+    :param source: where the endpoints come from, such as the name of a variable.
+    :param connect: returns the client; by default one with etcdctl's variables is created.
     """
     found = root.ask("etcd", lambda: _ask(endpoints, source, connect))
     where = f"the etcd at {found.get('endpoints') or 'no address'}"
@@ -66,7 +71,9 @@ def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[]
         names=tuple(Name(each["host"], tuple(each["addresses"]), each["fault"]) for each in found.get("names", ())),
         version=Fact(found.get("version"), where, "" if found.get("version") else why),
         latency=Fact(found.get("latency"), where, "" if found.get("latency") is not None else why),
-        clock=Fact(found.get("clock"), where, "" if found.get("clock") is not None else why or "it tells no time"),
+        clock=Fact(
+            found.get("clock"), where, "" if found.get("clock") is not None else why or "it does not report its time"
+        ),
         fault=found.get("fault", ""),
         remedy=found.get("remedy", ""),
     )
@@ -74,12 +81,12 @@ def read_etcd(root: FactsRoot, endpoints: str, source: str, connect: Callable[[]
 
 def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict[str, Any]:
     if not endpoints:
-        return {"why": "no etcd is given"}
+        return {"why": "no etcd address is given"}
     found: dict[str, Any] = {"endpoints": redact(endpoints), "source": source}
     try:
         parsed = parse_endpoints(endpoints)
     except ValueError as error:
-        return {**found, "fault": str(error), "remedy": "correct it: NIXL publishes nothing with it"}
+        return {**found, "fault": str(error), "remedy": "correct the address: NIXL publishes nothing with it"}
     found["names"] = [_resolve(host) for host in dict.fromkeys(each.host for each in parsed)]
     try:
         return {**found, **_measure(connect() if connect is not None else client_as_etcdctl(parsed), parsed)}
@@ -88,7 +95,10 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
 
 
 def client_as_etcdctl(members: tuple[Endpoint, ...]) -> EtcdClient:
-    """Make a client with etcdctl's own variables for certificates and users."""
+    """Return a client that uses etcdctl's variables (``ETCDCTL_…``) for certificates, user and password.
+
+    Nothing is sent yet.
+    """
     from pytest_nixl.etcd.client import connect
 
     files = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
@@ -97,7 +107,7 @@ def client_as_etcdctl(members: tuple[Endpoint, ...]) -> EtcdClient:
 
 
 def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
-    client.status()  # the first one connects
+    client.status()  # the first request also connects
     taken = []
     for _ in range(_ASKED):
         start = time.perf_counter()
@@ -107,7 +117,7 @@ def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:
 
 
 def _ahead(member: Endpoint) -> float | None:
-    """Return by how many seconds a member's clock is ahead of ours; None: it does not tell. It tells whole seconds."""
+    """Return how many seconds a member's clock is ahead of this host's; None if unknown."""
     from requests.exceptions import RequestException
 
     from pytest_nixl.etcd.bounded_http import BoundedSession
@@ -119,7 +129,7 @@ def _ahead(member: Endpoint) -> float | None:
         if date:
             then = email.utils.parsedate_to_datetime(date).timestamp()
             now = time.time()
-            # Any moment of that second is as likely: what is within it is no difference.
+            # The member reports whole seconds, so a difference within that second is none.
             return 0.0 if then <= now < then + 1 else then - now if then > now else then + 1 - now
     return None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd client library that a process has loaded or a program would load, and whether a known patch is in it."""
+"""Find the etcd client library of a process or a program, and whether it contains a known patch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import NixlPluginError
 
-#: The variable of a patch of etcd-cpp-apiv3 that some images carry: with 1, gRPC gets what could not be resolved.
+#: The variable of a patch of etcd-cpp-apiv3 in some images: if it is 1, gRPC gets addresses that did not resolve.
 PATCH = "ETCD_CPP_API_DISABLE_URI_VALIDATION"
 
 _NAME = "libetcd-cpp-api"
@@ -19,7 +19,11 @@ _NAME = "libetcd-cpp-api"
 
 @dataclass(frozen=True)
 class EtcdLibrary:
-    """A library file. ``digest`` is the SHA-256 of its bytes."""
+    """An etcd client library.
+
+    :param digest: the SHA-256 of the file, in hexadecimal.
+    :param patched: whether the file contains the name of the patch's variable.
+    """
 
     path: str
     digest: str
@@ -29,20 +33,25 @@ class EtcdLibrary:
     def read(cls, path: str, root: Path = Path("/")) -> EtcdLibrary:
         """Read a library.
 
-        :param root: where its file system is seen from here.
-        :raises NixlPluginError: if it cannot be read.
+        :param path: its path in its own file system.
+        :param root: the folder where that file system is mounted for this process.
+        :raises NixlPluginError: the file cannot be read.
         """
         try:
             data = (root / path.lstrip("/")).read_bytes()
         except OSError as error:
             raise NixlPluginError(
-                f"{path} cannot be read ({error.strerror})", "read it as the user that runs NIXL"
+                f"{path} cannot be read ({error.strerror})", "run pytest as the user that runs NIXL"
             ) from None
         return cls(path, hashlib.sha256(data).hexdigest(), PATCH.encode() in data)
 
 
 def loaded_library(pid: int) -> EtcdLibrary | None:
-    """Return the etcd client library that a process has mapped; None where it has none."""
+    """Return the etcd client library that a process has loaded; None if it has none.
+
+    :raises OSError: the process does not exist or belongs to another user.
+    :raises NixlPluginError: the library cannot be read.
+    """
     maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     for line in maps.splitlines():
         path = line.split(maxsplit=5)[-1].removesuffix(" (deleted)")
@@ -52,19 +61,21 @@ def loaded_library(pid: int) -> EtcdLibrary | None:
 
 
 def linked_library(program: str) -> EtcdLibrary | None:
-    """Return the etcd client library that a program would load here, by ``ldd``; None where it links none.
+    """Return the etcd client library that ``ldd`` finds for a program; None if the program needs none.
 
-    :raises NixlPluginError: where ldd cannot tell, or does not find the library.
+    :raises NixlPluginError: ldd fails or does not find the library.
     """
     try:
         done = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NixlPluginError(f"ldd {program} failed: {error}", "put ldd (of the C library's tools) on PATH") from None
+        raise NixlPluginError(
+            f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
+        ) from None
     found = re.search(rf"^\s*({_NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
     if found is None:
         return None
     if not found[2].startswith("/"):
         raise NixlPluginError(
-            f"{program} needs {found[1]}, which is not found", "set LD_LIBRARY_PATH as nixlbench runs"
+            f"{program} needs {found[1]}, which was not found", "set LD_LIBRARY_PATH as for runs of nixlbench"
         )
     return EtcdLibrary.read(found[2])

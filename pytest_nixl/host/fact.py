@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fact with where it was read, and how facts become JSON and come back."""
+"""A fact with its source, and the conversion of facts to JSON and back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fact(Generic[T]):
-    """A value and where it was read.
+    """A value and its source.
 
-    :param value: None: not known, and ``why`` says why.
-    :param source: a path, or what was asked: ``/proc/meminfo``, ``NVML``.
+    :param value: the value; None if it is unknown.
+    :param source: the path or the interface that it was read from, such as ``/proc/meminfo`` or ``NVML``.
+    :param why: why the value is unknown; otherwise empty.
     """
 
     value: T | None
@@ -29,7 +30,7 @@ class Fact(Generic[T]):
 
 
 def to_plain(value: Any) -> Any:
-    """Return dataclasses, tuples and mappings as JSON values."""
+    """Convert dataclasses, tuples and mappings to JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -40,7 +41,11 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], data: Any) -> T:
-    """Restore what :func:`to_plain` returned. :raises ValueError: where it is not of that kind."""
+    """Restore an object from the JSON values of :func:`to_plain`.
+
+    :param kind: the class of the object.
+    :raises ValueError: the values do not fit the class.
+    """
     return typing.cast(T, _restore(kind, data, kind.__name__))
 
 
@@ -53,7 +58,7 @@ def _restore(kind: Any, data: Any, where: str) -> Any:
         return _restore(some, data, where)
     if origin is tuple:
         if not isinstance(data, list):
-            raise ValueError(f"{where} is no list")
+            raise ValueError(f"{where} is not a list")
         return tuple(_restore(arguments[0], part, f"{where}[{number}]") for number, part in enumerate(data))
     if origin is dict:
         if not isinstance(data, dict):
@@ -74,9 +79,9 @@ def _dataclass(kind: Any, arguments: tuple[Any, ...], data: Any, where: str) -> 
         raise ValueError(f"{where} is no object")
     names = {field.name for field in dataclasses.fields(kind)}
     if set(data) != names:
-        raise ValueError(f"{where} has not the fields {', '.join(sorted(names))}")
+        raise ValueError(f"{where} does not have exactly the fields {', '.join(sorted(names))}")
     hints = _hints(kind)
-    if arguments:  # Fact[int]: the only generic there is
+    if arguments:  # Fact is the only generic dataclass
         hints = {**hints, "value": arguments[0] | None}
     return kind(**{name: _restore(hints[name], data[name], f"{where}.{name}") for name in names})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All facts of one host, gathered in one place."""
+"""All facts of one host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, read_software
 from pytest_nixl.host.system import HostFacts, read_host
 
-#: Where the address of the etcd comes from, in this order.
+#: The variables that may hold etcd's address, in the order in which they are tried.
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
 
 FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
@@ -32,7 +32,7 @@ FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
 
 @dataclass(frozen=True)
 class Facts:
-    """What one host is."""
+    """The facts of one host: hardware, network, software, environment and etcd."""
 
     host: HostFacts
     network: Network
@@ -47,7 +47,7 @@ class Facts:
 
     @property
     def nics(self) -> tuple[Nic, ...]:
-        """The interfaces that a cable or a cloud is behind."""
+        """The network interfaces that belong to a device (not bridges, veth pairs or loopback)."""
         return tuple(nic for nic in self.network.nics if not nic.virtual)
 
     @property
@@ -62,7 +62,10 @@ class Facts:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Facts:
-        """Restore what :meth:`plain` returned."""
+        """Restore facts from the values of :meth:`plain`.
+
+        :raises ValueError: the values are not facts of this version.
+        """
         return from_plain(cls, plain)
 
 
@@ -78,10 +81,14 @@ def gather(
 ) -> Facts:
     """Gather the facts of this machine or of a recorded tree, without secrets.
 
-    :param backends: those to make, in a worker; none: NIXL is loaded, and no more.
-    :param etcd: its endpoints; None: those of the environment; empty: none is asked.
-    :param connect: makes the client of that etcd.
-    :param peers: hosts that this one must reach.
+    :param root: this machine or the recorded tree.
+    :param backends: NIXL backends to create in a worker; if empty, NIXL is only loaded.
+    :param etcd: etcd's endpoints; None for those in ``environ``; empty to ask no etcd.
+    :param connect: returns the client of that etcd; by default one without certificates is created.
+    :param nixlbench: the path of nixlbench; empty to search PATH.
+    :param peers: hosts that this host must reach, as ``HOST`` or ``HOST:PORT``.
+    :param environ: the environment variables.
+    :raises ValueError: a peer cannot be parsed, or a recorded file is damaged.
     """
     source = "given"
     if etcd is None:
@@ -100,13 +107,16 @@ def gather(
         etcd=read_etcd(root, etcd, source, connect),
         peers=read_peers(root, peers),
     )
-    # Every reader hides what it knows to be a secret; this finds those that came another way, as in a message.
+    # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
     return from_plain(Facts, hide_all(facts.plain(), hider(environ)))
 
 
 def read_facts(path: Path) -> Facts:
-    """Read the facts that were written to a file. :raises ValueError: where it holds none."""
+    """Read facts from a file.
+
+    :raises ValueError: the file does not contain facts.
+    """
     try:
         return from_plain(Facts, json.loads(path.read_bytes()))
     except ValueError as error:
-        raise ValueError(f"{path} holds no facts ({error}): expected {FACTS_FORM}") from None
+        raise ValueError(f"{path} contains no facts ({error}): expected {FACTS_FORM}") from None

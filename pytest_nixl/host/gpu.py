@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs: by NVML where its Python package (``nvidia-ml-py``) is there, else by what the driver has in /proc."""
+"""Facts of GPUs, from NVML if its Python package (``nvidia-ml-py``) is installed, otherwise from /proc."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 _DRIVER = "/proc/driver/nvidia"
 #: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 _DMA_BUF = 124
-#: NVML_P2P_CAPS_INDEX_READ, of which NVML's Python package makes a tuple that its own functions refuse.
+#: NVML_P2P_CAPS_INDEX_READ, which NVML's Python package defines as a tuple that its own functions refuse.
 _READ = 0
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU; sizes are bytes, and None is not known.
+    """One GPU. Sizes are in bytes; None means unknown.
 
+    :param index: its number in NVML's order.
+    :param pci: its PCI address, such as ``0000:53:00.0``.
+    :param path: its path in sysfs, which contains every PCI bridge above it.
+    :param memory: the size of its memory.
     :param ecc: whether its memory corrects errors.
-    :param uncorrected: errors of its memory that could not be corrected, since it was last reset.
-    :param bar1: how much of its memory the bus, and so a network card, can reach.
-    :param persistence: whether the driver stays loaded while nobody uses it.
-    :param nvlinks: how many of its NVLinks are up.
-    :param numa: its NUMA node; -1: the firmware does not say.
-    :param uuid: as the driver has it (``GPU-…``); empty: it does not say.
+    :param uncorrected: uncorrectable memory errors since its last reset.
+    :param bar1: the size of BAR1, the part of its memory that network cards can access at a time.
+    :param persistence: whether the driver stays loaded while no process uses it.
+    :param nvlinks: the number of its active NVLinks.
+    :param numa: its NUMA node; -1 if the firmware does not say.
+    :param uuid: its UUID in the driver (``GPU-…``); empty if unknown.
     """
 
     index: int
@@ -51,7 +55,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class GpuPairFacts:
-    """Whether one GPU may read another's memory: what the driver says, ``ok`` or why not."""
+    """Whether GPU ``one`` can read the memory of GPU ``other``; ``status`` is ``ok`` or the driver's reason."""
 
     one: int
     other: int
@@ -60,7 +64,7 @@ class GpuPairFacts:
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the driver wrote to the kernel's log."""
+    """A GPU error in the kernel's log."""
 
     number: int
     pci: str
@@ -69,13 +73,17 @@ class Xid:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs, their driver, and by which way a network card reaches their memory.
+    """The GPUs, their driver, and how network cards access their memory.
 
-    :param driver: its version; ``open`` says whether its kernel modules are the open ones.
-    :param cuda: the newest CUDA that the driver knows.
-    :param library: the version of the driver that this container's NVML is of.
+    :param pairs: which GPUs can read each other's memory.
+    :param driver: the version of the kernel's driver.
+    :param open: whether the driver's kernel modules are the open ones.
+    :param cuda: the newest CUDA version that the driver supports.
+    :param library: the driver version of this container's NVML.
     :param dma_buf: whether CUDA exports memory as DMA-BUF.
-    :param peermem: whether the module nvidia_peermem is loaded; ``gdrcopy`` likewise of gdrdrv, with its device node.
+    :param peermem: whether the kernel module nvidia_peermem is loaded.
+    :param gdrcopy: whether the kernel module gdrdrv is loaded and its device node exists.
+    :param xids: the GPU errors in the kernel's log.
     """
 
     gpus: tuple[GpuFacts, ...]
@@ -103,7 +111,7 @@ def read_gpus(root: FactsRoot) -> Gpus:
         open=_open(version),
         cuda=_from(nvml, "cuda"),
         library=_from(nvml, "driver"),
-        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _ask_dma_buf() if here else {"why": "there is no GPU"})),
+        dma_buf=_dma_buf(root.ask("dma_buf", lambda: _ask_dma_buf() if here else {"why": "this host has no GPU"})),
         peermem=_module(root, "nvidia_peermem", "nv_peer_mem"),
         gdrcopy=_gdrcopy(root),
         xids=_xids(root.ask("kernel_log", _ask_kernel_log)),
@@ -111,13 +119,15 @@ def read_gpus(root: FactsRoot) -> Gpus:
 
 
 def _no_driver() -> str:
-    return f"no NVIDIA driver is loaded: there is no {_DRIVER}/version"
+    return f"no NVIDIA driver is loaded: {_DRIVER}/version does not exist"
 
 
 def _driver(version: str | None) -> Fact[str]:
     path = f"{_DRIVER}/version"
     match = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.[\d.]+)", version or "")
-    return Fact(match[1], path) if match else Fact(None, path, _no_driver() if version is None else "it does not say")
+    return (
+        Fact(match[1], path) if match else Fact(None, path, _no_driver() if version is None else "it names no version")
+    )
 
 
 def _open(version: str | None) -> Fact[bool]:
@@ -148,7 +158,7 @@ def _by_nvml(root: FactsRoot, nvml: dict[str, Any]) -> tuple[GpuFacts, ...]:
 
 
 def _place(root: FactsRoot, address: str) -> tuple[str, int]:
-    """Where a device hangs in sysfs, and its NUMA node."""
+    """Return a PCI device's path in sysfs, and its NUMA node or -1."""
     path = root.resolve(f"/sys/bus/pci/devices/{address}") or ""
     numa = root.number(f"{path}/numa_node") if path else None
     return path, -1 if numa is None else numa
@@ -162,12 +172,12 @@ def _uuid(root: FactsRoot, address: str) -> str:
 
 def _pairs(nvml: dict[str, Any]) -> Fact[tuple[GpuPairFacts, ...]]:
     if "pairs" not in nvml:
-        return Fact(None, "NVML", nvml.get("why", "NVML does not say"))
+        return Fact(None, "NVML", nvml.get("why", "NVML does not report it"))
     return Fact(tuple(GpuPairFacts(**each) for each in nvml["pairs"]), "NVML")
 
 
 def _from(nvml: dict[str, Any], name: str) -> Fact[str]:
-    return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not say"))
+    return Fact(nvml.get(name), "NVML", "" if nvml.get(name) else nvml.get("why", "NVML does not report it"))
 
 
 def _module(root: FactsRoot, *names: str) -> Fact[bool]:
@@ -179,7 +189,7 @@ def _gdrcopy(root: FactsRoot) -> Fact[bool]:
     if not root.exists("/sys/module/gdrdrv"):
         return Fact(False, "/sys/module/gdrdrv", "the module gdrdrv is not loaded")
     node = root.exists("/dev/gdrdrv")
-    return Fact(node, "/dev/gdrdrv", "" if node else "gdrdrv is loaded, and this container has no /dev/gdrdrv")
+    return Fact(node, "/dev/gdrdrv", "" if node else "gdrdrv is loaded, but this container has no /dev/gdrdrv")
 
 
 def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
@@ -188,7 +198,7 @@ def _dma_buf(answer: dict[str, Any]) -> Fact[bool]:
 
 
 def _ask_dma_buf() -> dict[str, Any]:
-    """Ask CUDA, in a process of its own: a driver is never loaded into pytest."""
+    """Ask CUDA in a separate process, so that pytest never loads a driver."""
     import subprocess
     import sys
 
@@ -212,7 +222,7 @@ def _ask_nvml() -> dict[str, Any]:
     try:
         import pynvml
     except ImportError:
-        return {"why": "NVML's Python package is not installed (pip install nvidia-ml-py)"}
+        return {"why": "NVML's Python package is not installed: run `pip install nvidia-ml-py`"}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -225,7 +235,7 @@ def _ask_nvml() -> dict[str, Any]:
 
 def _nvml_facts(nvml: Any) -> dict[str, Any]:
     def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-        """Not every GPU and driver answers every question."""
+        """Call a function of NVML; return None if this GPU or driver does not support it."""
         with contextlib.suppress(nvml.NVMLError):
             answer = function(*arguments)
             return answer.decode() if isinstance(answer, bytes) else answer
@@ -275,7 +285,7 @@ _P2P = {
     3: "the IOH topology does not support it",
     4: "it is disabled by a registry key of the driver",
     5: "it is not supported",
-    6: "it is not known",
+    6: "the driver does not know",
 }
 
 
@@ -285,7 +295,7 @@ def _p2p(nvml: Any, ask: Callable[..., Any], one: Any, other: Any) -> str:
 
 
 def _pci(text: str | bytes) -> str:
-    """NVML's ``00000000:53:00.0`` as sysfs has it: ``0000:53:00.0``."""
+    """Convert NVML's PCI address ``00000000:53:00.0`` to that of sysfs, ``0000:53:00.0``."""
     address = (text.decode() if isinstance(text, bytes) else text).lower()
     return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", address)
 
@@ -303,7 +313,7 @@ def _xids(answer: dict[str, Any]) -> Fact[tuple[Xid, ...]]:
 
 
 def _ask_kernel_log() -> dict[str, Any]:
-    """Return the lines of the kernel's log that tell of an Xid: nothing else of it is kept."""
+    """Return the lines of the kernel's log that report an Xid; no other line is kept."""
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -314,7 +324,7 @@ def _ask_kernel_log() -> dict[str, Any]:
             try:
                 record = os.read(log, 8192)
             except BrokenPipeError:
-                continue  # it was overwritten while we read: the next one is the oldest that is left
+                continue  # the record was overwritten; the next read returns the oldest that is left
             text = record.decode(errors="replace")
             if "NVRM: Xid" in text:
                 lines.append(text.partition(";")[2].splitlines()[0])

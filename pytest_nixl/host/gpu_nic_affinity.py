@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network cards are nearest to each GPU, by the bridges and the NUMA nodes that they hang on."""
+"""Find the network cards nearest to each GPU, from PCI bridges and NUMA nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_nixl.host.gpu import Gpus
 from pytest_nixl.host.pci import bridges_shared
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 
-#: How near a card is to a GPU, the nearest first, in the words that people read.
+#: The distances between a GPU and a network card, nearest first, and their descriptions.
 SWITCH, ROOT, NODE, FAR = "switch", "root", "node", "far"
 WORDS = {
     SWITCH: "under the same PCI switch",
@@ -22,10 +22,12 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Placed:
-    """A device and where it hangs.
+    """A PCI device and its position.
 
-    :param path: every bridge above it, as sysfs has it.
-    :param numa: its NUMA node; -1: the firmware does not say.
+    :param name: the index of a GPU, or the name of a network card.
+    :param pci: its PCI address.
+    :param path: its path in sysfs, which contains every PCI bridge above it.
+    :param numa: its NUMA node; -1 if the firmware does not say.
     """
 
     name: str
@@ -35,23 +37,25 @@ class Placed:
 
     @property
     def root(self) -> str:
-        """The root of the bus that it hangs on, such as ``pci0000:44``."""
+        """Its PCI root, such as ``pci0000:44``; empty if unknown."""
         return self.path.split("/")[3] if self.path.count("/") > 3 else ""
 
     @property
     def node(self) -> str:
-        """Its NUMA node in words."""
-        return "no NUMA node told" if self.numa < 0 else f"NUMA node {self.numa}"
+        """Its NUMA node as text."""
+        return "unknown NUMA node" if self.numa < 0 else f"NUMA node {self.numa}"
 
 
 @dataclass(frozen=True)
 class GpuNics:
-    """A GPU and the network cards that are nearest to it.
+    """A GPU and its nearest network cards.
 
-    :param how: ``switch``: they share a bridge; ``root``: the root of the bus; ``node``: the NUMA node; ``far``: there
-        is none so near, and these are all that there are, or none.
-    :param own: of the nearest, those that fall to this GPU when all move bytes at once: each card to as few GPUs as
-        can be. Of cards that are far none falls to anyone.
+    :param gpu: the index of the GPU.
+    :param devices: the names of the nearest cards.
+    :param how: what GPU and cards share: ``switch`` a PCI bridge, ``root`` the PCI root, ``node`` the NUMA node, and
+        ``far`` nothing (``devices`` are then all cards of the host).
+    :param own: the nearest cards that this GPU uses when all GPUs transfer at the same time, so that as few GPUs as
+        possible share a card; empty if ``how`` is ``far``.
     """
 
     gpu: int
@@ -62,16 +66,16 @@ class GpuNics:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a host, by index, and its network cards."""
+    """The positions of a host's GPUs and network cards."""
 
     gpus: tuple[Placed, ...]
     nics: tuple[Placed, ...]
 
     @classmethod
     def of(cls, gpus: Gpus, rdma: Sequence[RdmaDevice]) -> Topology:
-        """Return that of facts, without adapters that move no data between hosts.
+        """Return the topology of the given devices.
 
-        What has no path in sysfs is left out: nothing can be said of it.
+        Adapters that do not move data between hosts are left out, and so are devices without a path in sysfs.
         """
         return cls(
             tuple(Placed(str(gpu.index), gpu.pci, gpu.path, gpu.numa) for gpu in gpus.gpus if gpu.path),
@@ -79,7 +83,7 @@ class Topology:
         )
 
     def nearest(self) -> tuple[GpuNics, ...]:
-        """Return the network cards that are nearest to each GPU, and which of them fall to it."""
+        """Return the nearest network cards of each GPU."""
         found = [nearest_to(gpu, self.nics) for gpu in self.gpus]
         near = {gpu.name: tuple(nic.name for nic in nics) for gpu, (nics, _) in zip(self.gpus, found, strict=True)}
         shares = share({gpu.name: () if how == FAR else near[gpu.name]
@@ -90,15 +94,15 @@ class Topology:
         )
 
     def idle(self) -> tuple[Placed, ...]:
-        """Return the cards that are the nearest of no GPU."""
+        """Return the network cards that are not among the nearest of any GPU."""
         used = {name for near in self.nearest() if near.how != FAR for name in near.devices}
         return tuple(nic for nic in self.nics if nic.name not in used)
 
 
 def distance(one: Placed, other: Placed) -> str:
-    """Return how near two devices are: ``switch``, ``root``, ``node`` or ``far``.
+    """Return the distance of two devices: ``switch``, ``root``, ``node`` or ``far``.
 
-    What hangs on the root itself has no bridge above it: one that is shared is that of a switch or of a root port.
+    A shared bridge is that of a switch or of a root port, because the root itself is not a bridge.
     """
     if bridges_shared(one.path, other.path):
         return SWITCH
@@ -108,7 +112,7 @@ def distance(one: Placed, other: Placed) -> str:
 
 
 def nearest_to(gpu: Placed, nics: Sequence[Placed]) -> tuple[tuple[Placed, ...], str]:
-    """Return the cards nearest to a GPU, and how near they are; under switches, those that share the most of them."""
+    """Return the cards nearest to a GPU and their distance; of cards with shared bridges, those that share the most."""
     order = (SWITCH, ROOT, NODE, FAR)
     how = min((distance(gpu, nic) for nic in nics), key=order.index, default=FAR)
     found = [nic for nic in nics if distance(gpu, nic) == how]
@@ -119,10 +123,13 @@ def nearest_to(gpu: Placed, nics: Sequence[Placed]) -> tuple[tuple[Placed, ...],
 
 
 def share(candidates: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Give each GPU its own of the cards that are candidates for it: no card idle, and none asked twice without need.
+    """Distribute network cards over GPUs so that no card is idle, and GPUs share a card only if there are too few.
 
-    In turn, those with the smallest choice first, each takes the one that fewest have; then, while there are any that
-    nobody has, one of those.
+    The GPUs take turns, those with the fewest candidates first. Each takes the candidate that the fewest GPUs have;
+    further rounds distribute the cards that no GPU has.
+
+    :param candidates: the names of the cards that each GPU may use, by GPU.
+    :return: the names of the cards that each GPU shall use, by GPU.
     """
     taken: dict[str, list[str]] = {gpu: [] for gpu in candidates}
     load = {nic: 0 for nics in candidates.values() for nic in nics}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hwloc's XML (``lstopo --of xml``): where the GPUs and the network cards of a host hang that is not this one.
+"""Read the positions of another host's GPUs and network cards from hwloc's XML (``lstopo --of xml``).
 
-It has no rates, no states and no drivers: those are the kernel's. Version 2 of the format; see hwloc's ``hwloc2.dtd``.
+The XML contains no rates, states or drivers. This reads version 2 of the format; see hwloc's ``hwloc2.dtd``.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from pytest_nixl.host.pci import AMAZON, EFA_DEVICES, GPU_CLASSES, NVIDIA
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.host.recorded_tree import FactsRoot
 
-HWLOC_FORM = "what `lstopo --of xml` of hwloc 2 writes"
+HWLOC_FORM = "the output of `lstopo --of xml` of hwloc 2"
 #: ``PCI class [vendor:device] [subsystem] revision``, as in ``0302 [10de:2330] [10de:16c1] a1``.
 _TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
-#: What hwloc calls an RDMA device: ``osdev_type`` 3. An EFA is known by its vendor too.
+#: hwloc's ``osdev_type`` of an RDMA device.
 _FABRIC = "3"
 
 
 @dataclass(frozen=True)
 class HwlocDevice:
-    """One PCI device of the file.
+    """A PCI device in hwloc's XML.
 
-    :param family: its PCI class, such as ``0302``; ``vendor`` and ``device`` as ``10de`` and ``2330``.
-    :param path: as sysfs would have it.
-    :param numa: its NUMA node; -1: it hangs on none.
-    :param fabric: the name of its RDMA device; empty: it has none.
-    :param others: the names of its other devices of the operating system, such as interfaces.
+    :param address: its PCI address, such as ``0000:53:00.0``.
+    :param family: its PCI class, such as ``0302``.
+    :param vendor: its PCI vendor id, such as ``10de``.
+    :param device: its PCI device id, such as ``2330``.
+    :param path: the path that sysfs would give it.
+    :param numa: its NUMA node; -1 if it has none.
+    :param fabric: the name of its RDMA device; empty if it has none.
+    :param others: the names of its other devices in the operating system, such as network interfaces.
     """
 
     address: str
@@ -50,16 +53,19 @@ class HwlocDevice:
 
 
 def read_hwloc(path: Path) -> tuple[HwlocDevice, ...]:
-    """Return every PCI device of the file. :raises ValueError: where it is no such file."""
+    """Return every PCI device in a file.
+
+    :raises ValueError: the file is not hwloc's XML, or contains no PCI device.
+    """
     try:
         root = ElementTree.parse(path).getroot()
         if root.tag != "topology":
             raise ValueError(f"its root is <{root.tag}>")
         found = tuple(_below(root, "", -1))
     except (ElementTree.ParseError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is no topology of hwloc ({error}): expected {HWLOC_FORM}") from None
+        raise ValueError(f"{path} is not a topology of hwloc ({error}): expected {HWLOC_FORM}") from None
     if not found:
-        raise ValueError(f"{path} tells of no PCI device: expected {HWLOC_FORM}, with I/O devices (--whole-io)")
+        raise ValueError(f"{path} contains no PCI device: expected {HWLOC_FORM} with I/O devices (--whole-io)")
     return found
 
 
@@ -102,9 +108,9 @@ def _device(item: ElementTree.Element, place: str, numa: int) -> HwlocDevice:
 
 
 def hwloc_facts(path: Path) -> Facts:
-    """Return the facts of a host of which there is this file only: its GPUs and RDMA devices, and where they hang.
+    """Return the facts in hwloc's XML: the GPUs and RDMA devices of a host, and their positions on the PCI bus.
 
-    :raises ValueError: as :func:`read_hwloc`.
+    :raises ValueError: the file is not hwloc's XML, or contains no PCI device.
     """
     devices = read_hwloc(path)
     with TemporaryDirectory() as empty:

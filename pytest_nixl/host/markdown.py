@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node information template, filled in by the machine."""
+"""Print facts as the node information template in Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _UNKNOWN = "unknown"
 
 
 def markdown(facts: Facts, title: str = "Node") -> Iterator[str]:
-    """Yield the lines of the template: what is not known is said to be so, with the reason."""
+    """Yield the lines of the template; an unknown value is printed with its reason.
+
+    :param title: the heading of the node.
+    """
     software, gpu = facts.software, facts.gpu
     yield f"{title}:"
     yield f"- Hostname: {_told(facts.host.name)}"
@@ -42,7 +45,7 @@ def _told(fact: Fact[str] | Fact[int]) -> str:
 def _address(facts: Facts) -> str:
     nics = sorted(facts.network.nics, key=lambda nic: nic.name != facts.network.default.value)
     found = [text.partition("/")[0] for nic in nics for text in nic.routable()]
-    return found[0] if found else f"{_UNKNOWN} (no interface has an IPv4 address that others reach)"
+    return found[0] if found else f"{_UNKNOWN} (no interface has an IPv4 address that other hosts can reach)"
 
 
 def _gpus(facts: Facts) -> str:
@@ -78,20 +81,20 @@ def _role(facts: Facts) -> str:
         if name in facts.environment.launcher:
             rank = facts.environment.launcher[name]
             return f"rank {rank} ({'initiator' if rank == '0' else 'target'}; {name})"
-    return f"{_UNKNOWN} (no launcher told a rank)"
+    return f"{_UNKNOWN} (no launcher has set a rank)"
 
 
 def near_lines(facts: Facts) -> Iterator[str]:
-    """Yield a line for each GPU with the network cards that are nearest to it, and one for the cards near none."""
+    """Yield a line for each GPU with its nearest network cards, and one for the cards that are near no GPU."""
     topology = Topology.of(facts.gpu, facts.rdma)
     placed = {gpu.name: gpu for gpu in topology.gpus}
     for near in facts.near:
         gpu = placed[str(near.gpu)]
         cards = ", ".join(near.devices) or "no network card"
-        own = f"; its own where all GPUs are used: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
+        own = f"; when all GPUs are used, only: {', '.join(near.own)}" if set(near.own) != set(near.devices) else ""
         yield f"GPU {near.gpu} ({gpu.pci}, {gpu.node}): {cards} ({WORDS[near.how]}){own}"
     if not facts.near:
-        yield "no GPU whose place on the PCI bus is known"
+        yield "no GPU has a known position on the PCI bus"
     idle = [f"{nic.name} ({nic.node})" for nic in topology.idle()]
     if idle and facts.near:
         yield f"near no GPU: {', '.join(idle)}"

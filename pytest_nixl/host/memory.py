@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process may still take: of the host, and of each control group that it is in."""
+"""The memory that this process may still allocate, as limited by the host and by its control groups."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pytest_nixl.core.units import GIB, KIB, MIB
 if TYPE_CHECKING:
     from pytest_nixl.host.recorded_tree import FactsRoot
 
-#: What the kernel writes where a version 1 control group has no limit: nearly all of 63 bits.
+#: The kernel writes a larger number if a version 1 control group has no limit.
 _NO_LIMIT = 1 << 62
-#: Limit and use of version 2 and of version 1, and what of the use are files' pages, which are given back when needed.
+#: By control group version (2, 1): folder, file of the limit, file of the usage, and the line in memory.stat with the
+#: part of the usage that is cached files, which the kernel frees when needed.
 _FILES = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -25,23 +26,23 @@ _FILES = (
 
 @dataclass(frozen=True)
 class AvailableMemory:
-    """Bytes that may still be taken, and what says so."""
+    """A number of bytes that may still be allocated, and its source."""
 
     size: int
     source: str
 
     def __str__(self) -> str:
-        return f"{in_bytes(self.size)} by {self.source}"
+        return f"{in_bytes(self.size)} according to {self.source}"
 
 
 def available_memory(root: FactsRoot) -> AvailableMemory | None:
-    """Return the least of what the host and the control groups leave; None where nothing tells."""
+    """Return the smallest amount that the host or a control group allows; None if unknown."""
     found = [*_of_host(root), *_of_groups(root)]
     return min(found, key=lambda each: each.size, default=None)
 
 
 def in_bytes(size: int) -> str:
-    """Print a size in its largest unit with one decimal, and in bytes."""
+    """Format a size in bytes in its largest unit with one decimal, followed by the bytes."""
     for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= unit:
             return f"{size / unit:.1f} {name} ({size} bytes)" if size < 1 << 70 else f"{size:.1e} bytes"
@@ -55,13 +56,13 @@ def _of_host(root: FactsRoot) -> Iterator[AvailableMemory]:
 
 
 def _of_groups(root: FactsRoot) -> Iterator[AvailableMemory]:
-    """Yield what each group leaves, from this process's own up to the outermost that can be seen."""
+    """Yield the free memory of each control group, from that of this process to the outermost visible one."""
     for line in (root.read("/proc/self/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
         folder, limit_file, use_file, given_back = _FILES[1 if controllers else 0]
-        # In a container the path may be the host's: then only its end, the group that is mounted, is there.
+        # In a container the path may be the host's; then only the mounted root of the control groups exists.
         here = PurePosixPath(path)
         for group in (here, *here.parents):
             place = f"{folder}{'' if str(group) == '/' else group}"

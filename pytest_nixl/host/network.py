@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network interfaces of the kernel, their addresses, and how names are resolved."""
+"""Facts of network interfaces, their addresses, and the resolver's configuration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ _LOOPBACK_TYPE = 772
 
 @dataclass(frozen=True)
 class Nic:
-    """An interface of the kernel.
+    """A network interface.
 
-    :param state: as the kernel has it: ``up``, ``down``, ``lowerlayerdown``, ``unknown``.
-    :param rate: line rate in bytes per second; None: its driver does not say.
-    :param virtual: whether no device is behind it (bridges, veth pairs, loopback).
+    :param state: the kernel's state: ``up``, ``down``, ``lowerlayerdown``, ``unknown``.
+    :param mtu: its MTU in bytes; None if unknown.
+    :param rate: its line rate in bytes per second; None if its driver does not report one.
+    :param addresses: its addresses with prefix lengths, such as ``10.0.0.11/16``.
+    :param virtual: whether it belongs to no device (bridges, veth pairs, loopback).
+    :param pci: the PCI address of its device; empty if it has none.
     """
 
     name: str
@@ -36,19 +39,24 @@ class Nic:
     source: str
 
     def link_local(self) -> tuple[str, ...]:
-        """Return its IPv4 addresses that no other host is reached by."""
+        """Return its link-local IPv4 addresses, which other hosts cannot reach."""
         found = (ipaddress.ip_interface(text) for text in self.addresses)
         return tuple(str(each) for each in found if each.version == 4 and each.is_link_local)
 
     def routable(self) -> tuple[str, ...]:
-        """Return its IPv4 addresses that another host may reach."""
+        """Return its IPv4 addresses that other hosts may reach."""
         found = (ipaddress.ip_interface(text) for text in self.addresses)
         return tuple(str(each) for each in found if each.version == 4 and not (each.is_link_local or each.is_loopback))
 
 
 @dataclass(frozen=True)
 class Network:
-    """The interfaces, the one of the default route, and how names are resolved."""
+    """The network of a host.
+
+    :param default: the name of the interface with the default route.
+    :param nameservers: the name servers in /etc/resolv.conf.
+    :param search: the search domains in /etc/resolv.conf.
+    """
 
     nics: tuple[Nic, ...]
     default: Fact[str]
@@ -74,7 +82,7 @@ def _is_nic(root: FactsRoot, name: str) -> bool:
 
 def _nic(root: FactsRoot, name: str, addresses: list[str]) -> Nic:
     place = f"{_NET}/{name}"
-    speed = root.number(f"{place}/speed")  # in Mb/s; -1 or an error where it is not known
+    speed = root.number(f"{place}/speed")  # in Mb/s; -1 or an error if it is unknown
     device = root.resolve(f"{place}/device")
     driver = (root.resolve(f"{device}/driver") or "").rpartition("/")[2] if device else ""
     return Nic(
@@ -98,7 +106,7 @@ def _default(root: FactsRoot) -> Fact[str]:
         return Fact(None, path, "it cannot be read")
     rows = [line.split() for line in text.splitlines()[1:]]
     names = [row[0] for row in rows if len(row) > 7 and row[1] == "00000000" and row[7] == "00000000"]
-    return Fact(names[0], path) if names else Fact(None, path, "there is no default route")
+    return Fact(names[0], path) if names else Fact(None, path, "it has no default route")
 
 
 def _words(text: str | None, keyword: str) -> Fact[tuple[str, ...]]:

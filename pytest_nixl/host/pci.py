@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices on the PCI bus: which there are, and how near one is to another."""
+"""Facts of GPUs and network adapters on the PCI bus."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _BUS = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 NVIDIA, AMAZON, MELLANOX = "0x10de", "0x1d0f", "0x15b3"
-#: Display and 3D controllers, and Amazon's adapters that have EFA.
+#: PCI classes of display and 3D controllers.
 GPU_CLASSES = ("0x0300", "0x0302")
+#: PCI device ids of Amazon's EFA adapters.
 EFA_DEVICES = frozenset({"0xefa0", "0xefa1", "0xefa2", "0xefa3", "0xefa4"})
 
 
@@ -22,10 +23,11 @@ EFA_DEVICES = frozenset({"0xefa0", "0xefa1", "0xefa2", "0xefa3", "0xefa4"})
 class PciDevice:
     """A GPU or a network adapter on the bus.
 
+    :param address: its PCI address, such as ``0000:53:00.0``.
     :param kind: ``gpu``, ``efa`` or ``mlx``.
-    :param path: where it hangs: every bridge above it, as sysfs has it.
-    :param driver: empty: none is bound to it.
-    :param numa: -1: the firmware does not say.
+    :param path: its path in sysfs, which contains every PCI bridge above it.
+    :param driver: the name of its driver; empty if it has none.
+    :param numa: its NUMA node; -1 if the firmware does not say.
     """
 
     address: str
@@ -38,7 +40,7 @@ class PciDevice:
 
 
 def read_pci(root: FactsRoot) -> tuple[PciDevice, ...]:
-    """Return the GPUs and the network adapters that do RDMA."""
+    """Return the GPUs and the network adapters with RDMA."""
     found = []
     for address in root.entries(_BUS):
         place = f"{_BUS}/{address}"
@@ -66,11 +68,15 @@ def _kind(vendor: str, device: str, family: str) -> str:
 
 
 def address_of(path: str | None) -> str:
-    """Return the PCI address of the last device on a path of sysfs; empty where there is none."""
+    """Return the PCI address of the last device in a path of sysfs; empty if there is none."""
     found = _ADDRESS.findall(path or "")
     return found[-1] if found else ""
 
 
 def bridges_shared(one: str, other: str) -> int:
-    """Return how many bridges, from the root of the bus down, two devices have above them in common."""
+    """Count the PCI bridges that two devices share above them, from the PCI root down.
+
+    :param one: the path of one device in sysfs.
+    :param other: the path of the other device in sysfs.
+    """
     return len(_ADDRESS.findall(commonpath([one, other])))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other hosts: whether their names resolve, and whether packets get there."""
+"""Facts of other hosts: whether their names resolve, and whether packets reach them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from pytest_nixl.host.recorded_tree import FactsRoot
 
-PEER_FORM = "HOST or HOST:PORT; any port serves, as one that refuses us has been reached"
-#: Nobody listens there: the refusal is the answer.
+PEER_FORM = "HOST or HOST:PORT (any port, because a refused connection shows that the host is reached)"
+#: The default port. No program listens there: a refused connection is the answer.
 _PORT = 1
 _PATIENCE = 2.0
 
 
 @dataclass(frozen=True)
 class ReachedPeer:
-    """Another host. ``fault`` is why it is not reached; empty: it is."""
+    """Another host and its addresses; ``fault`` says why it is not reached, and is empty if it is."""
 
     name: str
     addresses: tuple[str, ...]
@@ -29,7 +29,11 @@ class ReachedPeer:
 
 
 def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]:
-    """Try to reach each host. :raises ValueError: where one is not of the accepted form."""
+    """Try to reach each host.
+
+    :param names: the hosts, as ``HOST`` or ``HOST:PORT``.
+    :raises ValueError: a name does not have this form.
+    """
     for name in names:
         _split(name)
     found = root.ask("peers", lambda: {name: _ask(name) for name in names})
@@ -41,7 +45,7 @@ def read_peers(root: FactsRoot, names: Sequence[str]) -> tuple[ReachedPeer, ...]
 def _split(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", name)
     if match is None:
-        raise ValueError(f"peer {name!r} cannot be read: expected {PEER_FORM}")
+        raise ValueError(f"peer {name!r} cannot be parsed: expected {PEER_FORM}")
     return match[1].strip("[]"), int(match[2] or _PORT)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RDMA devices: InfiniBand, RoCE and EFA adapters with their ports, and whether a process may open them."""
+"""Facts of RDMA devices (InfiniBand, RoCE, EFA): ports, rates, and whether a process can open them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 
 _CLASS = "/sys/class/infiniband"
 _VERBS = "/sys/class/infiniband_verbs"
-#: What the vital product data of a ConnectX has where it belongs to the switches of NVLink.
+#: A text in the vital product data of ConnectX adapters that manage NVLink switches.
 _OF_NVLINK = "SW_MNG"
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of an adapter.
+    """A port of an RDMA device.
 
-    :param state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``; empty: the kernel does not say.
-    :param rate: line rate in bytes per second; None: not said.
+    :param state: ``ACTIVE``, ``DOWN``, ``INIT`` or ``ARMED``; empty if unknown.
+    :param rate: its line rate in bytes per second; None if unknown.
     :param layer: ``InfiniBand``, ``Ethernet`` or, for EFA, ``Unspecified``.
     """
 
@@ -34,13 +34,16 @@ class Port:
 
 @dataclass(frozen=True)
 class RdmaDevice:
-    """An adapter that does RDMA.
+    """An RDMA device.
 
-    :param kind: ``efa``, or the name of the driver's family: ``mlx``, ``irdma``, ``rxe``.
-    :param uverbs: the device node, such as ``/dev/infiniband/uverbs0``; empty: the kernel has none for it.
-    :param closed: why a process cannot open that node; empty: it can.
-    :param p2p: what an EFA reaches GPU memory by, as its driver tells; empty: it does not.
-    :param manages_nvlink: whether its firmware says that it is there for the management of NVLink's switches.
+    :param kind: ``efa``, or the driver's family, such as ``mlx``, ``irdma``, ``rxe``.
+    :param uverbs: its device node, such as ``/dev/infiniband/uverbs0``; empty if the kernel has none for it.
+    :param closed: why a process cannot open that node; empty if it can.
+    :param numa: its NUMA node; -1 if the firmware does not say.
+    :param pci: its PCI address.
+    :param path: its path in sysfs, which contains every PCI bridge above it.
+    :param p2p: EFA's method to access GPU memory, as its driver reports it; empty if it has none.
+    :param manages_nvlink: whether its firmware says that it only manages NVLink switches.
     """
 
     name: str
@@ -57,27 +60,27 @@ class RdmaDevice:
 
     @property
     def active(self) -> bool:
-        """Whether a port of it can carry bytes. A driver that tells no state is believed."""
+        """Whether one of its ports is active. A port whose driver reports no state counts as active."""
         return any(port.state in ("ACTIVE", "") for port in self.ports) or not self.ports
 
     @property
     def rate(self) -> float | None:
-        """Line rate of its fastest port in bytes per second."""
+        """The line rate of its fastest port in bytes per second; None if unknown."""
         return max((port.rate for port in self.ports if port.rate), default=None)
 
 
 def network_cards(devices: Sequence[RdmaDevice]) -> list[RdmaDevice]:
-    """Return the adapters that are there to move data between hosts.
+    """Return the devices that move data between hosts.
 
-    Hosts with B200 have ConnectX beside a GPU that reach the switches of NVLink and nothing else. Where the firmware
-    cannot be asked, they are known by the EFA that such a host has for its data.
+    Hosts with B200 GPUs have ConnectX adapters that only reach NVLink switches. If their firmware does not say so,
+    they are recognised because such a host uses EFA for its data.
     """
     efa = any(device.kind == "efa" for device in devices)
     return [device for device in devices if not device.manages_nvlink and not (efa and device.kind != "efa")]
 
 
 def read_rdma(root: FactsRoot) -> tuple[RdmaDevice, ...]:
-    """Read the adapters."""
+    """Read the RDMA devices."""
     nodes = {root.read(f"{_VERBS}/{name}/ibdev"): name for name in root.entries(_VERBS) if name.startswith("uverbs")}
     names = [name for name in root.entries(_CLASS) if root.entries(f"{_CLASS}/{name}/ports")]
     paths = {name: f"/dev/infiniband/{nodes[name]}" for name in names if name in nodes}
@@ -124,7 +127,7 @@ def _port(root: FactsRoot, folder: str, number: str) -> Port:
 
 
 def _try(path: str) -> str:
-    """Return why a device node cannot be opened; empty where it can."""
+    """Return why a device node cannot be opened; empty if it can."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where facts are read from: this machine, or a tree of files that was recorded on one.
+"""Read facts from this machine, or from a tree of files that was recorded on a machine.
 
-Every read is remembered, so that what a run of the readers saw can be written as such a tree.
+Every read is remembered, so that it can be written as such a tree.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from typing import Any
 
 from pytest_nixl.core.redaction import hide_all
 
-#: In a recorded tree: what was not read from a file, but asked of a library, a server or the kernel.
+#: The folder of a recorded tree for answers of libraries, servers and the kernel.
 ASKED = "pytest-nixl"
-#: Each file is read to here at most, in bytes.
+#: At most this many bytes of a file are read.
 MOST = 1 << 20
 
 NOT_RECORDED = "it was not recorded"
 
 
 class FactsRoot:
-    """A tree with the layout of ``/``. Paths are given without its name, and begin with a slash.
+    """A file tree with the layout of ``/``. Paths begin with a slash and do not include the tree's own folder.
 
-    :param folder: a recorded tree; None: this machine.
+    :param folder: the folder of a recorded tree; None for this machine.
+    :raises ValueError: ``folder`` is not a folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = None if folder is None else os.path.realpath(folder)
         if self.folder is not None and not os.path.isdir(self.folder):
-            raise ValueError(f"{os.fspath(folder or '')!r} is no folder: expected one that `facts --record` wrote")
+            raise ValueError(
+                f"{os.fspath(folder or '')!r} is not a folder: expected one that `pytest-nixl facts --record` wrote"
+            )
         self.files: dict[str, str | None] = {}
         self.listings: dict[str, tuple[str, ...]] = {}
         self.links: dict[str, str] = {}
@@ -41,11 +44,11 @@ class FactsRoot:
 
     @property
     def live(self) -> bool:
-        """Whether this is the machine itself."""
+        """Whether this is the machine itself, not a recorded tree."""
         return self.folder is None
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file without the white space around it; None where it is not there or closed to us."""
+        """Return the text of a file without surrounding white space; None if it cannot be read."""
         try:
             with open(self._inside(path), "rb") as file:
                 text: str | None = file.read(MOST).decode(errors="replace").strip()
@@ -55,7 +58,7 @@ class FactsRoot:
         return text
 
     def number(self, path: str) -> int | None:
-        """Return the whole number that a file holds; None where it holds none."""
+        """Return the integer in a file; None if the file does not contain one."""
         text = self.read(path)
         try:
             return None if text is None else int(text, 0)
@@ -63,7 +66,7 @@ class FactsRoot:
             return None
 
     def entries(self, path: str) -> tuple[str, ...]:
-        """Return the names in a folder, sorted; none where there is no such folder."""
+        """Return the sorted names in a folder; empty if there is no such folder."""
         try:
             names = tuple(sorted(os.listdir(self._inside(path)), key=_natural))
         except OSError:
@@ -72,7 +75,7 @@ class FactsRoot:
         return names
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder of this name."""
+        """Return whether a file or a folder exists."""
         try:
             there = os.path.exists(self._inside(path))
         except OSError:
@@ -81,7 +84,7 @@ class FactsRoot:
         return there
 
     def resolve(self, path: str) -> str | None:
-        """Return where a link leads, as a path of this tree; None where there is no such link, or it leads out."""
+        """Return the target of a link as a path of this tree; None if it does not exist or lies outside the tree."""
         try:
             found = os.path.realpath(self._inside(path), strict=True)
         except OSError:
@@ -94,9 +97,12 @@ class FactsRoot:
         return found
 
     def ask(self, name: str, question: Callable[[], Any]) -> Any:
-        """Return what ``question`` answers, as JSON values; in a recorded tree, what it answered there.
+        """Return an answer as JSON values.
 
-        What was not recorded is ``{"why": …}``.
+        :param name: the name under which a recorded tree keeps the answer.
+        :param question: returns the answer; it is not called for a recorded tree.
+        :return: the answer; ``{"why": …}`` if the recorded tree does not contain it.
+        :raises ValueError: the recorded file is not JSON.
         """
         if self.folder is None:
             self.answers[name] = question()
@@ -108,12 +114,17 @@ class FactsRoot:
             return {"why": NOT_RECORDED}
         except ValueError as error:
             raise ValueError(
-                f"{path} is not JSON ({error}): expected what `pytest-nixl facts --record` wrote"
+                f"{path} is not JSON ({error}): expected a file that `pytest-nixl facts --record` wrote"
             ) from None
         return self.answers[name]
 
     def write(self, folder: Path, hide: Callable[[str], str]) -> None:
-        """Write all that was read as a tree in ``folder``, which must not be there; ``hide`` takes secrets away."""
+        """Write everything that was read as a recorded tree.
+
+        :param folder: the folder to create.
+        :param hide: removes secrets from a text.
+        :raises FileExistsError: the folder exists.
+        """
         folder.mkdir(parents=True)
         for path, names in self.listings.items():
             place = _place(folder, path)
@@ -153,7 +164,7 @@ class FactsRoot:
             return path
         place = os.path.realpath(self.folder + path)
         if place != self.folder and not place.startswith(f"{self.folder}/"):
-            raise PermissionError(f"{path} leads out of the recorded tree")
+            raise PermissionError(f"{path} lies outside the recorded tree")
         return place
 
 
@@ -162,7 +173,7 @@ def _place(folder: Path, path: str) -> Path:
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Sort ``eth10`` behind ``eth9``."""
+    """Return a sort key that places ``eth10`` after ``eth9``."""
     import re
 
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL and what it stands on: which are there, where each was loaded from, and what each lacks."""
+"""Facts of NIXL, its backends and their libraries: versions, files, and what is missing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
 
-#: Seconds that a backend may take to be made.
+#: The time that creating a backend may take, in seconds.
 _PATIENCE = 60.0
-_BY_HAND = "make an agent with that backend by hand, with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info: they tell why"
-#: And where there are two copies of UCX.
+_BY_HAND = (
+    "create an agent with that backend by hand, with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info, and read the log"
+)
+#: The same if the process has two copies of UCX, in seconds.
 _PATIENCE_WITH_TWO = 5.0
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
@@ -34,7 +36,7 @@ _EFA_INSTALLER = "/opt/amazon/efa_installed_packages"
 
 @dataclass(frozen=True)
 class LoadedLibrary:
-    """A library that a process with NIXL had loaded: ``libucs`` of ``/usr/lib/libucs.so.0``."""
+    """A library that a process with NIXL has loaded, such as ``libucs`` from ``/usr/lib/libucs.so.0``."""
 
     name: str
     path: str
@@ -42,7 +44,11 @@ class LoadedLibrary:
 
 @dataclass(frozen=True)
 class Lacking:
-    """A library, or versions of symbols of one, that a plugin needs and that are not there, and that in words."""
+    """A library, or symbol versions of one, that a plugin needs and that are missing.
+
+    :param versions: the missing symbol versions; empty if the library itself is missing.
+    :param words: the same as a sentence.
+    """
 
     soname: str
     versions: tuple[str, ...]
@@ -51,12 +57,14 @@ class Lacking:
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What became of a backend.
+    """The result of creating a backend.
 
-    :param plugin: its file; empty: there is none.
-    :param error: why it was not made; empty: it was.
-    :param memories: what it moves.
-    :param said: what UCX wrote of it on stderr, warnings and errors, without time and place in its source.
+    :param plugin: the path of its plugin; empty if there is none.
+    :param missing: what its libraries lack.
+    :param error: why it could not be created; empty if it was.
+    :param remedy: what to do about the error.
+    :param memories: the memory types that it supports, such as ``DRAM``.
+    :param said: UCX's warnings and errors on stderr, without time and source position.
     """
 
     name: str
@@ -70,12 +78,21 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class Software:
-    """What was found in a process that loaded NIXL, and beside it.
+    """The software of a host, as a worker with NIXL loaded reports it.
 
-    :param unused: the ``UCX_`` variables that UCX did not use, with the name that it thinks was meant or nothing.
-    :param ucx_variables: all that this build of UCX knows; likewise of libfabric and NIXL; empty: it was not loaded.
-    :param advertised: the IPv4 addresses that an agent gives to others.
-    :param nixlbench: its file; ``nixlbench_fault`` is why it does not start.
+    :param nixl_remedy: what to do if NIXL could not be loaded.
+    :param etcd_client: the path of etcd's client library.
+    :param etcd_client_patched: whether that library skips the validation of addresses.
+    :param plugins: the names of NIXL's plugins.
+    :param backends: the result of creating each requested backend.
+    :param libraries: the libraries that the worker has loaded and that NIXL uses.
+    :param unused: the ``UCX_`` variables that UCX did not use, each with the name that UCX suggests or an empty text.
+    :param ucx_variables: all variables that this UCX knows; empty if it was not loaded.
+    :param fabric_variables: all variables that this libfabric knows; empty if it was not loaded.
+    :param nixl_variables: all variables that this NIXL knows; empty if it was not loaded.
+    :param advertised: the IPv4 addresses that an agent's metadata contains.
+    :param nixlbench: the path of nixlbench.
+    :param nixlbench_fault: why nixlbench does not start; empty if it does.
     """
 
     python: Fact[str]
@@ -100,11 +117,11 @@ class Software:
     nixlbench_fault: str
 
     def backend(self, name: str) -> BackendFacts | None:
-        """Return what became of a backend; None: it was not asked for."""
+        """Return the result of creating a backend; None if it was not requested."""
         return next((each for each in self.backends if each.name == name), None)
 
     def copies(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the libraries of which the process had more than one, with their files."""
+        """Return the paths of libraries that the process loaded more than once, by name."""
         found: dict[str, tuple[str, ...]] = {}
         for library in self.libraries:
             found[library.name] = (*found.get(library.name, ()), library.path)
@@ -112,9 +129,11 @@ class Software:
 
 
 def read_software(root: FactsRoot, backends: Sequence[str], nixlbench: str = "") -> Software:
-    """Load NIXL in a worker, make each of ``backends`` there, and return what is found.
+    """Load NIXL in a worker, create the backends there, and return the facts.
 
-    :param nixlbench: its file; empty: it is looked for on PATH.
+    :param root: this machine, or a recorded tree, for which no worker is started.
+    :param backends: the names of the backends to create.
+    :param nixlbench: the path of nixlbench; empty to search PATH.
     """
     nixl = root.ask("nixl", lambda: _ask_nixl(backends))
     bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
@@ -147,20 +166,23 @@ def read_software(root: FactsRoot, backends: Sequence[str], nixlbench: str = "")
 
 
 def library(path: str) -> LoadedLibrary:
-    """Name a library by its file, without what builders of wheels add: ``libucs-14c218c5.so.0.0.0`` is ``libucs``."""
+    """Name a library by its path, without hash and version: ``libucs-14c218c5.so.0.0.0`` is ``libucs``."""
     name = os.path.basename(path)
     match = _HASH.match(name)
     return LoadedLibrary(match["name"] if match else name.partition(".so")[0], path)
 
 
 def two_of_ucx(paths: Sequence[str]) -> bool:
-    """Whether one of UCX's libraries is there twice."""
+    """Return whether one of UCX's libraries occurs twice."""
     names = [library(path).name for path in paths]
     return any(names.count(name) > 1 for name in ("libucs", "libucp", "libuct"))
 
 
 def unused_variables(log: str) -> dict[str, str]:
-    """Return the variables that UCX's own warning names, each with the one that it thinks was meant, or nothing."""
+    """Return the variables in UCX's warning about unused variables, each with the name that UCX suggests or nothing.
+
+    :param log: the stderr of a process with UCX.
+    """
     found = {}
     for listed in _UNUSED.findall(log):
         for part in listed.split(";"):
@@ -171,7 +193,10 @@ def unused_variables(log: str) -> dict[str, str]:
 
 
 def words_of_ucx(log: str) -> list[str]:
-    """Return the warnings and errors of UCX, each once; those about variables that nobody reads are left out."""
+    """Return UCX's warnings and errors, each once, except those about unused variables.
+
+    :param log: the stderr of a process with UCX.
+    """
     return [words for words in dict.fromkeys(_SAID.findall(log)) if not words.startswith("unused environment")]
 
 
@@ -187,7 +212,7 @@ def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
 
 def _efa_installer(root: FactsRoot) -> Fact[str]:
     match = re.search(r"EFA installer version:\s*(\S+)", root.read(_EFA_INSTALLER) or "")
-    return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed here")
+    return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed")
 
 
 def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +221,7 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
     from pytest_nixl.processes.hosts import LocalHost
     from pytest_nixl.processes.supervisor import supervisor
 
-    # It looks at a backend, and meets nobody: no etcd is given to it, which it would wait for.
+    # Without etcd variables, because the agent would wait for an etcd server that it does not need.
     environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
     worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
     worker.by_option = False
@@ -217,7 +242,7 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
         plugins = [each["plugin"] for each in found["backends"].values()]
         found |= _run(agent, found, "look", plugins=plugins)
     except NixlPluginError as error:
-        # The one that was being made is at fault, and what was not tried has the same to say.
+        # The worker ended: the error applies to the backend that was being created, and to those not tried.
         told = {"error": error.reason, "remedy": _BY_HAND}
         untold = {"plugin": "", "missing": [], "memories": [], "versions": {}, "error": "", "remedy": ""}
         for name in backends:
@@ -233,7 +258,7 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
 
 
 def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: Any) -> Any:
-    """Call a function of ``inside`` in the worker; meanwhile keep what it has loaded, as it may not live to tell."""
+    """Call a function of ``inside`` in the worker, and keep its list of loaded libraries in case the worker dies."""
     from pytest_nixl.host.worker_probe import loaded
 
     worker = agent.worker
@@ -244,7 +269,7 @@ def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: An
     while not select.select([worker], [], [], 0.1)[0] and time.monotonic() < pending.deadline:
         found["libraries"] = loaded(maps.read_text()) or found.get("libraries", [])
         if two_of_ucx(found["libraries"]) and not hurried:
-            # Which mostly hangs it: how long it would take says nothing.
+            # Two copies of UCX usually hang the worker.
             hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _PATIENCE_WITH_TWO)
     return pending.result()
 
@@ -252,7 +277,7 @@ def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: An
 def _ask_nixlbench(given: str) -> dict[str, str]:
     path = given or shutil.which("nixlbench")
     if not path:
-        return {"why": "there is no nixlbench on PATH"}
+        return {"why": "nixlbench is not on PATH"}
     try:
         done = subprocess.run(
             [path, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20,
@@ -262,7 +287,7 @@ def _ask_nixlbench(given: str) -> dict[str, str]:
         return {"path": path, "fault": error.strerror or str(error)}
     except subprocess.TimeoutExpired:
         return {"path": path, "fault": "it did not print its help within 20 s"}
-    if "etcd" in done.stdout + done.stderr and done.returncode in (0, 1):  # gflags ends with 1 behind a help
+    if "etcd" in done.stdout + done.stderr and done.returncode in (0, 1):  # gflags exits with 1 after --help
         return {"path": path}
     said = (done.stderr or done.stdout).strip().splitlines()
-    return {"path": path, "fault": said[-1] if said else f"it ended with {done.returncode} and said nothing"}
+    return {"path": path, "fault": said[-1] if said else f"it exited with code {done.returncode} and no output"}

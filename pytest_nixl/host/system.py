@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host: system, processors, memory, and what a process may lock and share of it."""
+"""Facts of the operating system, the processors and the memory of a host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CAP_IPC_LOCK = 14
 
 @dataclass(frozen=True)
 class Numa:
-    """A NUMA node: its processors as the kernel lists them (``0-47``), and its memory in bytes."""
+    """A NUMA node: its processors as the kernel lists them (such as ``0-47``), and its memory in bytes."""
 
     number: int
     cpus: str
@@ -26,7 +26,7 @@ class Numa:
 
 @dataclass(frozen=True)
 class HugePages:
-    """Huge pages of one size in bytes: how many are reserved, and how many of them are free."""
+    """Huge pages of one size in bytes; ``total`` are reserved, of which ``free`` are free."""
 
     size: int
     total: int
@@ -36,9 +36,9 @@ class HugePages:
 
 @dataclass(frozen=True)
 class Memlock:
-    """How many bytes a process may lock; None: as many as it wants.
+    """The limits of locked memory in bytes; None means unlimited.
 
-    :param privileged: whether it has CAP_IPC_LOCK, with which no limit holds.
+    :param privileged: whether the process has CAP_IPC_LOCK, which lifts the limits.
     """
 
     soft: int | None
@@ -48,7 +48,7 @@ class Memlock:
 
 @dataclass(frozen=True)
 class Shm:
-    """The file system for shared memory, in bytes."""
+    """The size and the free space of /dev/shm, in bytes."""
 
     size: int
     free: int
@@ -56,7 +56,7 @@ class Shm:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host, or one container on it. Memory is in bytes."""
+    """One host, or one container on it. Memory sizes are in bytes."""
 
     name: Fact[str]
     system: Fact[str]
@@ -109,7 +109,7 @@ def _whole(root: FactsRoot, path: str) -> Fact[int]:
 
 def _found(pattern: str, text: str, source: str) -> Fact[str]:
     match = re.search(pattern, text, re.MULTILINE)
-    return Fact(match[1], source) if match else Fact(None, source, "it does not say")
+    return Fact(match[1], source) if match else Fact(None, source, "it has no such line")
 
 
 def _system(root: FactsRoot) -> Fact[str]:
@@ -121,7 +121,7 @@ def _system(root: FactsRoot) -> Fact[str]:
 
 
 def _container(root: FactsRoot) -> Fact[str]:
-    """Tell which kind of container this is; ``no`` where nothing speaks of one."""
+    """Return the kind of this container; ``no`` if nothing indicates a container."""
     for path, kind in (
         ("/var/run/secrets/kubernetes.io/serviceaccount/namespace", "kubernetes"),
         ("/.dockerenv", "docker"),
@@ -145,7 +145,7 @@ def _cpus(root: FactsRoot) -> Fact[int]:
 
 
 def count_cpus(listed: str) -> int:
-    """Return how many processors a list of the kernel's names: ``0-3,8`` are five."""
+    """Count the processors in a list of the kernel: ``0-3,8`` are five."""
     spans = [part.split("-") for part in listed.split(",") if part]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
@@ -163,7 +163,7 @@ def _numa(root: FactsRoot) -> list[Numa]:
 
 def _kilobytes(name: str, text: str) -> Fact[int]:
     match = re.search(rf"^{name}:\s*(\d+) kB$", text, re.MULTILINE)
-    return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it does not say")
+    return Fact(int(match[1]) << 10, "/proc/meminfo") if match else Fact(None, "/proc/meminfo", "it has no such line")
 
 
 def _huge_pages(root: FactsRoot) -> list[HugePages]:
@@ -182,7 +182,7 @@ def _memlock(root: FactsRoot) -> Fact[Memlock]:
     path = "/proc/self/limits"
     match = re.search(r"^Max locked memory +(\w+) +(\w+)", root.read(path) or "", re.MULTILINE)
     if match is None:
-        return Fact(None, path, "it does not tell the limit of locked memory")
+        return Fact(None, path, "it has no limit of locked memory")
     soft, hard = (None if text == "unlimited" else int(text) for text in match.groups())
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", root.read("/proc/self/status") or "", re.MULTILINE)
     privileged = effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)

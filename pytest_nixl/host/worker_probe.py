@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a process that has loaded NIXL can tell: run in a worker, beside the raw agent."""
+"""Functions that run in a worker and read facts that only a process with NIXL loaded has."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.libfabric import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
-#: The libraries that NIXL is made of or moves bytes by.
+#: NIXL's libraries and those that it uses for transfers.
 _OURS = re.compile(
     r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
 )
-#: What the patch of etcd's client library that skips its check of addresses leaves in it.
+#: A text that only a patched client library of etcd contains, which skips the validation of addresses.
 PATCH = b"ETCD_CPP_API_DISABLE_URI_VALIDATION"
 _NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
 
 
 def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
-    """Return what this process has loaded, and what that knows.
+    """Return the loaded libraries and the variables that they know.
 
-    :param plugins: the files of the backends that were made.
+    :param agent: the raw NIXL agent.
+    :param plugins: the plugin files of the backends that were created.
     """
     files = loaded(_maps())
     return {
@@ -44,7 +45,10 @@ def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
 
 
 def loaded(maps: str) -> list[str]:
-    """Return the libraries of ours that a process has, from its ``/proc/PID/maps``."""
+    """Return the loaded libraries that NIXL uses.
+
+    :param maps: the content of the process's ``/proc/PID/maps``.
+    """
     paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line)
     return [path for path in paths if path.startswith("/") and _OURS.match(os.path.basename(path))]
 
@@ -54,9 +58,11 @@ def _maps() -> str:
 
 
 def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
-    """Load what a backend needs, and return what is missing of that; the plugin itself is not loaded yet.
+    """Load the libraries of a backend but not its plugin, and return what is missing.
 
-    :param nixl: version and package of NIXL, as the worker told them.
+    :param agent: the raw NIXL agent.
+    :param name: the backend, such as ``UCX``.
+    :param nixl: the version and the package of NIXL, as the worker reported them.
     """
     plugin = find_plugin(os.environ, _maps(), [nixl["nixl_package"]], f"libplugin_{name}.so")
     found: dict[str, Any] = {"plugin": plugin or "", "missing": [], "error": "", "remedy": "", "memories": []}
@@ -68,7 +74,7 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
         found |= {"error": error.reason, "remedy": error.remedy}
     found["versions"] = versions
     if plugin is not None:
-        # What the worker has loaded by now serves the plugin too, wherever it lies.
+        # The plugin can use libraries that the worker has already loaded, whatever their folder.
         lacking = elf.missing(
             plugin, os.environ, [*loaded(_maps()), *(v for v in versions.values() if v.startswith("/"))]
         )
@@ -79,13 +85,13 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
 
 
 def make(agent: Any, name: str) -> dict[str, Any]:
-    """Make a backend, and return what became of it."""
+    """Create a backend, and return its memory types or the error."""
     plugins = list(agent.get_plugin_list())
     if name not in plugins:
         return {"error": f"NIXL has no plugin {name}: it has {', '.join(plugins) or 'none'}"}
     try:
         agent.create_backend(name)
-    except Exception as error:  # whatever NIXL raises is what is to be told
+    except Exception as error:  # whatever NIXL raises is reported
         return {"error": f"{type(error).__name__}: {error}"}
     return {"memories": [str(each) for each in agent.get_backend_mem_types(name)]}
 
@@ -96,7 +102,7 @@ def _open(files: list[str], name: str) -> ctypes.CDLL | None:
 
 
 def _ucx_variables(files: list[str]) -> list[str]:
-    """Return the names of all settings of the loaded UCX, as ``ucx_info -caf`` prints them."""
+    """Return the variables of the loaded UCX, as ``ucx_info -caf`` prints them."""
     ucs = _open(files, "libucs.") or _open(files, "libucs-")
     if ucs is None:
         return []
@@ -105,7 +111,7 @@ def _ucx_variables(files: list[str]) -> list[str]:
     text, size = ctypes.c_char_p(), ctypes.c_size_t()
     stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
     try:
-        # Older ones take one argument less, and ignore the last.
+        # Older releases take one argument less; the extra one does no harm.
         options = ctypes.c_char.in_dll(ucs, "ucs_config_global_list")
         print_all = ucs.ucs_config_parser_print_all_opts
     except (ValueError, AttributeError):
@@ -126,7 +132,7 @@ class _Parameter(ctypes.Structure):
 
 
 def _fabric_variables(files: list[str]) -> list[str]:
-    """Return the names of all settings of the loaded libfabric and its providers, as ``fi_info -e`` prints them."""
+    """Return the variables of the loaded libfabric and its providers, as ``fi_info -e`` prints them."""
     fabric = _open(files, "libfabric.") or _open(files, "libfabric-")
     if fabric is None:
         return []
@@ -137,7 +143,7 @@ def _fabric_variables(files: list[str]) -> list[str]:
 
 
 def _nixl_variables(files: list[str], plugins: list[str]) -> list[str]:
-    """Return what looks like a variable in the libraries of this build of NIXL."""
+    """Return the texts in NIXL's libraries that look like its variables."""
     found: set[str] = set()
     for path in {*(file for file in files if "libnixl" in file), *filter(None, plugins)}:
         found |= {match.decode() for match in _NIXL_VARIABLE.findall(Path(path).read_bytes())}
@@ -145,10 +151,10 @@ def _nixl_variables(files: list[str], plugins: list[str]) -> list[str]:
 
 
 def _advertised(agent: Any) -> list[str]:
-    """Return the IPv4 addresses of this host that the agent's metadata gives to others."""
+    """Return the IPv4 addresses of this host that the agent's metadata contains."""
     try:
         metadata = agent.get_agent_metadata()
-    except Exception as error:  # NIXL's own, of no importable class: it has none where no backend was made
+    except Exception as error:  # NIXL's error class cannot be imported; an agent without backends has no metadata
         if "INVALID_PARAM" not in str(error):
             raise
         return []
@@ -157,6 +163,9 @@ def _advertised(agent: Any) -> list[str]:
 
 
 def etcd_client(files: list[str]) -> dict[str, Any]:
-    """Return NIXL's client library of etcd among the libraries of a process, and whether it is patched."""
+    """Return the path of etcd's client library among loaded libraries, and whether it is patched.
+
+    :param files: the paths of the loaded libraries.
+    """
     path = next((file for file in files if os.path.basename(file).startswith("libetcd-cpp-api")), None)
     return {"path": path or "", "patched": path is not None and PATCH in Path(path).read_bytes()}

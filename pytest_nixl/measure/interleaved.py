@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two images measured in turn on the same nodes: what drifts meanwhile befalls both alike."""
+"""Measure two images in turn on the same nodes, so that drift affects both equally."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from pytest_nixl.model.samples import Samples
 def alternate(
     one: Link, other: Link, block: int, *, batch: int, depth: int, another: Callable[[Samples, Samples], bool]
 ) -> tuple[Samples, Samples]:
-    """Measure one row over two links in the order ABBA ABBA ..., each time in new workers.
+    """Measure one row over two links in the order ABBA ABBA …, each launch in new workers.
 
-    :param another: whether one more launch of each is wanted, by what both measured so far.
-    :returns: the samples of ``one`` and of ``other``, with as many launches each.
+    :param block: the size of one block in bytes.
+    :param batch: blocks per transfer.
+    :param depth: transfers in flight.
+    :param another: returns whether both links need one more launch, from the samples so far.
+    :returns: the samples of ``one`` and of ``other``, with the same number of launches.
+    :raises WorkerError: a worker dies or hangs, or NIXL reports an error.
     """
     found: dict[Link, Samples] = {}
     turns = (one, other)

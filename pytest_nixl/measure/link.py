@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link: a connected pair of agents, each in a worker of its own, that move verified bytes and are timed."""
+"""Links: a connected initiator and target, each in a separate worker, whose transfers are verified and timed."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from pytest_nixl.nixl.worker.transfer import COUNTED
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import Pending, Worker, results
 
-#: Seconds of transfers before a row is timed, and before the first row of a launch: new processes may share a core at
-#: first, which costs a third of the bandwidth of small blocks; and a shaper's burst is over then.
+#: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
+#: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.
 SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.05, 0.3
-#: Seconds that a row is timed for, at least, beside others that are timed at the same time.
+#: The least time for which a row is timed if other rows are timed at the same time, in seconds.
 BESIDE_SECONDS = 1.0
-#: What a worker has besides the variables of its rank, the initiator's and the target's.
+#: Additional environment variables of the initiator's worker and of the target's worker.
 Variables = tuple[Mapping[str, str], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class _End:
-    """One end of a pair: its agent, and the registered buffer that transfers read or write."""
+    """One end of a pair: an agent and its registered buffer."""
 
     agent: NixlAgent
     buffer: Buffer
@@ -51,23 +51,25 @@ class _End:
 
 @dataclass(frozen=True)
 class _Transfers:
-    """Prepared transfers, one for each slot in flight: without a notification, and the same with one."""
+    """Prepared transfers, one per transfer in flight: without a notification, and the same with one."""
 
     plain: list[Ref]
     tagged: list[Ref]
 
 
 class WorkerPair:
-    """Two workers with an agent each, connected: a launch. Transfers in both directions and both operations use it.
+    """A launch: two connected workers with one agent each, for WRITE and READ.
 
-    Of a storage backend it is one worker with one agent, whose target is a file.
+    With a storage backend there is one worker with one agent, and the target is a file.
 
-    :param capacity: bytes of each end's buffer.
-    :param alignment: what the offsets and lengths of all transfers are multiples of.
-    :param places: where the initiator's worker starts and where the target's.
-    :param devices: the GPUs of the ends that are in VRAM; None: as :func:`~pytest_nixl.nixl.gpus.choose` does.
-    :param variables: what each worker's environment has besides.
-    :raises NotApplicableError: where an end has no such memory.
+    :param places: the ranks of the initiator's worker and of the target's worker.
+    :param memory: the memory types of initiator and target.
+    :param capacity: the size of each end's buffer in bytes.
+    :param alignment: a divisor of the offsets and lengths of all transfers, in bytes.
+    :param devices: the GPUs of the ends in VRAM; None to let :func:`~pytest_nixl.nixl.gpus.choose` choose.
+    :param variables: additional environment variables of the two workers.
+    :raises NotApplicableError: an end does not have this memory.
+    :raises WorkerError: a worker or an agent cannot be started, or the agents cannot connect.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class WorkerPair:
         self.capacity = capacity
         self._directory, self._alignment = settings.file_dir, alignment
         self._settle = FIRST_SETTLE_SECONDS
-        # Metadata goes by the workers' own channel: an etcd that is down must not hold up these agents.
+        # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
         wanted = backend.environment(os.environ)
         environment |= {name: value for name, value in wanted.items() if name not in os.environ}
         workers: list[Worker] = []
         try:
-            # Both start before either is waited for.
+            # Start both workers before waiting for one.
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
             for place, role, own in zip(places, roles, variables, strict=False):
                 limits = settings.timeout, settings.start_timeout
@@ -120,10 +122,10 @@ class WorkerPair:
         if memory == "VRAM":
             types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
             if memory not in types:
-                moves = f"{self.backend.NAME} moves {' and '.join(types)}"
+                moves = f"{self.backend.NAME} supports only {' and '.join(types)}"
                 raise NotApplicableError(
-                    f"{self.memory} needs a backend that moves GPU memory, and {moves}",
-                    "take UCX or LIBFABRIC, or leave VRAM out of --nixl-memory",
+                    f"{self.memory} needs a backend that supports GPU memory, but {moves}",
+                    "use --nixl-backend=UCX or LIBFABRIC, or remove VRAM from --nixl-memory",
                 )
         buffer = agent.allocate(
             self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
@@ -132,9 +134,9 @@ class WorkerPair:
         return _End(agent, buffer)
 
     def _connect(self) -> None:
-        """Exchange metadata over the workers' own channel: it needs no etcd and opens no port."""
+        """Exchange metadata over the workers' own channel, without etcd and without a port."""
         here, there = self.initiator.agent, self.target.agent
-        # One at a time, while the other polls: LIBFABRIC shakes hands there, and neither has a progress thread.
+        # One at a time, while the other polls: LIBFABRIC waits for the peer here, and there is no progress thread.
         for one, other in ((here, there), (there, here)):
             metadata = other.get_agent_metadata()
             serving = other.worker.request("serve", agent=other.ref, patience=other.worker.timeout)
@@ -147,7 +149,7 @@ class WorkerPair:
         results([connecting], serving=serving)
 
     def settle(self) -> float:
-        """Seconds to transfer before a row is timed: more for the first, while the scheduler places the processes."""
+        """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""
         settle, self._settle = self._settle, SETTLE_SECONDS
         return settle
 
@@ -162,18 +164,21 @@ class WorkerPair:
         self.target.agent.close()
 
     def kill(self) -> None:
-        """End both workers at once."""
+        """End both workers immediately."""
         self.initiator.agent.worker.kill()
         self.target.agent.worker.kill()
 
 
 class Link:
-    """One operation between the two ends of a pair.
+    """A connected initiator and target with backend, memory types and operation.
 
-    ``initiator`` and ``target`` are their agents; ``source`` and ``destination`` the buffers that bytes leave and
-    reach; ``devices`` the GPUs of those ends that are in VRAM.
+    ``initiator`` and ``target`` are the agents. ``source`` and ``destination`` are the buffers from which and to which
+    bytes move. ``devices`` are the GPUs of the ends in VRAM.
 
-    :param asked: the GPUs that were asked for by number, and so are part of the rows' keys.
+    :param pairs: the pairs of the session, which start a new launch on request.
+    :param pair: the current launch.
+    :param op: ``WRITE`` or ``READ``.
+    :param asked: the GPUs that were requested by number and so are part of the row keys.
     """
 
     def __init__(
@@ -196,19 +201,32 @@ class Link:
         self.source, self.destination = ends if self.op == "WRITE" else (ends[1], ends[0])
 
     def key(self, block: int, *, batch: int = 1, depth: int = 1) -> RowKey:
-        """Return the key of the row that :meth:`measure` would give with the same arguments."""
+        """Return the key of the row that :meth:`measure` measures with the same arguments.
+
+        :param block: the size of one block in bytes.
+        """
         ranks = (self.initiator.worker.rank, self.target.worker.rank)
         return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks, self._asked)
 
     def move(self, block: int, *, batch: int = 1, depth: int = 1) -> Corruption | None:
-        """Move ``depth`` transfers of ``batch`` blocks once, with a fresh pattern, and compare every byte."""
+        """Run ``depth`` transfers of ``batch`` blocks once with a new pattern, and compare every byte.
+
+        :param block: the size of one block in bytes.
+        :returns: the corruption; None if every byte is right.
+        :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
+        """
         with self._transfers(block, batch, depth) as transfers:
             return self._verify("after a transfer", transfers, block * batch * depth)
 
     def measure_launches(
         self, block: int, *, batch: int = 1, depth: int = 1, another: Callable[[Samples], bool]
     ) -> Samples:
-        """Measure one row, in new workers again and again while ``another`` wants one more launch."""
+        """Measure one row in several launches.
+
+        :param block: the size of one block in bytes.
+        :param another: returns whether one more launch is needed, from the samples so far.
+        :raises WorkerError: as :meth:`measure`.
+        """
         samples = self.measure(block, batch=batch, depth=depth)
         while another(samples):
             self.relaunch()
@@ -216,7 +234,7 @@ class Link:
         return samples
 
     def relaunch(self) -> None:
-        """End both workers and start new ones: what is measured next is of one more launch."""
+        """End both workers and start new ones for the next launch."""
         self._use(self._pairs.replace(self._pair))
 
     def measure(
@@ -224,16 +242,16 @@ class Link:
     ) -> Samples:
         """Measure one row in one launch.
 
-        Fresh patterns are moved and every byte compared where it arrived, before the timed windows and after them; what
-        the timed transfers carried is compared as well.
+        Before and after the timed windows, new patterns are transferred and every byte is compared at the destination.
+        The bytes of the timed transfers are compared, too.
 
-        :param block: bytes of one block.
-        :param batch: blocks in one transfer.
+        :param block: the size of one block in bytes.
+        :param batch: blocks per transfer.
         :param depth: transfers in flight.
-        :param beside: where others are measured at the same time: called before the transfers are timed, to wait for
-            those. All are then timed for the same time, whatever the iterations: none goes on alone.
-        :raises WorkerError: when a worker dies, hangs or NIXL reports an error; both workers are then ended.
-        :raises FindingError: where a GPU's memory was moved as host memory.
+        :param beside: for rows that are measured at the same time: called before the transfers are timed, to wait for
+            the other rows. All are then timed for the same duration, whatever the number of iterations.
+        :raises WorkerError: a worker dies or hangs, or NIXL reports an error; both workers are then ended.
+        :raises FindingError: GPU memory was moved as host memory.
         """
         size = block * batch * depth
         key = self.key(block, batch=batch, depth=depth)
@@ -263,7 +281,7 @@ class Link:
         )
 
     def _obstacle(self) -> str:
-        """What forbids that UCX copies from process to process; empty: nothing does, or they are on two hosts."""
+        """Return what keeps UCX from copying between processes; empty if nothing does, or if there are two hosts."""
         one, other = self.initiator.worker.versions, self.target.worker.versions
         if one["host"] != other["host"]:
             return ""
@@ -271,12 +289,12 @@ class Link:
 
     @contextlib.contextmanager
     def _transfers(self, block: int, batch: int, depth: int) -> Iterator[_Transfers]:
-        """Prepare one transfer for each slot in flight; after a failure the pair is of no use and is ended."""
+        """Prepare ``depth`` transfers for use at the same time. A failure ends the pair."""
         size = block * batch
         if size * depth > self._pair.capacity:
             raise NixlPluginError(
-                f"{depth} transfers of {size} bytes do not fit the {self._pair.capacity} bytes of this link's buffers",
-                "include the size in --nixl-blocks, and the counts in --nixl-batch and --nixl-depth",
+                f"{depth} transfers of {size} bytes do not fit into this link's buffers of {self._pair.capacity} bytes",
+                "add the block size to --nixl-blocks, and the batch and depth to --nixl-batch and --nixl-depth",
             )
         try:
             with versions_named([self.initiator.worker, self.target.worker]):
@@ -310,7 +328,7 @@ class Link:
 
     @property
     def _announced(self) -> bool:
-        """Whether this release sends no notification but the one that a handle was made with."""
+        """Whether this NIXL sends only the notification with which a handle was created."""
         version = str(self.initiator.worker.versions.get("nixl", ""))
         return not self._pair.backend.COMPLETION_IMPLIES_DELIVERY and nixl_releases.sends_the_first_notification(
             version
@@ -322,7 +340,7 @@ class Link:
         return self._compare(phase, seed, size)
 
     def _fill(self, size: int, *, poison: bool) -> int:
-        """Write a fresh pattern to the source and, so that every byte is wrong there, its complement to the other."""
+        """Write a new pattern to the source and, with ``poison``, its complement to the destination."""
         seed = random.getrandbits(63)
         filling = [self.source.fill(seed, size=size)]
         if poison:
@@ -352,15 +370,15 @@ class Link:
         return found
 
     def _beside_the_initiator(self) -> list[int]:
-        """The processes of this row on the initiator's host, besides the initiator: they are no others."""
+        """Return the pids of this row's other processes on the initiator's host, which are not contention."""
         ends = self.initiator.worker, self.target.worker
         return [ends[1].pid] if ends[0].versions["host"] == ends[1].versions["host"] else []
 
     def _run(
         self, command: str, transfers: _Transfers, seconds: float, **arguments: int | float | str | list[int]
     ) -> Any:
-        """Let the target, where that is an agent, serve while the initiator runs ``command``; return its answer."""
-        # Workers give up a little before we do, so that their own words for it are heard.
+        """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent."""
+        # Workers time out before this process does, so that their own messages arrive.
         patience = seconds + 5
         storage = self._pair.backend.STORAGE
         serving: Pending | None = None
@@ -384,12 +402,12 @@ class Link:
 
 
 class WorkerPairs:
-    """The pairs of a session, made when first needed and used again while they are healthy.
+    """The pairs of a session, which are created when first needed and reused while they are healthy.
 
-    Those of two ranks are ended before those of two others start: one pair of ranks is measured at a time, and memory
-    is taken for one.
+    The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
 
-    :param places: where workers start, by rank.
+    :param places: the ranks on which workers can start.
+    :param settings: the settings of the run.
     """
 
     def __init__(self, places: Sequence[Host], settings: Settings) -> None:
@@ -406,16 +424,24 @@ class WorkerPairs:
         ranks: RankPair = (0, 1),
         devices: DevicePair | None = None,
     ) -> Link:
-        """Return a link, with new workers where those of an earlier test have ended.
+        """Return a link, with new workers if those of an earlier test have ended.
 
-        :param devices: the GPUs of the ends in VRAM; None: those of ``--nixl-devices``.
-        :raises NotApplicableError: where an end has no such memory.
+        :param op: ``WRITE`` or ``READ``.
+        :param memory: the memory types of initiator and target.
+        :param ranks: the ranks of initiator and target.
+        :param devices: the GPUs of the ends in VRAM; None for those of ``--nixl-devices``.
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
         """
         self._end(lambda kind: kind.ranks != ranks)
         return self._link(self._kind(backend, memory, ranks, devices), op)
 
     def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
-        """Return a link for each of several pairs of ranks, to be used at the same time."""
+        """Return one link for each pair of ranks, for use at the same time.
+
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
+        """
         self._end(lambda kind: kind.ranks not in pairs)
         return [self._link(self._kind(backend, memory, ranks), op) for ranks in pairs]
 
@@ -428,11 +454,13 @@ class WorkerPairs:
         ranks: RankPair = (0, 1),
         variables: Sequence[Variables] = (),
     ) -> list[Link]:
-        """Return a link for each of several pairs of GPUs of two ranks, to be used at the same time.
+        """Return one link for each pair of GPUs of two ranks, for use at the same time.
 
-        Between host memories it is one for each too: the devices are then numbers, and no more.
+        For host memory there is also one link per pair; the devices are then only numbers.
 
-        :param variables: for each pair, what its workers' environments have besides; none: nothing.
+        :param variables: for each pair, additional environment variables of its two workers.
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
         """
         kinds = [
             _Kind(backend, memory, ranks, pair, tuple(tuple(sorted(end.items())) for end in own))
@@ -442,7 +470,7 @@ class WorkerPairs:
         return [self._link(kind, op) for kind in kinds]
 
     def replace(self, pair: WorkerPair) -> WorkerPair:
-        """End a pair and return a new one like it: one more launch."""
+        """End a pair and return a new one of the same kind, for the next launch."""
         pair.close()
         return self._launch(next(kind for kind, one in self._pairs.items() if one is pair))
 
@@ -463,7 +491,7 @@ class WorkerPairs:
                 pair.kill()
             try:
                 pair = self._launch(kind)
-            except NotApplicableError as error:  # workers are not started again to be told the same
+            except NotApplicableError as error:  # the answer would be the same next time
                 self._refused[kind] = error
                 raise
         return Link(self, pair, op, self._settings, kind.devices)
@@ -486,11 +514,11 @@ class WorkerPairs:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What makes a pair of workers fit for a link."""
+    """What a link requires of a pair."""
 
     backend: str
     memory: MemoryPair
     ranks: RankPair
     devices: DevicePair | None
-    #: Besides the ranks' own, of the initiator's worker and the target's.
+    #: Additional environment variables of the initiator's worker and of the target's worker.
     variables: tuple[tuple[tuple[str, str], ...], ...] = ()

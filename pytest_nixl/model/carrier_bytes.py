@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the initiator's own devices counted while a row was timed, beside the transports that its backend reports."""
+"""The bytes that the initiator's devices counted while a row was timed, to confirm the reported transports."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _LOOPBACK = "lo"
 
 @dataclass(frozen=True)
 class Carrier:
-    """A device of the initiator's host: ``kind`` as in :mod:`~pytest_nixl.model.device_counters`, and bytes it carried.
+    """A device of the initiator's host, and the bytes that it carried.
 
-    :param packets: the bytes of whole packets, where ``carried`` are those that RDMA moved; None: it does not count
-        RDMA apart.
+    :param kind: ``efa``, ``rdma`` or ``net``, as in :mod:`~pytest_nixl.model.device_counters`.
+    :param carried: the bytes that RDMA moved, or those of whole packets if the device does not count RDMA separately.
+    :param packets: the bytes of whole packets; None if the device does not count RDMA separately.
     """
 
     device: str
@@ -37,33 +38,37 @@ class Carrier:
 
     @property
     def whole(self) -> int:
-        """The bytes of whole packets."""
+        """The bytes of whole packets, whatever moved them."""
         return self.carried if self.packets is None else self.packets
 
 
 @dataclass(frozen=True)
 class CarrierBytes:
-    """All devices whose counters could be read before and after the timed transfers, and the bytes of those."""
+    """The bytes that the initiator's devices carried during the timed transfers.
+
+    :param devices: the devices whose counters were read both before and after the transfers.
+    :param payload: the bytes of the timed transfers.
+    """
 
     devices: tuple[Carrier, ...]
     payload: int
 
     def __add__(self, other: CarrierBytes) -> CarrierBytes:
-        """Return the sums over two launches; a device that only one of them saw is left out."""
+        """Return the sums over two launches; a device in only one of them is left out."""
         there = {item.device: item for item in other.devices}
         both = (_sum(item, there[item.device]) for item in self.devices if item.device in there)
         return CarrierBytes(tuple(both), self.payload + other.payload)
 
     def carriers(self, transports: Sequence[str]) -> tuple[Carrier, ...]:
-        """Return the devices that these transports can have used and that carried a part of the payload."""
+        """Return the devices that these transports may have used and that carried a part of the payload."""
         least = max(1.0, self.payload * CARRIED_SHARE)
         count = {_kind(name): _bytes_of(name) for name in transports}
         return tuple(item for item in self.devices if item.kind in count and count[item.kind](item) >= least)
 
     def named(self, transports: Sequence[str]) -> tuple[str, ...]:
-        """Return the transports, with the devices that carried the bytes where the backend did not name any.
+        """Return the transports, and add the devices that carried the bytes if the backend named none.
 
-        A transport of EFA whose devices moved the payload without RDMA is named so: ``efa-emulated``, ``srd-emulated``.
+        An EFA transport whose devices moved the payload without RDMA becomes ``efa-emulated`` or ``srd-emulated``.
         """
         found: dict[str, None] = {}
         emulated = self.emulated
@@ -75,10 +80,10 @@ class CarrierBytes:
         return tuple(found)
 
     def contradiction(self, transports: Sequence[str]) -> str:
-        """Say in what the counters contradict the transports; empty: in nothing, or they cannot tell.
+        """Return a sentence if the counters contradict the reported transports; empty if not or if unknown.
 
-        They can where every device that is named, or one of the kind where none is, has counters here. What the kernel
-        sends to an address of its own host is counted by its loopback.
+        It is known only if every named device has counters (or, if none is named, a device of that kind). The loopback
+        interface counts what the kernel sends to an address of its own host.
         """
         if not transports or not all(is_network(name) or name == f"tcp/{_LOOPBACK}" for name in transports):
             return ""
@@ -94,24 +99,24 @@ class CarrierBytes:
             return ""
         shown = " and ".join(item.device for item in names)
         return (
-            f"reported {' and '.join(transports)}, and {shown} counted {carried:,} bytes of a payload of "
-            f"{self.payload:,}: the rest went another way"
+            f"reported {' and '.join(transports)}, but {shown} counted only {carried:,} bytes of a payload of "
+            f"{self.payload:,}: other devices carried the rest"
         )
 
     @property
     def emulated(self) -> bool:
-        """Whether EFA devices moved the payload in messages of send and receive, and not by RDMA."""
+        """Whether EFA devices moved the payload by send and receive instead of RDMA."""
         pairs = ((i.carried, i.packets) for i in self.devices if i.kind == "efa" and i.packets is not None)
         return is_emulated(pairs, self.payload)
 
     def emulation(self, op: str) -> str:
-        """Say what the EFA devices counted for a payload that they moved without RDMA."""
+        """Return a sentence about what the EFA devices counted for a payload that they moved without RDMA."""
         devices = [item for item in self.devices if item.kind == "efa" and item.packets is not None]
         exact, whole = sum(item.carried for item in devices), sum(item.whole for item in devices)
         return emulation(op, len(devices), exact, whole, self.payload)
 
     def _asked(self, transport: str) -> list[Carrier]:
-        """The devices that a transport names, or, where it names none, those of its kind."""
+        """Return the device that a transport names, or all devices of its kind if it names none."""
         name = card(transport)
         if not name:
             return [item for item in self.devices if item.kind == _kind(transport)]
@@ -126,12 +131,12 @@ def _kind(transport: str) -> str:
 
 
 def _moves_by_rdma(provider: str) -> bool:
-    """Whether a transport of this name is one of EFA that moves bytes by RDMA where it can."""
+    """Return whether a provider is one of EFA that uses RDMA if it can."""
     return provider in EFA and not provider.endswith(EMULATED)
 
 
 def _bytes_of(transport: str) -> Callable[[Carrier], int]:
-    """Return what tells the bytes that a device carried for this transport: whole packets where RDMA is emulated."""
+    """Return a function that gives a device's bytes for this transport: whole packets if RDMA is emulated."""
     emulated = transport.partition("/")[0].endswith(EMULATED)
     return (lambda item: item.whole) if emulated else (lambda item: item.carried)
 
@@ -142,7 +147,10 @@ def _sum(one: Carrier, other: Carrier) -> Carrier:
 
 
 class CarrierByteCounter:
-    """Reads the counters when it is entered and when it is left: in a worker, around the timed windows."""
+    """A context manager for a worker that reads the counters before and after the timed windows.
+
+    :param op: ``WRITE`` or ``READ``.
+    """
 
     def __init__(self, op: str) -> None:
         self._op = op
@@ -156,7 +164,7 @@ class CarrierByteCounter:
         self._after = read_sysfs(only=SOURCES)
 
     def plain(self) -> list[Any]:
-        """Return what each device that could be read counted, as JSON values for :func:`counted`."""
+        """Return what the devices counted, as JSON values for :func:`counted`."""
         moved, op = difference(self._before, self._after), self._op
         return [
             [name, item.device.kind, item.carried(op), None if item.exact(op) is None else item.packets(op)]
@@ -166,5 +174,8 @@ class CarrierByteCounter:
 
 
 def counted(plain: Sequence[Any], payload: int) -> CarrierBytes:
-    """Restore what :meth:`CarrierByteCounter.plain` returned, for a payload in bytes."""
+    """Restore the values of :meth:`CarrierByteCounter.plain`.
+
+    :param payload: the bytes of the timed transfers.
+    """
     return CarrierBytes(tuple(Carrier(*item) for item in plain), payload)

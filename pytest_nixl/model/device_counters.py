@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of network devices, read before and after a run: which moved bytes, and whether they are the run's own.
+"""Compare the counters of network devices before and after a run with the bytes that the run moved.
 
-A reading is a folder with the layout of ``/sys``, or a text with a line for each device::
+A reading is a folder with the layout of ``/sys``, or a text with one line per device::
 
     ---- node=node-b ----
     rdmap79s0 tx_bytes=2675672149275 rdma_write_bytes=2674948749720 rdma_read_bytes=2255668
@@ -19,9 +19,9 @@ COUNTERS_FORM = (
     "'rdmap79s0 tx_bytes=1 rdma_write_bytes=2' and '---- node=NAME ----'"
 )
 
-#: A device that moved less than this share of the payload did not carry it: acknowledgements, other traffic.
+#: A device that moved less than this share of the payload carried only acknowledgements or other traffic.
 CARRIED_SHARE = 0.01
-#: Counters of whole packets count headers too: by this share at most they may exceed the payload.
+#: Counters of whole packets include headers. They may exceed the payload by this share.
 HEADERS_SHARE = 0.10
 
 _NODE = re.compile(r"-+ *node=(\S+) *-+")
@@ -29,23 +29,24 @@ _DEVICE = re.compile(r"([A-Za-z0-9_.:@-]{1,128})((?: +[a-z][a-z0-9_]{0,63}=[0-9]
 _VALUE = re.compile(r"[0-9]{1,20}")
 _SATURATED_32 = (1 << 32) - 1
 
-# The ports of InfiniBand count words of four bytes.
+# InfiniBand ports count words of four bytes.
 _SOURCES = {
     "tx_bytes": (("tx_bytes", 1), ("port_xmit_data_64", 4), ("port_xmit_data", 4)),
     "rx_bytes": (("rx_bytes", 1), ("port_rcv_data_64", 4), ("port_rcv_data", 4)),
     "rdma_write_bytes": (("rdma_write_bytes", 1),),
     "rdma_read_bytes": (("rdma_read_bytes", 1),),
 }
-#: The counters that tell what moved.
+#: The names of the counters that are used.
 SOURCES = frozenset(name for sources in _SOURCES.values() for name, _ in sources)
 
 
 @dataclass(frozen=True)
 class CountedDevice:
-    """One device, or one of the ports of an adapter, at one moment.
+    """The counters of one device, or of one port of an adapter, at one moment.
 
-    :param kind: ``efa``, ``rdma`` (any other adapter that does RDMA) or ``net`` (an interface of the kernel).
-    :param host: the node whose it is; empty: not told.
+    :param kind: ``efa``, ``rdma`` (any other adapter with RDMA) or ``net`` (a network interface).
+    :param values: the counters by name, in the units of the kernel.
+    :param host: the node to which the device belongs; empty if unknown.
     """
 
     name: str
@@ -59,7 +60,11 @@ class CountedDevice:
 
 @dataclass(frozen=True)
 class CounterReading:
-    """All devices at one moment, by their printed names, and in words what could not be read."""
+    """The counters of all devices at one moment.
+
+    :param devices: the devices by printed name.
+    :param faults: sentences about what could not be read.
+    """
 
     devices: Mapping[str, CountedDevice]
     faults: tuple[str, ...] = ()
@@ -67,11 +72,11 @@ class CounterReading:
 
 @dataclass(frozen=True)
 class Moved:
-    """What one device counted between two readings; None: it has no such counter, or what it says is worth nothing.
+    """The bytes that one device counted between two readings; None if it has no such counter or it is unusable.
 
-    ``rdma_write_bytes`` and ``rdma_read_bytes`` are payload; ``tx_bytes`` and ``rx_bytes`` may count headers too.
+    ``rdma_write_bytes`` and ``rdma_read_bytes`` are payload; ``tx_bytes`` and ``rx_bytes`` may include headers.
 
-    :param faults: in words, what is missing or went backwards.
+    :param faults: sentences about counters that are missing or went backwards.
     """
 
     device: CountedDevice
@@ -82,35 +87,39 @@ class Moved:
     faults: tuple[str, ...] = ()
 
     def carried(self, op: str) -> int:
-        """Return what an initiator's device carried for ``WRITE`` or ``READ``.
+        """Return the bytes that an initiator's device carried for ``WRITE`` or ``READ``.
 
-        It is the payload that RDMA moved, 0 too, where it counts that apart; else it is whole packets.
+        These are the bytes that RDMA moved, even if 0, if the device counts RDMA separately; otherwise whole packets.
         """
         exact = self.exact(op)
         return self.packets(op) if exact is None else exact
 
     def packets(self, op: str) -> int:
-        """Return the bytes of whole packets that it counted in the direction of ``op``; 0 where it counts none."""
+        """Return the bytes of whole packets in the direction of ``op``; 0 if the device does not count them."""
         return (self.rx_bytes if op == "READ" else self.tx_bytes) or 0
 
     def counts(self, op: str) -> bool:
-        """Whether it has a counter for ``WRITE`` or ``READ`` that is worth something."""
+        """Return whether the device has a usable counter for ``WRITE`` or ``READ``."""
         read = (self.rdma_read_bytes, self.rx_bytes)
         written = (self.rdma_write_bytes, self.tx_bytes)
         return any(count is not None for count in (read if op == "READ" else written))
 
     def exact(self, op: str) -> int | None:
-        """Return the bytes of payload that RDMA moved for ``op``; None where it has no such counter."""
+        """Return the bytes that RDMA moved for ``op``; None if the device has no such counter."""
         return self.rdma_read_bytes if op == "READ" else self.rdma_write_bytes
 
 
 @dataclass(frozen=True)
 class CounterComparison:
-    """What the devices that moved bytes carried, beside the payload of the run.
+    """The result of comparing counters with the payload of a run.
 
-    :param devices: those that carried it, each with its share of the bytes.
-    :param words: one sentence without its full stop.
-    :param emulated: whether EFA devices sent the payload in messages, without RDMA: ``carried`` is then in packets.
+    :param devices: the devices that carried the payload.
+    :param op: ``WRITE`` or ``READ``.
+    :param carried: the bytes that these devices carried.
+    :param payload: the bytes that the run moved.
+    :param agrees: whether both agree.
+    :param words: the result in one sentence, without a full stop.
+    :param emulated: whether EFA devices moved the payload without RDMA; ``carried`` then counts whole packets.
     """
 
     devices: tuple[Moved, ...]
@@ -123,23 +132,31 @@ class CounterComparison:
 
 
 def read_counters(path: Path) -> CounterReading:
-    """Read a folder or a text. :raises ValueError: if it is neither, in one sentence. :raises OSError: unreadable."""
+    """Read counters from a folder with the layout of ``/sys`` or from a text file.
+
+    :raises ValueError: the path is neither, or contains no counters.
+    :raises OSError: the path cannot be read.
+    """
     if path.is_dir():
         reading = read_sysfs(path)
     else:
         reading = parse_counters(path.read_bytes().decode(errors="replace"), str(path))
     if not reading.devices:
-        raise ValueError(f"{path} holds no counters of any device: expected {COUNTERS_FORM}")
+        raise ValueError(f"{path} contains no counters: expected {COUNTERS_FORM}")
     return reading
 
 
 def parse_counters(text: str, origin: str) -> CounterReading:
-    """Read the text form. :raises ValueError: for a line that is none of it, in one sentence."""
+    """Read counters from a text.
+
+    :param origin: the name of the file, for messages.
+    :raises ValueError: a line is not of this form.
+    """
     *lines, unfinished = text.split("\n")
     if unfinished.strip():
         raise ValueError(
-            f"{origin}, line {len(lines) + 1}: has no end, so that its last number may be cut off: "
-            "expected a text whose last line ends"
+            f"{origin}, line {len(lines) + 1}: the line has no newline, so its last number may be cut off: "
+            "expected a complete file"
         )
     devices: dict[str, CountedDevice] = {}
     host = ""
@@ -152,32 +169,31 @@ def parse_counters(text: str, origin: str) -> CounterReading:
         match = _DEVICE.fullmatch(line)
         if match is None:
             raise ValueError(
-                f"{origin}, line {number}: {line[:60]!r} is no device with counters: expected {COUNTERS_FORM}"
+                f"{origin}, line {number}: {line[:60]!r} is not a device with counters: expected {COUNTERS_FORM}"
             )
         pairs = [item.split("=") for item in match[2].split()]
         values = {name: int(value) for name, value in pairs}
         device = CountedDevice(match[1], _kind(values), values, host)
         if str(device) in devices or len(values) != len(pairs):
-            raise ValueError(
-                f"{origin}, line {number}: {device} or one of its counters is there twice: expected it once"
-            )
+            raise ValueError(f"{origin}, line {number}: {device} or one of its counters occurs twice: expected it once")
         devices[str(device)] = device
     return CounterReading(devices)
 
 
 def _kind(values: Mapping[str, int]) -> str:
-    """Tell the kind of a device from what it counts: only EFA has these beside ``tx_bytes``."""
+    """Return the kind of a device from the names of its counters: only EFA has these in addition to ``tx_bytes``."""
     if "tx_bytes" in values and ("rdma_read_bytes" in values or "recv_wrs" in values):
         return "efa"
     return "rdma" if any(name.startswith(("port_", "rdma_")) for name in values) else "net"
 
 
 def read_sysfs(root: Path = Path("/sys"), *, only: Collection[str] | None = None) -> CounterReading:
-    """Read every RDMA port and every network interface under ``root``.
+    """Read the counters of every RDMA port and every network interface.
 
-    Bonds and bridges are left out, as they count again what their members count.
+    Bonds and bridges are left out, because their members count the same bytes.
 
-    :param only: the counters to read; None: all.
+    :param root: a folder with the layout of ``/sys``.
+    :param only: the names of the counters to read; None for all.
     """
     devices: dict[str, CountedDevice] = {}
     faults: list[str] = []
@@ -220,19 +236,19 @@ def _values(folder: Path, faults: list[str], only: Collection[str] | None) -> di
         if _VALUE.fullmatch(text):
             values[file.name] = int(text)
         elif file.name in SOURCES:
-            faults.append(f"{file} holds {text[:20]!r}, not a number of bytes")
+            faults.append(f"{file} contains {text[:20]!r}, not a number of bytes")
     return values
 
 
 def difference(before: CounterReading, after: CounterReading) -> dict[str, Moved]:
-    """Return what each device counted from one reading to the other, by its printed name."""
+    """Return what each device counted between two readings, by its printed name."""
     moved = {}
     for name in [*before.devices, *(name for name in after.devices if name not in before.devices)]:
         first, last = before.devices.get(name), after.devices.get(name)
         if first is None or last is None:
             there = first or last
             assert there is not None
-            words = f"{name} is in the reading {'before' if first else 'after'} only, so that nothing is known of it"
+            words = f"{name} is only in the reading {'before' if first else 'after'} the run, so its bytes are unknown"
             moved[name] = Moved(there, faults=(words,))
             continue
         faults: list[str] = []
@@ -244,30 +260,33 @@ def difference(before: CounterReading, after: CounterReading) -> dict[str, Moved
 def _count(
     first: CountedDevice, last: CountedDevice, sources: Iterable[tuple[str, int]], faults: list[str]
 ) -> int | None:
-    """Return the bytes of the first counter that is in both readings and is worth something."""
+    """Return the bytes of the first usable counter that is in both readings."""
     for name, factor in sources:
         start, end = first.values.get(name), last.values.get(name)
         if start is None and end is None:
             continue
         if start is None or end is None:
-            faults.append(f"{last}: {name} is in the reading {'after' if start is None else 'before'} only")
+            faults.append(f"{last}: {name} is only in the reading {'after' if start is None else 'before'} the run")
         elif end < start:
             faults.append(
-                f"{last}: {name} fell from {start} to {end}: it wrapped or was reset, and cannot tell what moved"
+                f"{last}: {name} fell from {start} to {end}: it wrapped or was reset, so its bytes are unknown"
             )
         elif name in ("port_xmit_data", "port_rcv_data") and end == _SATURATED_32:
-            faults.append(f"{last}: {name} stands at {end}, where counters of 32 bits stop, and cannot tell what moved")
+            faults.append(f"{last}: {name} is {end}, where 32-bit counters stop, so its bytes are unknown")
         else:
             return (end - start) * factor
     return None
 
 
 def devices_that_moved(moved: Mapping[str, Moved], op: str, payload: int | None = None) -> tuple[Moved, ...]:
-    """Return the devices that carried ``WRITE`` or ``READ``, from an initiator's side, in the order of the readings.
+    """Return the initiator's devices that carried ``WRITE`` or ``READ``, in the order of the readings.
 
-    Those count that carried :data:`CARRIED_SHARE` of the payload, or, where that is not known, of what the busiest did.
-    Interfaces of the kernel count only where no RDMA device does: an adapter may be both. Where EFA devices sent the
-    payload without RDMA it is those (:func:`emulating`).
+    A device counts if it carried :data:`CARRIED_SHARE` of the payload, or of the busiest device's bytes if the payload
+    is unknown. Network interfaces count only if no RDMA device does, because an adapter may be both. If EFA devices
+    moved the payload without RDMA, the result is those (:func:`emulating`).
+
+    :param moved: the bytes of each device, from :func:`difference`.
+    :param payload: in bytes; None if unknown.
     """
     if stood_in := emulating(moved.values(), op, payload):
         return stood_in
@@ -278,10 +297,10 @@ def devices_that_moved(moved: Mapping[str, Moved], op: str, payload: int | None 
 
 
 def is_emulated(op_bytes: Iterable[tuple[int, int]], payload: int | None) -> bool:
-    """Whether devices moved a payload without RDMA, in messages that the library sends and receives.
+    """Return whether devices moved a payload by send and receive instead of RDMA.
 
-    :param op_bytes: for each device that counts both, the bytes that RDMA moved and those of whole packets.
-    :param payload: in bytes; None: not known. Then RDMA must have moved next to nothing.
+    :param op_bytes: the bytes that RDMA moved and the bytes of whole packets, for each device that counts both.
+    :param payload: in bytes; None if unknown: RDMA must then have moved less than :data:`CARRIED_SHARE` of the packets.
     """
     pairs = list(op_bytes)
     exact, packets = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
@@ -292,7 +311,10 @@ def is_emulated(op_bytes: Iterable[tuple[int, int]], payload: int | None) -> boo
 
 
 def emulating(moved: Iterable[Moved], op: str, payload: int | None = None) -> tuple[Moved, ...]:
-    """Return the EFA devices that moved the payload of ``op`` without RDMA; none where RDMA moved it."""
+    """Return the EFA devices that moved the payload of ``op`` without RDMA; empty if RDMA moved it.
+
+    :param payload: in bytes; None if unknown.
+    """
     efa = [(item, exact) for item in moved if item.device.kind == "efa" and (exact := item.exact(op)) is not None]
     if not is_emulated(((exact, item.packets(op)) for item, exact in efa), payload):
         return ()
@@ -302,10 +324,13 @@ def emulating(moved: Iterable[Moved], op: str, payload: int | None = None) -> tu
 
 
 def compare(moved: Mapping[str, Moved], op: str, payload: int) -> CounterComparison:
-    """Compare what the devices carried with the bytes that the run was to move.
+    """Compare what the devices carried with the bytes that the run moved.
 
-    They agree where devices that count payload alone counted exactly that, or the others that and up to
-    :data:`HEADERS_SHARE` more for headers.
+    Devices that count only payload must have counted exactly that. Other devices may have counted up to
+    :data:`HEADERS_SHARE` more, for headers.
+
+    :param op: ``WRITE`` or ``READ``.
+    :param payload: in bytes.
     """
     if stood_in := emulating(moved.values(), op, payload):
         return _compare_emulated(stood_in, op, payload)
@@ -314,12 +339,18 @@ def compare(moved: Mapping[str, Moved], op: str, payload: int) -> CounterCompari
     exact = bool(devices) and all(item.exact(op) for item in devices)
     agrees, relation = True, "exactly the payload"
     if not devices:
-        agrees, relation = False, f"and the payload is {payload:,}: it went another way, or over devices not read"
+        agrees, relation = (
+            False,
+            f"and the payload is {payload:,}: other transports, or devices that were not read, carried it",
+        )
     elif carried < payload:
-        rest = f"{payload - carried:,} bytes went another way, or over devices that were not read"
+        rest = f"other transports, or devices that were not read, carried {payload - carried:,} bytes"
         agrees, relation = False, f"less than the payload of {payload:,}: {rest}"
     elif carried > payload and (exact or carried > payload * (1 + HEADERS_SHARE)):
-        agrees, relation = False, f"more than the payload of {payload:,}: others used these devices meanwhile"
+        agrees, relation = (
+            False,
+            f"more than the payload of {payload:,}: other programs used these devices during the run",
+        )
     elif carried > payload:
         relation = f"the payload of {payload:,} and {100 * (carried - payload) / payload:.1f} % of headers"
     number = "no device" if not devices else f"{len(devices)} device{'s' if len(devices) > 1 else ''}"
@@ -328,7 +359,14 @@ def compare(moved: Mapping[str, Moved], op: str, payload: int) -> CounterCompari
 
 
 def emulation(op: str, devices: int, exact: int, packets: int, payload: int) -> str:
-    """Say that EFA devices moved a payload without RDMA, and what they counted."""
+    """Return a sentence about EFA devices that moved a payload without RDMA.
+
+    :param op: ``WRITE`` or ``READ``.
+    :param devices: the number of devices.
+    :param exact: the bytes that RDMA moved.
+    :param packets: the bytes of whole packets.
+    :param payload: in bytes.
+    """
     whole, rdma = ("rx_bytes", "rdma_read_bytes") if op == "READ" else ("tx_bytes", "rdma_write_bytes")
     return (
         f"{op} was emulated by send and receive: {devices} EFA device{'s' if devices > 1 else ''} counted {packets:,} "
@@ -342,5 +380,5 @@ def _compare_emulated(devices: tuple[Moved, ...], op: str, payload: int) -> Coun
     words = emulation(op, len(devices), exact, packets, payload)
     agrees = packets <= payload * (1 + HEADERS_SHARE)
     if not agrees:
-        words += "; others used these devices meanwhile"
+        words += "; other programs used these devices during the run"
     return CounterComparison(devices, op, packets, payload, agrees, words, emulated=True)

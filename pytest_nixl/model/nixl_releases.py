@@ -1,52 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between releases of NIXL: the one place that knows, for pytest's side and for the workers.
+"""The differences between NIXL releases. Pytest and the workers both use this module.
 
-Each release was run (``docs/versions.md``); nothing is taken from a changelog. A build whose version cannot be read, as
-an image's own may have, is taken for the newest.
+Every difference was measured with the release itself (``docs/versions.md``), not taken from a changelog. A version that
+cannot be parsed, such as that of an image's own build, counts as the newest.
 """
 
 from __future__ import annotations
 
 import re
 
-#: What the packages that carry NIXL are called; several may be installed at a time.
+#: The names of NIXL's packages; several may be installed at the same time.
 PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
-#: The port of NIXL's listener where none is chosen.
+#: The default port of NIXL's listener.
 USUAL_PORT = 8888
 _NEWEST = (999,)
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return ``(1, 5, 1)`` of ``1.5.1``, and something newer than all of them of what is no version."""
+    """Parse a version: ``1.5.1`` gives ``(1, 5, 1)``; any other text gives a version newer than all releases."""
     match = re.match(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", version)
     return tuple(int(part or 0) for part in match.groups()) if match else _NEWEST
 
 
 def imports_torch(version: str) -> bool:
-    """Whether ``import nixl`` fails without torch, which 1.4 and newer look for only once somebody else imported it."""
+    """Return whether ``import nixl`` fails without torch. From 1.4 on, NIXL uses torch only if already imported."""
     return numbers(version) < (1, 4)
 
 
 def picks_a_free_port(version: str) -> bool:
-    """Whether a listener with port 0 gets a port of its own; before 1.2 it gets :data:`USUAL_PORT`, as all do."""
+    """Return whether a listener with port 0 gets a free port. Before 1.2 it gets :data:`USUAL_PORT`."""
     return numbers(version) >= (1, 2)
 
 
 def says_that_a_port_is_taken(version: str) -> bool:
-    """Whether an agent whose port is taken is refused; before 1.0 it is made, and nobody reaches it."""
+    """Return whether NIXL refuses an agent whose port is in use. Before 1.0 it creates one that no peer can reach."""
     return numbers(version) >= (1,)
 
 
 def refuses_no_endpoints(version: str) -> bool:
-    """Whether it makes no agent where ``NIXL_ETCD_ENDPOINTS`` is set and empty; before 1.5: one without an etcd."""
+    """Return whether NIXL refuses an empty ``NIXL_ETCD_ENDPOINTS``. Before 1.5 it creates an agent without etcd."""
     return numbers(version) >= (1, 5)
 
 
 def sends_the_first_notification(version: str) -> bool:
-    """Whether LIBFABRIC sends the notification that a handle was made with, and ignores one given to ``transfer``."""
+    """Return whether LIBFABRIC sends the notification given with a new handle, and ignores that of ``transfer``."""
     return numbers(version) < (1,)
 
 
 def is_error(module: str) -> bool:
-    """Whether a class of this module is one of NIXL's errors: ``nixl_cu12._bindings``, ``nixl._bindings``, …"""
+    """Return whether NIXL's error classes are in this module: ``nixl_cu12._bindings``, ``nixl._bindings``, …"""
     return "nixl" in module and module.endswith("_bindings")

@@ -6,23 +6,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-#: The programs that a worker starts, and what brings each.
+#: The programs that a worker starts, each with a remedy if it is missing.
 TOOLS = {
-    "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
+    "nixlbench": "use one of NIXL's images, which contain it, or set --nixl-nixlbench to its path",
     "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one",
-    "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
-    "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
+    "fi_rma_bw": "build libfabric's fabtests, and set --nixl-raw-tools-dir to the directory of the program",
+    "fi_rma_pingpong": "build libfabric's fabtests, and set --nixl-raw-tools-dir to the directory of the program",
 }
 
 
 def variable(tool: str) -> str:
-    """Return the name of the variable that tells a worker where a program is."""
+    """Return the name of the variable with a program's path."""
     return f"PYTEST_NIXL_TOOL_{tool.upper()}"
 
 
 def own_variables(paths: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
-    """Return the variables of a worker that only its own rank may say: where programs are.
+    """Return the variables with the paths of programs, which only a worker's own rank may set.
 
-    :param paths: of those that an option names, by their names.
+    :param paths: the paths that options name, by program.
+    :param environ: this rank's environment variables.
     """
     return {"PATH": environ.get("PATH"), **{variable(tool): paths.get(tool) or None for tool in TOOLS}}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NIXL agent that lives in a worker, with the public methods of NIXL's own ``nixl_agent``.
+"""A NIXL agent that runs in a worker and has the public methods of NIXL's ``nixl_agent``.
 
-Descriptor lists and handles stay in the worker; here they are opaque references that later calls accept.
+Descriptor lists and handles stay in the worker. In this process they are opaque references for later calls.
 """
 
 from __future__ import annotations
@@ -23,14 +23,22 @@ from pytest_nixl.processes.worker_process import NixlError, Pending, Worker
 if TYPE_CHECKING:
     from pytest_nixl.nixl.gpus import LinkGpu
 
-#: ``(address, length in bytes, device)``; with a fourth element, a string, for memory that is registered.
+#: ``(address, length in bytes, device)``, with a string as fourth element to register memory.
 Descriptor = Sequence[Any]
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory in a worker. ``address`` is an address of that process; ``size`` is in bytes."""
+    """Memory in a worker.
+
+    :param worker: the worker that has allocated it.
+    :param ref: the reference to the buffer in the worker.
+    :param address: its address in that process; 0 for a file.
+    :param size: in bytes.
+    :param memory: ``DRAM``, ``VRAM`` or ``FILE``.
+    :param device: the number of the GPU, or the descriptor of the file; 0 in host memory.
+    """
 
     worker: Worker
     ref: Ref
@@ -40,44 +48,56 @@ class Buffer:
     device: int
 
     def descriptor(self, offset: int = 0, size: int | None = None) -> tuple[int, int, int]:
-        """Return ``(address, length, device)`` of a part of the buffer, for ``get_xfer_descs``."""
+        """Return ``(address, length, device)`` of a part of the buffer, for ``get_xfer_descs``.
+
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        """
         return (self.address + offset, self.size - offset if size is None else size, self.device)
 
     def fill(self, seed: int, *, offset: int = 0, size: int | None = None, inverted: bool = False) -> Pending:
-        """Start to fill the buffer with the pattern of ``seed``, or its complement; ``.result()`` waits."""
+        """Start to fill the buffer with a pattern; ``.result()`` of the returned request waits for the end.
+
+        :param seed: the number that determines the pattern.
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        :param inverted: whether to write the pattern's complement, in which every byte is wrong.
+        """
         length = self.size - offset if size is None else size
         return self.worker.request("fill", buffer=self.ref, seed=seed, offset=offset, size=length, inverted=inverted)
 
     def compare(self, seed: int, *, offset: int = 0, size: int | None = None) -> dict[str, int] | None:
         """Compare every byte with the pattern of ``seed``.
 
-        :returns: None when all are right, else ``wrong_bytes``, ``total_bytes`` and the first one's ``offset``,
-            ``expected`` and ``found``.
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        :returns: None if all bytes are right; otherwise ``wrong_bytes``, ``total_bytes``, and ``offset``, ``expected``
+            and ``found`` of the first wrong byte.
         """
         length = self.size - offset if size is None else size
         found = self.worker.call("compare", buffer=self.ref, seed=seed, offset=offset, size=length)
         return cast("dict[str, int] | None", found)
 
     def read(self, offset: int = 0, size: int | None = None) -> bytes:
-        """Return bytes of the buffer."""
+        """Return ``size`` bytes at ``offset``; by default the whole buffer."""
         length = self.size - offset if size is None else size
         return cast(bytes, self.worker.call("read", buffer=self.ref, offset=offset, size=length))
 
     def write(self, data: bytes, offset: int = 0) -> None:
-        """Write bytes to the buffer."""
+        """Write ``data`` to the buffer at ``offset`` (in bytes)."""
         self.worker.call("write", buffer=self.ref, offset=offset, data=data)
 
     def free(self) -> None:
-        """Give the memory back, once; what was registered of it must be deregistered before."""
+        """Free the memory. Call it once, after all its registrations are deregistered."""
         self.worker.call("forget", objects=[self.ref])
 
 
 class NixlAgent:
-    """An agent in a worker of its own.
+    """A NIXL agent in a separate worker process.
 
-    Every method named as one of ``nixl_agent`` takes the same arguments and returns the same, with opaque references
-    for descriptor lists and handles. Errors of NIXL are :class:`~pytest_nixl.processes.worker_process.NixlError`; a worker that
-    dies or hangs is a :class:`~pytest_nixl.processes.worker_process.WorkerError`. Neither harms the pytest process.
+    The methods of NIXL's ``nixl_agent`` take the same arguments and return the same values, with opaque references for
+    descriptor lists and handles. They raise :class:`~pytest_nixl.processes.worker_process.NixlError` if NIXL reports an error,
+    and :class:`~pytest_nixl.processes.worker_process.WorkerError` if the worker dies or hangs. The pytest process survives both.
     """
 
     def __init__(self, worker: Worker, ref: Ref, name: str) -> None:
@@ -99,13 +119,16 @@ class NixlAgent:
         listen_port: int = 0,
         telemetry: bool = False,
     ) -> NixlAgent:
-        """Make an agent in a worker.
+        """Create an agent in a worker.
 
-        :param name: what other agents know it by; made up where it is None.
-        :param progress_thread: whether NIXL makes progress in a thread of its own, which spins; without, it does when
-            it is polled. None: only where its backends cannot do without, because others wait for it while they load
-            its metadata.
-        :raises WorkerError: where it fails; the worker is then ended.
+        :param backends: the names of the backends to create.
+        :param name: the agent's name for other agents; None for a generated one.
+        :param progress_thread: whether NIXL makes progress in a spinning thread; otherwise only when it is polled.
+            None for a thread only if a backend needs it, because other agents wait for it while they load metadata.
+        :param listen_thread: whether NIXL listens for other agents' metadata.
+        :param listen_port: the port of that listener; 0 for a free one.
+        :param telemetry: whether NIXL records telemetry of transfers.
+        :raises WorkerError: the agent or a backend cannot be created; the worker is then ended.
         """
         name = name or f"rank{worker.rank}-{worker.role}-{next(_numbers)}"
         options: dict[str, Any] = {
@@ -125,35 +148,46 @@ class NixlAgent:
         return agent
 
     def close(self) -> None:
-        """End the worker, with everything in it."""
+        """End the worker with all its agents."""
         self.worker.close()
 
     def beside(self, name: str | None = None, **options: Any) -> NixlAgent:
-        """Make one more agent in the same worker: it shares the process, its memory and its environment.
+        """Create another agent in the same worker, which shares the process, its memory and its environment.
 
-        :param options: as :meth:`within`; what is not given is as it was for this agent, but for the listening port.
-        :raises WorkerError: where it fails; the worker is then ended, with every agent in it.
+        :param options: as for :meth:`within`; by default those of this agent, except for the port.
+        :raises WorkerError: the agent cannot be created; the worker is then ended with all its agents.
         """
         return NixlAgent.within(self.worker, name=name, **{**self._made_with, **options})
 
     def delete(self) -> None:
-        """Delete the agent alone, as ``del agent`` does in a program that goes on. NIXL can take minutes over it where
-        its etcd does not answer: the worker is then ended.
+        """Delete the agent but keep the worker, like ``del agent`` in a program.
+
+        If etcd does not answer, NIXL can take minutes; the worker is ended at its deadline.
+
+        :raises WorkerError: the worker dies, or misses its deadline.
         """
         self.worker.call("forget", objects=[self.ref])
 
     def another(self, name: str | None = None, **options: Any) -> NixlAgent:
-        """Start one more agent in one more worker, which ends with the same test; options as :meth:`Agents.start`."""
+        """Start another agent in another worker, which ends with the same test.
+
+        :param options: as for :meth:`Agents.start`.
+        :raises ValueError: this agent does not come from the fixture ``nixl_agent``.
+        :raises WorkerError: the worker or the agent cannot be started.
+        """
         if self._siblings is None:
             raise ValueError("only an agent of the fixture nixl_agent can start another")
         return self._siblings.start(name, **options)
 
     def run(self, function: str, **arguments: Any) -> Any:
-        """Call ``module:function(agent, **arguments)`` beside the raw agent, with JSON values or bytes in and out.
+        """Call a function with the raw ``nixl_agent`` in the worker.
 
-        A :class:`Buffer` of this worker is given as an array: it has ``__array_interface__``, or in VRAM
-        ``__cuda_array_interface__``. Arrays made there are described to NIXL by
-        :func:`pytest_nixl.nixl.worker.arrays.descriptor_of`.
+        :param function: ``module:function``; it is called as ``function(agent, **arguments)``.
+        :param arguments: JSON values, bytes, or a :class:`Buffer` of this worker. The function gets a buffer as an
+            array with ``__array_interface__``, or in VRAM ``__cuda_array_interface__``.
+        :returns: what the function returns: JSON values or bytes. Use
+            :func:`pytest_nixl.nixl.worker.arrays.descriptor_of` in the function to give arrays to NIXL.
+        :raises WorkerError: the function raises an exception, or the worker dies or hangs.
         """
         given = {name: value.ref if isinstance(value, Buffer) else value for name, value in arguments.items()}
         return self.worker.call("run", agent=self.ref, function=function, arguments=given)
@@ -161,7 +195,7 @@ class NixlAgent:
     def gpus(self) -> list[LinkGpu]:
         """Return the GPUs that the worker sees.
 
-        :raises NotApplicableError: where there is none: the test is then skipped with the reason.
+        :raises NotApplicableError: the worker sees no GPU; the test is then skipped.
         """
         from pytest_nixl.nixl.gpus import gpus
 
@@ -170,14 +204,16 @@ class NixlAgent:
     def allocate(
         self, size: int, memory: str = "DRAM", *, device: int = 0, directory: str = "", alignment: int = 1
     ) -> Buffer:
-        """Make a buffer of ``size`` bytes in the worker. It is not registered yet: see :meth:`register`.
+        """Allocate a buffer in the worker. :meth:`register` registers it.
 
-        :param memory: ``DRAM``, ``VRAM``, or ``FILE`` for a file without a name, whose ``device`` is its descriptor.
-        :param device: the GPU of ``VRAM``, as CUDA counts those that the worker sees.
-        :param directory: where a file is made; empty: the system's directory for temporary files.
-        :param alignment: what NIXL's offsets and lengths in a file are multiples of; of 4096, the page cache is passed
-            by where the file system can.
-        :raises NotApplicableError: where the worker has no such GPU: the test is then skipped with the reason.
+        :param size: in bytes.
+        :param memory: ``DRAM``, ``VRAM``, or ``FILE`` for a file without a name.
+        :param device: the GPU for ``VRAM``, as CUDA numbers the GPUs that the worker sees.
+        :param directory: the directory for ``FILE``; empty for the system's temporary directory.
+        :param alignment: a divisor of all offsets and lengths (in bytes) that NIXL uses in a file. If it is a multiple
+            of 4096, the page cache is bypassed if the file system supports that.
+        :raises NotApplicableError: the worker does not see this GPU; the test is then skipped.
+        :raises WorkerError: the memory cannot be allocated.
         """
         of: dict[str, Any] = {"directory": directory, "alignment": alignment}
         if memory == "VRAM":
@@ -190,9 +226,13 @@ class NixlAgent:
         return Buffer(self.worker, reply["buffer"], reply["address"], size, memory, reply["device"])
 
     def allocate_asked(self, size: int, *, initiator: bool = False) -> Buffer:
-        """Make a buffer of the memory that this run asks for of targets, or of initiators, as :meth:`allocate`.
+        """Allocate a buffer of the memory type that this run requests for targets or initiators.
 
-        Of several kinds it is the first with GPU memory: what does with that does with host memory.
+        If the run requests several types, the first with GPU memory is used, because it is the harder case.
+
+        :param size: in bytes.
+        :param initiator: whether the memory type is that of initiators.
+        :raises NotApplicableError: the worker does not see the GPU; the test is then skipped.
         """
         settings = self._siblings.settings if self._siblings is not None else None
         pairs = settings.memory if settings is not None else (HOST,)
@@ -203,9 +243,10 @@ class NixlAgent:
         return self.allocate(size, memory, device=number)
 
     def register(self, buffer: Buffer) -> Ref:
-        """Register the whole of a buffer; returns what ``deregister_memory`` takes.
+        """Register a whole buffer, and return the argument for ``deregister_memory``.
 
-        :raises FindingError: where memory of a GPU is taken for host memory.
+        :raises FindingError: the backend treats GPU memory as host memory.
+        :raises WorkerError: NIXL reports another error, or the worker dies or hangs.
         """
         try:
             return cast(Ref, self.worker.call("register", agent=self.ref, buffer=buffer.ref))
@@ -213,46 +254,46 @@ class NixlAgent:
             words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
             if not words:
                 raise
-            reason = f"{self.worker.name} could not register GPU {buffer.device}'s: {words}"
+            reason = f"{self.worker.name} could not register memory of GPU {buffer.device}: {words}"
             raise FindingError(VRAM_AS_HOST, reason, error.detail) from None
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         return self.worker.call("call", agent=self.ref, method=method, arguments=list(arguments), keywords=keywords)
 
-    # What follows has the names, the order of arguments and the results of nixl_agent.
+    # The following methods have the names, parameters and results of nixl_agent.
 
     def get_plugin_list(self) -> list[str]:
-        """Names of the backend plugins that NIXL found."""
+        """Return the names of the backend plugins that NIXL found."""
         return cast("list[str]", self._call("get_plugin_list"))
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
-        """Memory types that a plugin supports."""
+        """Return the memory types that a plugin supports."""
         return cast("list[str]", self._call("get_plugin_mem_types", backend))
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
-        """Parameters that a plugin takes."""
+        """Return the parameters that a plugin accepts."""
         return cast("dict[str, str]", self._call("get_plugin_params", backend))
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
-        """Memory types that a created backend supports."""
+        """Return the memory types that a created backend supports."""
         return cast("list[str]", self._call("get_backend_mem_types", backend))
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
-        """Parameters that a created backend has."""
+        """Return the parameters of a created backend."""
         return cast("dict[str, str]", self._call("get_backend_params", backend))
 
     def create_backend(self, backend: str, initParams: Mapping[str, str] | None = None) -> None:  # noqa: N803
-        """Create a backend with its parameters."""
+        """Create a backend with parameters."""
         self._call("create_backend", backend, dict(initParams or {}))
 
     def register_memory(
         self, reg_list: Sequence[Descriptor] | Ref, mem_type: str | None = None, backends: Sequence[str] = ()
     ) -> Ref:
-        """Register memory; returns the descriptor list."""
+        """Register memory, and return its descriptor list."""
         return cast(Ref, self._call("register_memory", _plain(reg_list), mem_type, list(backends)))
 
     def deregister_memory(self, dereg_list: Ref, backends: Sequence[str] = ()) -> None:
-        """Deregister what ``register_memory`` returned."""
+        """Deregister the descriptor list that ``register_memory`` returned."""
         self._call("deregister_memory", dereg_list, list(backends))
 
     def query_memory(
@@ -262,19 +303,19 @@ class NixlAgent:
         return cast("list[dict[str, str] | None]", self._call("query_memory", _plain(reg_list), backend, mem_type))
 
     def get_xfer_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
-        """Make a descriptor list for transfers."""
+        """Return a descriptor list for transfers."""
         return cast(Ref, self._call("get_xfer_descs", _plain(descs), mem_type))
 
     def get_reg_descs(self, descs: Sequence[Descriptor] | Ref, mem_type: str | None = None) -> Ref:
-        """Make a descriptor list for registration."""
+        """Return a descriptor list for registration."""
         return cast(Ref, self._call("get_reg_descs", _plain(descs), mem_type))
 
     def get_serialized_descs(self, descs: Ref) -> bytes:
-        """Serialise a descriptor list."""
+        """Return a descriptor list as bytes."""
         return cast(bytes, self._call("get_serialized_descs", descs))
 
     def deserialize_descs(self, serialized_descs: bytes) -> Ref:
-        """Restore a descriptor list."""
+        """Restore a descriptor list from bytes."""
         return cast(Ref, self._call("deserialize_descs", serialized_descs))
 
     def make_connection(self, remote_agent: str, backends: Sequence[str] = ()) -> None:
@@ -288,7 +329,7 @@ class NixlAgent:
         mem_type: str | None = None,
         backends: Sequence[str] = (),
     ) -> Ref:
-        """Prepare one side's descriptors; the local side's ``agent_name`` is ``""`` or ``NIXL_INIT_AGENT``."""
+        """Prepare the descriptors of one side; the local side's ``agent_name`` is ``""`` or ``NIXL_INIT_AGENT``."""
         return cast(Ref, self._call("prep_xfer_dlist", agent_name, _plain(xfer_list), mem_type, list(backends)))
 
     def make_prepped_xfer(
@@ -302,7 +343,7 @@ class NixlAgent:
         backends: Sequence[str] = (),
         skip_desc_merge: bool = False,
     ) -> Ref:
-        """Make a transfer of prepared descriptors."""
+        """Return the handle of a transfer of prepared descriptors."""
         return cast(
             Ref,
             self._call(
@@ -327,7 +368,7 @@ class NixlAgent:
         notif_msg: bytes = b"",
         backends: Sequence[str] = (),
     ) -> Ref:
-        """Make a transfer; ``operation`` is WRITE or READ."""
+        """Return the handle of a transfer; ``operation`` is ``WRITE`` or ``READ``."""
         return cast(
             Ref,
             self._call(
@@ -336,23 +377,23 @@ class NixlAgent:
         )
 
     def transfer(self, handle: Ref, notif_msg: bytes = b"") -> str:
-        """Post a transfer: ``DONE``, ``PROC`` or ``ERR``."""
+        """Post a transfer, and return its state: ``DONE``, ``PROC`` or ``ERR``."""
         return cast(str, self._call("transfer", handle, notif_msg))
 
     def check_xfer_state(self, handle: Ref) -> str:
-        """State of a posted transfer: ``DONE``, ``PROC`` or ``ERR``."""
+        """Return the state of a posted transfer: ``DONE``, ``PROC`` or ``ERR``."""
         return cast(str, self._call("check_xfer_state", handle))
 
     def estimate_xfer_cost(self, req_handle: Ref) -> list[int]:
-        """NIXL's estimate: duration, error margin (microseconds) and method."""
+        """Return NIXL's estimate: duration and error margin in microseconds, and the method."""
         return cast("list[int]", self._call("estimate_xfer_cost", req_handle))
 
     def get_xfer_telemetry(self, handle: Ref) -> Ref:
-        """Telemetry of a finished transfer, where it is captured."""
+        """Return the telemetry of a finished transfer, if the agent records it."""
         return cast(Ref, self._call("get_xfer_telemetry", handle))
 
     def query_xfer_backend(self, handle: Ref) -> str:
-        """Name of the backend that carries a transfer."""
+        """Return the name of the backend that carries a transfer."""
         return cast(str, self._call("query_xfer_backend", handle))
 
     def release_xfer_handle(self, handle: Ref) -> None:
@@ -364,11 +405,11 @@ class NixlAgent:
         self._call("release_dlist_handle", handle)
 
     def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """Notifications that came since the last call, by sender."""
+        """Return the notifications that arrived since the last call, by sender."""
         return cast("dict[str, list[bytes]]", self._call("get_new_notifs", list(backends)))
 
     def update_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """All notifications that were not handled yet, by sender."""
+        """Return all notifications that were not handled yet, by sender."""
         return cast("dict[str, list[bytes]]", self._call("update_notifs", list(backends)))
 
     def check_remote_xfer_done(
@@ -378,28 +419,28 @@ class NixlAgent:
         backends: Sequence[str] = (),
         tag_is_prefix: bool = True,
     ) -> bool:
-        """Whether a notification with this tag has come; it is then removed."""
+        """Return whether a notification with this tag has arrived, and remove it."""
         return cast(
             bool,
             self._call("check_remote_xfer_done", remote_agent_name, lookup_tag, list(backends), tag_is_prefix),
         )
 
     def send_notif(self, remote_agent_name: str, notif_msg: bytes, backend: str | None = None) -> None:
-        """Send a notification that belongs to no transfer."""
+        """Send a notification without a transfer."""
         self._call("send_notif", remote_agent_name, notif_msg, backend)
 
     def get_agent_metadata(self) -> bytes:
-        """All metadata of this agent."""
+        """Return all metadata of this agent."""
         return cast(bytes, self._call("get_agent_metadata"))
 
     def get_partial_agent_metadata(
         self, descs: Ref, inc_conn_info: bool = False, backends: Sequence[str] = ()
     ) -> bytes:
-        """Metadata of some memory, with or without connection information."""
+        """Return the metadata of some memory, with or without connection information."""
         return cast(bytes, self._call("get_partial_agent_metadata", descs, inc_conn_info, list(backends)))
 
     def add_remote_agent(self, metadata: bytes) -> str:
-        """Load another agent's metadata; returns its name."""
+        """Load another agent's metadata, and return that agent's name."""
         name = self._call("add_remote_agent", metadata)
         return name.decode() if isinstance(name, bytes) else cast(str, name)
 
@@ -408,7 +449,7 @@ class NixlAgent:
         self._call("remove_remote_agent", agent)
 
     def send_local_metadata(self, ip_addr: str = "", port: int | None = None) -> None:
-        """Publish all metadata to etcd, or send it to one peer. NIXL reports no failure of this: look at the key."""
+        """Publish all metadata to etcd, or send it to one peer. NIXL reports no failure: check the key in etcd."""
         self._call("send_local_metadata", ip_addr, **_port(port))
 
     def send_partial_agent_metadata(
@@ -434,21 +475,25 @@ class NixlAgent:
     def fetch_remote_metadata(
         self, remote_agent: str, ip_addr: str = "", port: int | None = None, label: str = ""
     ) -> None:
-        """Ask for another agent's metadata; it comes later, see ``check_remote_metadata``."""
+        """Request another agent's metadata, which arrives later (see ``check_remote_metadata``)."""
         self._call("fetch_remote_metadata", remote_agent, ip_addr, label=label, **_port(port))
 
     def invalidate_local_metadata(self, ip_addr: str = "", port: int | None = None) -> None:
-        """Withdraw this agent's metadata from etcd, or from one peer."""
+        """Remove this agent's metadata from etcd, or from one peer."""
         self._call("invalidate_local_metadata", ip_addr, **_port(port))
 
     def check_remote_metadata(self, agent: str, descs: Ref | None = None) -> bool:
-        """Whether another agent's metadata is loaded."""
+        """Return whether another agent's metadata is loaded."""
         arguments = [agent] if descs is None else [agent, descs]
         return cast(bool, self._call("check_remote_metadata", *arguments))
 
 
 class Agents:
-    """Agents in workers of their own, which all end when the context is left."""
+    """A context manager for agents in separate workers, which end when it exits.
+
+    :param place: the rank on which workers start by default.
+    :param settings: the settings of the run.
+    """
 
     def __init__(self, place: Host, settings: Settings) -> None:
         self._place = place
@@ -464,13 +509,14 @@ class Agents:
         place: Host | None = None,
         **options: Any,
     ) -> NixlAgent:
-        """Start a worker and an agent in it.
+        """Start a worker with an agent.
 
-        :param place: where, such as one of ``nixl_cluster.places``; None: where the others of this context start.
-        :param backends: where it is None the first one of the settings that moves bytes between agents.
+        :param name: the agent's name; None for a generated one.
+        :param backends: the backends to create; None for the first requested one that moves bytes between agents.
         :param environment: variables for the worker; None unsets one.
-        :param options: as :meth:`NixlAgent.within`.
-        :raises WorkerError: where the worker or the agent cannot be made.
+        :param place: the rank, such as one of ``nixl_cluster.places``; None for the default of this object.
+        :param options: as for :meth:`NixlAgent.within`.
+        :raises WorkerError: the worker or the agent cannot be started.
         """
         places = [place or self._place]
         return self.start_each([name], backends=backends, environment=environment, places=places, **options)[0]
@@ -484,11 +530,11 @@ class Agents:
         places: Sequence[Host] = (),
         **options: Any,
     ) -> list[NixlAgent]:
-        """Start a worker with an agent for each name. The workers load NIXL at the same time; else as :meth:`start`.
+        """Start a worker with an agent for each name, like :meth:`start`. The workers load NIXL at the same time.
 
-        :param places: where the first, the second, … start, and again from the first.
+        :param places: the ranks for the first, the second, … agent, which are used again from the first.
         """
-        # No agent reaches an etcd, the deployment's least of all, unless a test gives it the address.
+        # No agent uses an etcd, in particular the deployment's, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
         asked = self.settings.backend
         chosen = (between_agents(asked) or asked)[:1] if backends is None else backends

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs that workers see, as they tell of them: CUDA is never loaded here."""
+"""The GPUs that workers see. CUDA is loaded only in workers, never in this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pytest_nixl.processes.worker_process import Worker
 
 @dataclass(frozen=True)
 class LinkGpu:
-    """A GPU of a worker: ``number`` is CUDA's among those that this worker sees, and its device for NIXL.
+    """A GPU that a worker sees.
 
-    :param uuid: the same in every process that sees this GPU.
-    :param pci: its address on the bus, such as ``0000:53:00.0``, as facts and sysfs have it.
+    :param number: its number in CUDA in this worker, which is also its device number in NIXL.
+    :param name: its model.
+    :param uuid: the same text in every process that sees this GPU.
+    :param pci: its PCI address in the form of sysfs, such as ``0000:53:00.0``.
     """
 
     number: int
@@ -31,24 +33,29 @@ class LinkGpu:
 def gpus(worker: Worker, what: object = "this test") -> list[LinkGpu]:
     """Return the GPUs that a worker sees.
 
-    :param what: what needs one, for the sentence.
-    :raises NotApplicableError: where it sees none, or cannot use them: with the reason.
+    :param what: what needs a GPU, for the message.
+    :raises NotApplicableError: the worker sees no GPU or cannot use it.
     """
     told = worker.call("devices")
     if not told["devices"]:
-        why = told["why"] or "CUDA sees none"
+        why = told["why"] or "CUDA sees no GPU"
         raise NotApplicableError(f"{what} needs a GPU, and {why}{_where(worker)}", told["remedy"])
     return [LinkGpu(**each) for each in told["devices"]]
 
 
 def require_gpu(worker: Worker, number: int, what: object = "this test") -> LinkGpu:
-    """Return one GPU of a worker. :raises NotApplicableError: where it does not see that one."""
+    """Return one GPU of a worker.
+
+    :param number: its number in CUDA in this worker.
+    :param what: what needs the GPU, for the message.
+    :raises NotApplicableError: the worker does not see this GPU.
+    """
     found = gpus(worker, what)
     if not 0 <= number < len(found):
-        seen = "one, number 0" if len(found) == 1 else f"{len(found)}, numbers 0 to {len(found) - 1}"
+        seen = "only GPU 0" if len(found) == 1 else f"only GPUs 0 to {len(found) - 1}"
         raise NotApplicableError(
-            f"{what} needs GPU {number}, and the worker sees {seen}{_where(worker)}",
-            "name one of those, or let the process see more (CUDA_VISIBLE_DEVICES, the container's GPUs)",
+            f"{what} needs GPU {number}, but the worker sees {seen}{_where(worker)}",
+            "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
     return found[number]
 
@@ -56,9 +63,12 @@ def require_gpu(worker: Worker, number: int, what: object = "this test") -> Link
 def choose(one: Worker, other: Worker, memory: MemoryPair, wanted: DevicePair | None) -> DevicePair:
     """Return the devices of a link's two ends; an end in host memory has device 0.
 
-    :param wanted: what was asked for; None: the first GPU of the initiator, and the first one of the target that is
-        another; where it has no other, the same.
-    :raises NotApplicableError: where an end that is to be a GPU's has none, or not that one.
+    :param one: the initiator's worker.
+    :param other: the target's worker.
+    :param memory: the memory types of both ends.
+    :param wanted: the requested GPUs; None for the initiator's first GPU and the target's first GPU that is a
+        different one, if there is one.
+    :raises NotApplicableError: an end in VRAM has no GPU, or not the requested one.
     """
     ends = (("VRAM" in memory.initiator, one), ("VRAM" in memory.target, other))
     seen = [gpus(worker, memory) if needs else [] for needs, worker in ends]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two workers with different releases of NIXL: mostly they work together; where they do not, NIXL does not say why."""
+"""Name the NIXL releases of two workers in an error if they differ, because NIXL itself does not name this cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_nixl.processes.worker_process import Worker, WorkerError
 
 
 def differing(workers: Sequence[Worker]) -> str:
-    """Say which release each worker has, with the UCX in it; empty where they have the same."""
+    """Return a sentence with the NIXL and UCX release of each rank; empty if all are the same."""
     told = [(worker.rank, f"{worker.versions['nixl_package']} {worker.versions['nixl']}{_ucx(worker)}")
             for worker in workers]  # fmt: skip
     if len({words for _, words in told}) < 2:
@@ -24,9 +24,9 @@ def _ucx(worker: Worker) -> str:
 
 @contextmanager
 def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
-    """Have a failure between workers of different releases name both: that may be its cause.
+    """Add the releases to a :class:`WorkerError` that is raised in this context, if the workers have different ones.
 
-    :raises WorkerError: the one that was raised within.
+    :raises WorkerError: the error that was raised in the context.
     """
     try:
         yield
@@ -34,5 +34,7 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
         words = differing(workers)
         if words and words not in error.reason:
             error.reason = f"{error.reason}; {words}, which may be the cause"
-            error.remedy = f"run one release of NIXL on all ranks, and see docs/versions.md; else {error.remedy}"
+            error.remedy = (
+                f"install the same release of NIXL on all ranks (see docs/versions.md); otherwise {error.remedy}"
+            )
         raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's answers must look like. A worker may be another rank's, and what another rank says is not trusted."""
+"""The allowed form of a worker's answers. A worker may run on another rank, whose answers are not trusted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pytest_nixl.core.strict import Every, Form, Number, OneOf, StrictError, Tex
 from pytest_nixl.core.wire import Ref
 
 _COUNT = Number(0, 1 << 64, whole=True)
-#: Seconds: no step of a run takes thirty years, and none takes no time at all.
+#: Durations in seconds; a timed window takes more than zero.
 _SECONDS = Number(0, 1e9)
 _TAKEN = Number(1e-9, 1e9)
 _WORDS = Text(1 << 16)
 
-#: Of one line: the answer to a request, or why there is none.
+#: One line: the answer to a request, or an error.
 REPLY: Form = OneOf(
     (
         {"number": _COUNT, "result": Any},
@@ -26,7 +26,7 @@ REPLY: Form = OneOf(
     )
 )
 
-#: By command. What is not here, such as what NIXL's own methods return, may be any JSON value.
+#: The form of the answer by command. Other commands, such as NIXL's own methods, may return any JSON value.
 ANSWERS: Mapping[str, Form] = {
     "hello": {"pid": _COUNT, "python": Text(64), "host": Text(255), "*": OneOf((None, _COUNT, bool, _WORDS))},
     "create_agent": {"agent": Ref, "versions": Every(Text(1024), keys=True)},
@@ -80,9 +80,14 @@ ANSWERS: Mapping[str, Form] = {
 
 
 def check_answer(command: str, result: Any) -> None:
-    """Compare what a worker answered to a command with what it may. :raises StrictError: where it is something else."""
+    """Check a worker's answer.
+
+    :param command: the command that was sent.
+    :param result: the answer.
+    :raises StrictError: the answer does not have the form for this command.
+    """
     if command not in ANSWERS:
         return
     check(ANSWERS[command], result)
     if command == "measure" and not 0 < len(result["windows"]) == len(result["transfers"]):
-        raise StrictError("it has not one number of transfers for each of its windows")
+        raise StrictError("it does not contain one number of transfers for each window")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where workers are started: on this host, or on a peer's."""
+"""Hosts on which workers are started: this host, or that of a peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 
 class Host(Protocol):
-    """A rank, as somewhere to start workers."""
+    """A rank on whose host workers are started."""
 
     rank: int
 
@@ -23,12 +23,12 @@ class Host(Protocol):
         timeout: float,
         start_timeout: float = START_SECONDS,
     ) -> Worker:
-        """Start a worker; it is waited for when it is first asked.
+        """Start a worker without waiting for it; its first request waits.
 
         :param role: ``initiator``, ``target``, ``agent`` or ``tool``.
-        :param environment: what differs from that rank's own variables; None unsets one.
-        :param timeout: seconds that any step of it may take.
-        :param start_timeout: seconds that it may take to start, and to make an agent.
+        :param environment: changes to that rank's environment variables; None unsets one.
+        :param timeout: the deadline of each step, in seconds.
+        :param start_timeout: the deadline to start, and to create an agent, in seconds.
         """
         ...
 
@@ -36,10 +36,11 @@ class Host(Protocol):
 class LocalHost:
     """The host of this process.
 
-    :param rank: the rank that its workers work for: with no cluster this process starts its one peer's as well.
-    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
-    :param own: variables of its workers that say where programs of other projects are, as
-        :func:`~pytest_nixl.model.tools.own_variables` makes them; None: that is left to PATH.
+    :param supervisor: the supervisor that ends workers if this process is killed.
+    :param rank: the rank of its workers. Without a cluster this process also starts the workers of rank 1.
+    :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
+    :param own: variables with the paths of external programs, from
+        :func:`~pytest_nixl.model.tools.own_variables`; None to search PATH.
     """
 
     def __init__(

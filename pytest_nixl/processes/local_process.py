@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's process on this host, and the socket on which it is spoken to."""
+"""Start a worker's process on this host, with a socket for its commands."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 
 
 class LocalProcess:
-    """A child of this process, which ends with it.
+    """A worker as a child of this process, which ends with it.
 
-    :param name: of its log file, without the number that makes it unique.
-    :param environment: what differs from our own variables; None unsets one.
-    :param prefix: a command that becomes the worker, such as ``nsenter --net=FILE``: it must not fork.
+    :param supervisor: the supervisor that ends the worker if this process is killed.
+    :param name: the name of its log file, without the number that makes it unique.
+    :param environment: changes to this process's environment variables; None unsets one.
+    :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
     """
 
     def __init__(
         self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
     ) -> None:
         self._supervisor = supervisor
-        if not prefix:  # what a prefix enters may have a /dev/shm of its own
+        if not prefix:  # a namespace that the prefix enters may have another /dev/shm
             environment = {**_own_segments(supervisor), **environment}
         self.channel, theirs = socket.socketpair()
         with theirs:
@@ -50,18 +51,18 @@ class LocalProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return the exit code, negative for a signal, once it has ended; None where it has not within ``seconds``."""
+        """Return the exit code (negative for a signal); None if the process has not ended within ``seconds``."""
         try:
             return self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """End it at once, and forget it."""
+        """End the process immediately."""
         if self.alive:
             self._process.kill()
         self._process.wait()
@@ -69,7 +70,7 @@ class LocalProcess:
         self._supervisor.unwatch_process(self.pid)
 
     def state(self) -> str:
-        """Say what the kernel has it doing."""
+        """Return the kernel's state of the process in words, such as ``sleeping``."""
         try:
             letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -77,11 +78,11 @@ class LocalProcess:
         return _STATES.get(letter, f"in state {letter}")
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self._process.send_signal(number)
 
     def output(self) -> str:
-        """All that it has written to stdout and stderr."""
+        """Return everything that the process has written to stdout and stderr."""
         return self.log.read_text(errors="replace")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pytest's side of a worker: start it, ask it, wait for it with a deadline, and say how it ended."""
+"""Pytest's side of a worker: send requests, wait for answers with a deadline, and report how the worker ended."""
 
 from __future__ import annotations
 
@@ -20,50 +20,53 @@ from pytest_nixl.processes.answers import REPLY, check_answer
 
 _TAIL_LINES = 12
 _NOISE = re.compile(r"[|+]\s*$|^I\d{4} [\d:.]+ |^[\d-]+ [\d:]+ NIXL (INFO|DEBUG) ")
-#: Seconds for a worker to start, where nobody says: a busy machine, or a cold file system, takes minutes over imports.
+#: The default deadline to start a worker, in seconds: on a busy machine or a cold file system imports take minutes.
 START_SECONDS = 180.0
-#: The steps that are a worker's start, with an option of their own.
-_START_STEPS = {"hello": "start (import NIXL)", "create_agent": "make its agent"}
-#: What a function of a test raises where it cannot import something: NIXL's own failure is told apart.
+#: The steps of a worker's start, whose deadline has a separate option.
+_START_STEPS = {"hello": "start (import NIXL)", "create_agent": "create its agent"}
+#: The errors of failed imports in a test's function; a failed import of NIXL is another error.
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
-#: How long the partner of a worker that died may take to report its own view of it.
+#: The time for the other worker of a pair to report its own error after one has died, in seconds.
 _PARTNER_GRACE = 2.0
-#: How long the kernel may take to end a process that has closed its channel, and its peer to say so.
+#: The time for a process to end after it has closed its channel, in seconds.
 _END_SECONDS = 30.0
-#: faulthandler's heading of each stack that it writes, and how long it may take to write them.
+#: A text in faulthandler's heading of each stack, and the time to print the stacks, in seconds.
 _STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
 
 
-_NIXL_REMEDY = "the cause is in NIXL's own lines below"
-#: By NIXL's class, where there is more to say.
+_NIXL_REMEDY = "read the cause in NIXL's log lines below"
+#: More specific remedies by NIXL's error class.
 _NIXL_REMEDIES = {
-    "nixlMismatchError": f"{_NIXL_REMEDY}; metadata that cannot be read was cut on its way, or is of another release "
-    "of NIXL: run one on all ranks",
+    "nixlMismatchError": f"{_NIXL_REMEDY}; the metadata was cut in transit or comes from another release of NIXL: "
+    "install the same release on all ranks",
 }
 
 
 class WorkerError(NixlPluginError):
-    """A worker died, hung, or could not do what it was asked."""
+    """A worker died, hung, or could not run a command."""
 
 
 class WorkerDiedError(WorkerError):
-    """The process ended by itself or was ended by someone else."""
+    """The worker's process ended, but pytest had not ended it."""
 
 
 class WorkerHungError(WorkerError):
-    """The process did not answer in time, and was ended by us."""
+    """The worker missed its deadline, and pytest ended it."""
 
     late = True
 
 
 class WorkerLateError(WorkerError):
-    """The process gave up a step at its deadline, and lives."""
+    """The worker stopped a step at its deadline, and still runs."""
 
     late = True
 
 
 class NixlError(WorkerError):
-    """NIXL itself reported an error. ``type_name`` is NIXL's class, such as ``nixlNotFoundError``."""
+    """NIXL reported an error.
+
+    :param type_name: NIXL's error class, such as ``nixlNotFoundError``.
+    """
 
     def __init__(self, reason: str, remedy: str, detail: str, type_name: str) -> None:
         super().__init__(reason, remedy, detail)
@@ -71,66 +74,70 @@ class NixlError(WorkerError):
 
 
 class Pending:
-    """A request that was sent and is not answered yet."""
+    """A request to a worker that is not answered yet."""
 
     def __init__(self, worker: Worker, number: int, step: str, seconds: float) -> None:
         self.worker = worker
         self.number = number
         self.step = step
-        #: How long it may take, and when that is over.
+        #: The time that the request may take, in seconds, and the deadline on the monotonic clock.
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
 
     def result(self) -> Any:
-        """Wait for the answer. :raises WorkerError: when the worker dies, hangs or refuses."""
+        """Wait for the answer.
+
+        :raises WorkerError: the worker dies, hangs or refuses the command.
+        """
         return self.worker._answer(self)
 
 
 class Process(Protocol):
     """A worker's process, on this host or on a peer's."""
 
-    #: Where it is spoken to, one line of JSON for each message; it reads as closed once the process has ended.
+    #: The socket for messages, one line of JSON each. It is closed when the process has ended.
     channel: socket.socket
 
     @property
     def pid(self) -> int:
-        """The process id, on its host."""
+        """The process id on its host."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         ...
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return the exit code, negative for a signal, once it has ended; None where it has not within ``seconds``."""
+        """Return the exit code (negative for a signal); None if the process has not ended within ``seconds``."""
         ...
 
     def kill(self) -> None:
-        """End it at once, and forget it."""
+        """End the process immediately."""
         ...
 
     def state(self) -> str:
-        """Say what its kernel has it doing."""
+        """Return the kernel's state of the process in words, such as ``sleeping``."""
         ...
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         ...
 
     def output(self) -> str:
-        """All that it has written to stdout and stderr."""
+        """Return everything that the process has written to stdout and stderr."""
         ...
 
 
 class Worker:
-    """One process that owns NIXL, or programs of other projects.
+    """The child process that owns NIXL, or that starts external programs.
 
-    :param rank: the rank that it works for; named in every failure.
-    :param role: what it is to the link: ``initiator``, ``target`` or ``agent``; a ``tool`` loads no NIXL, and only
-        starts programs of other projects.
-    :param timeout: seconds that any step may take, but its start.
-    :param start_timeout: seconds that its start may take, and each agent that is made in it.
+    :param process: its process.
+    :param rank: the rank for which it works, which every error names.
+    :param role: ``initiator``, ``target`` or ``agent``; a ``tool`` does not load NIXL and only starts external
+        programs.
+    :param timeout: the deadline of each step except the start, in seconds.
+    :param start_timeout: the deadline of its start, and of creating an agent in it, in seconds.
     """
 
     def __init__(
@@ -140,7 +147,7 @@ class Worker:
         self.role = role
         self.timeout = timeout
         self.start_timeout = start_timeout
-        #: Whether these two are what --nixl-timeout and --nixl-start-timeout say.
+        #: Whether these two come from --nixl-timeout and --nixl-start-timeout.
         self.by_option = True
         self._process = process
         self._buffer = b""
@@ -155,7 +162,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """How failures name this worker."""
+        """The name of this worker in errors."""
         return f"rank {self.rank} ({self.role} worker, pid {self.pid})"
 
     @property
@@ -165,14 +172,20 @@ class Worker:
 
     @property
     def versions(self) -> dict[str, Any]:
-        """What the worker runs: python, nixl, nixl_package, host. Waits for its start on first use."""
+        """The worker's ``python``, ``nixl``, ``nixl_package`` and ``host``. The first use waits for its start."""
         if self._versions is None:
             assert self._pending is not None
             self._versions = self._answer(self._pending)
         return self._versions
 
     def request(self, command: str, *, seconds: float | None = None, **arguments: Any) -> Pending:
-        """Send a command without waiting; ``seconds`` is its own deadline where the usual one is too short."""
+        """Send a command without waiting for the answer.
+
+        :param command: the name of the command.
+        :param seconds: the deadline; None for the usual one of this worker.
+        :param arguments: the arguments of the command.
+        :raises WorkerError: the worker has died.
+        """
         if command != "hello":
             _ = self.versions
         self._requests += 1
@@ -186,27 +199,30 @@ class Worker:
         return pending
 
     def call(self, command: str, *, seconds: float | None = None, **arguments: Any) -> Any:
-        """Send a command and wait for its answer. :raises WorkerError: when it dies, hangs or refuses."""
+        """Send a command like :meth:`request`, and wait for its answer.
+
+        :raises WorkerError: the worker dies, hangs or refuses the command.
+        """
         return self.request(command, seconds=seconds, **arguments).result()
 
     def output(self) -> str:
-        """All that the worker has written to stdout and stderr."""
+        """Return everything that the worker has written to stdout and stderr."""
         return self._process.output()
 
     def tail(self) -> str:
-        """The last lines of that, without UCX's tables and what NIXL says of its ordinary steps."""
+        """Return the last lines of the output, without UCX's tables and NIXL's INFO and DEBUG lines."""
         return "\n".join(f"  | {line}" for line in telling(self.output())[-_TAIL_LINES:])
 
     def signal(self, number: int) -> None:
-        """Send the process a signal, to see what comes of it."""
+        """Send a signal to the process."""
         self._process.signal(number)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let the process end by itself, and end it where it does not within two seconds."""
+        """Ask the process to end, and kill it if it has not ended within two seconds."""
         if self.alive:
             with contextlib.suppress(OSError):
                 self._send("exit")
@@ -214,16 +230,16 @@ class Worker:
         self.kill()
 
     def fileno(self) -> int:
-        """The descriptor to wait on for an answer."""
+        """Return the descriptor of the channel, to wait for an answer."""
         return self._process.channel.fileno()
 
     @property
     def answered(self) -> bool:
-        """Whether an answer is here already: it came together with the one before it."""
+        """Whether another answer has already arrived, together with the previous one."""
         return b"\n" in self._buffer
 
     def cancel(self) -> None:
-        """Ask a worker that serves to stop serving; there is no answer to this."""
+        """Ask the worker to stop serving; the worker does not answer this."""
         try:
             self._send("cancel")
         except OSError:
@@ -240,7 +256,7 @@ class Worker:
                 message = decode(line)
                 check(REPLY, message)
                 if message["number"] != pending.number:
-                    continue  # the late answer to a request that was given up
+                    continue  # the late answer to an abandoned request
                 if "error" not in message:
                     check_answer(pending.step, message["result"])
                     return message["result"]
@@ -268,14 +284,16 @@ class Worker:
 
     def _died(self, step: str) -> WorkerError:
         code = self._process.wait(_END_SECONDS)
-        if code is None and self.alive:  # it has closed its channel, and stays
+        if code is None and self.alive:  # it has closed its channel but still runs
             self._process.kill()
             code = self._process.wait(_END_SECONDS)
         how = "has gone with its rank" if code is None else _how_it_ended(code)
         reason = f"{self.name} {how} during {step!r}"
-        remedy = "read its last lines below: a crash in NIXL, UCX or a driver shows there; `dmesg` shows the OOM killer"
-        if code is None:  # and nobody is there who could tell its last lines
-            remedy = "see what became of the ranks, which is said below"
+        remedy = (
+            "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
+        )
+        if code is None:  # its rank has gone, so its last lines are unknown
+            remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""
         self.kill()
         return WorkerDiedError(reason, remedy, _quoted(tail) if code is not None else "")
@@ -292,20 +310,20 @@ class Worker:
         what = _START_STEPS.get(pending.step)
         did_not = f"did not {what}" if what else f"did not answer {pending.step!r}"
         reason = f"{self.name}, which was {state}, {did_not} before its deadline of {limit}, and was ended"
-        busy = "if the machine is merely busy, run it again where there is less to do"
+        busy = "if the machine is only busy, run it again with less load"
         if self.by_option:
-            busy += f", or give {'--nixl-start-timeout' if what else '--nixl-timeout'} more than {limit}"
-        remedy = f"its threads' stacks are below; {busy}"
+            busy += f", or set {'--nixl-start-timeout' if what else '--nixl-timeout'} to more than {limit}"
+        remedy = f"read the stacks of its threads below; {busy}"
         error = WorkerHungError(reason, remedy, _quoted(tail))
-        # A process that somebody stopped is not late because the host is busy.
+        # A process that was stopped by a signal is not late because of load.
         error.late = not state.startswith("stopped")
         return error
 
     def _nonsense(self, step: str, error: StrictError) -> WorkerError:
         self.kill()
         return WorkerError(
-            f"{self.name} answered {step!r} with what no worker of this version answers, and was ended: {error}",
-            "see that every rank has the same pytest-nixl; without a --nixl-group-token a stranger may have written it",
+            f"{self.name} sent an answer to {step!r} that this version does not allow, and was ended: {error}",
+            "install the same pytest-nixl on every rank; without --nixl-group-token a stranger may have written it",
         )
 
     def _failed(self, step: str, error: Mapping[str, str]) -> WorkerError:
@@ -320,25 +338,26 @@ class Worker:
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
             remedy = (
-                "install NIXL where this Python finds it: pip install --no-deps nixl nixl-cu12 (or nixl-cu13), or use "
+                "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12` (or nixl-cu13), or use "
                 "the image's own build"
             )
             return WorkerError(reason, remedy, detail)
         if kind == "timeout":
-            remedy = "see whether the other rank still runs; give --nixl-timeout more time if the machine is busy"
-            return WorkerLateError(f"{self.name} gave up {step!r}: {message}", remedy, detail)
+            remedy = "check whether the other rank still runs; if the machine is busy, increase --nixl-timeout"
+            return WorkerLateError(f"{self.name} stopped {step!r} at its deadline: {message}", remedy, detail)
         if kind == "refused":
             return WorkerError(f"{self.name} refused {step!r}: {message}", "", detail)
-        remedy = "make it importable for this Python, or mend the import" if type_name in _IMPORT_ERRORS else ""
+        remedy = "install the module for this Python, or correct the import" if type_name in _IMPORT_ERRORS else ""
         return WorkerError(f"{type_name} in {self.name} during {step!r}: {message}", remedy, error["traceback"])
 
 
 def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
-    """Wait for the answers of several workers at once, and return them in order; each worker's come in its own order.
+    """Wait for the answers of several workers, and return them in the order of the requests.
 
-    :param serving: a request that goes on until it is cancelled, which is done when the others are answered.
-    :raises WorkerError: where one fails, the others are given a moment to say their own and are then ended. The error
-        is that of the worker that died or hung, if one did: it is the cause, the others' are consequences.
+    :param pending: the requests.
+    :param serving: a request that runs until it is cancelled, which happens when the others are answered.
+    :raises WorkerError: a worker failed. The other workers get a moment to report their errors and are then ended. If a
+        worker died or hung, its error is raised, because the other errors are consequences.
     """
     errors: list[WorkerError] = []
     hurried: set[Pending] = set()
@@ -352,7 +371,7 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
             try:
                 answers[item] = item.result()
             except WorkerHungError as error:
-                # One that was hurried, and is merely late, is a consequence; one that somebody stopped is the cause.
+                # A late worker whose deadline was shortened is a consequence; one stopped by a signal is the cause.
                 errors += [] if item in hurried and error.late else [error]
             except WorkerError as error:
                 errors.append(error)
@@ -368,12 +387,12 @@ def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> li
 
 
 def _how_far_from_the_cause(error: WorkerError) -> int:
-    """What died or hung made the others fail: it is named first."""
+    """Return a sort key: a worker that died or hung is the cause of the other workers' errors."""
     return 0 if isinstance(error, WorkerDiedError) else 1 if isinstance(error, WorkerHungError) else 2
 
 
 def _ready(waiting: Sequence[Pending]) -> list[Pending]:
-    """Return those that have something to read, or the one whose deadline passed first."""
+    """Return the requests with something to read, or the one whose deadline passed first."""
     heads = {item.worker: item for item in reversed(waiting)}
     if answered := [item for item in heads.values() if item.worker.answered]:
         return answered
@@ -389,7 +408,7 @@ def _how_it_ended(code: int) -> str:
 
 
 def telling(output: str) -> list[str]:
-    """Return the lines of a worker's output without UCX's tables and what NIXL says of its ordinary steps."""
+    """Return the lines of a worker's output without UCX's tables and NIXL's INFO and DEBUG lines."""
     return [line for line in output.splitlines() if line.strip() and not _NOISE.search(line)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests that run nixlbench are written in: which rows it measures, and its processes on the ranks."""
+"""Fixtures of the tests that run nixlbench: the rows that it measures, and its processes on the ranks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pytest_nixl.session.run import Run, asked_links
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "program_row" in metafunc.fixturenames:
         run = Run.of(metafunc.config)
-        rows = list(nixlbench_rows(run)) if run.usable else [None]  # None: the tests will say so
+        rows = list(nixlbench_rows(run)) if run.usable else [None]  # None: each test reports why the run is not usable
         metafunc.parametrize("program_row", rows, ids=_id)
 
 
 def nixlbench_rows(run: Run) -> Iterator[RowKey]:
-    """Yield the keys of the rows that nixlbench measures: of each link the smallest, a middle and the largest block."""
+    """Yield the keys of the rows that nixlbench measures: the smallest, a middle and the largest block of each link."""
     blocks = sorted(run.settings.blocks)
     sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
     name = label(run.settings.nixlbench_args)
@@ -50,7 +50,7 @@ def _id(row: RowKey | None) -> str:
 
 @pytest.fixture(scope="session")
 def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: SessionEtcd) -> Iterator[Nixlbench]:
-    """The nixlbench of each rank: that of ``--nixl-nixlbench``, or that on its PATH."""
+    """The nixlbench of each rank, from ``--nixl-nixlbench`` or PATH."""
     with Nixlbench(nixl_settings, nixl_cluster, nixl_etcd_server, supervisor) as started:
         yield started
 
@@ -59,7 +59,7 @@ def nixlbench(nixl_settings: Settings, nixl_cluster: Cluster, nixl_etcd_server: 
 def record_program(
     request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
 ) -> Callable[[JudgedRow, dict[str, object]], None]:
-    """Write what a program measured of a row to the table and, through pytest-benchmark, to its files."""
+    """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
         nixl_run.notes += [note for note in judged.notes if note not in nixl_run.notes]

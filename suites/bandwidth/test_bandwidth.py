@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are bytes delivered, right, over an accepted transport, and as fast as the profile says?"""
+"""Do the right bytes arrive, over an accepted transport, and as fast as the profile says?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_bandwidth(
     expect: Callable[[Samples], Judgement],
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Delivered bandwidth, latency, integrity and transport of one row are as the profile expects."""
+    """Bandwidth, latency, integrity and transport of one row are as the profile expects."""
     samples = measure(block, batch=batch, depth=depth)
     record(samples)
     verdict(expect(samples))

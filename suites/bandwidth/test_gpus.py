@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several GPUs of a rank: what do they move at the same time, each with the network cards nearest to it?"""
+"""How much do several GPUs of a rank transfer at the same time, each with its nearest network cards?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_nixl.processes.worker_process import Worker
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
-NO_MEMORY = "no GPU memory is asked for: --nixl-memory has no VRAM"
+NO_MEMORY = "no GPU memory is requested: --nixl-memory has no VRAM"
 
 
 @pytest.mark.nixl_check("gpus-together")
@@ -37,7 +37,7 @@ def test_gpus_do_not_hold_each_other_up(
     profile: Profile,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """All GPUs move bytes at the same time: how much together, which is the slowest, and does one starve?"""
+    """All GPUs transfer at the same time: report the sum and the slowest GPU, and whether a GPU starves."""
     asked = asked_links(nixl_settings, nixl_run.asked)
     kinds = {(link.backend, link.op, link.memory): None for link in asked if "VRAM" in str(link.memory)}
     if not kinds:
@@ -47,12 +47,12 @@ def test_gpus_do_not_hold_each_other_up(
     scaling = profile.machine.scaling if profile.machine is not None else None
     said: list[ConcurrentVerdict] = []
     for backend, op, memory in kinds:
-        *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # without a GPU the test ends here, with why
+        *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # raises NotApplicableError without a GPU
         devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
         if len(devices) < 2:
             verdict(Judgement(Verdict.NOT_APPLICABLE, _few(min(ends, key=len))))
             return
-        # Who names the cards by hand has them used; LIBFABRIC chooses by the bus itself.
+        # Cards in UCX_NET_DEVICES are used as given. LIBFABRIC itself chooses cards by their position on the PCI bus.
         named = backend != "UCX" or UCX_CARDS in os.environ
         variables = [({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
                      for pair in devices]  # fmt: skip
@@ -65,7 +65,7 @@ def test_gpus_do_not_hold_each_other_up(
 
 
 def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
-    """Where the GPUs hang that workers of both ends see, and whether both are on one host."""
+    """Return the GPUs with their positions for both ends, and whether both ends are on one host."""
     if cluster.several:
         facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
         told = [(each.gpu.gpus, each.rdma) for each in facts]
@@ -83,6 +83,8 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
 
 
 def _few(found: list[GpuEnd]) -> str:
-    """Why there are no two GPUs: what is seen, and what hides the others."""
+    """Return a sentence about why there are fewer than two GPUs."""
     why = visible(read_gpus(FactsRoot()).gpus, os.environ).why
-    return f"one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}: this takes two" + (f" ({why})" if why else "")
+    return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
+        f" ({why})" if why else ""
+    )

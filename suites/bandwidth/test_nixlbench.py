@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NIXL's own benchmark measures of the same rows, judged by the same profile."""
+"""Does nixlbench, NIXL's own benchmark, confirm the rows under the same profile?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_nixlbench(
     profile: Profile,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Bandwidth and transport of one row are as the profile expects also by nixlbench, between the same ranks."""
+    """Bandwidth and transport of one row, measured by nixlbench between the same ranks, are as the profile expects."""
     why = nixlbench.why_not(program_row)
     if why is not None:
         verdict(Judgement(Verdict.NOT_APPLICABLE, why))

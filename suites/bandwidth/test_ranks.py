@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several ranks: which one is to blame for a slow pair, and do pairs hold each other up?"""
+"""Which rank is the culprit of a slow pair, and do pairs slow each other down?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
-ALONE = "this run has one rank"
+ALONE = "this run has only one rank"
 
 
 @pytest.mark.nixl_check("rank-to-blame")
@@ -28,7 +28,7 @@ def test_no_rank_is_to_blame_for_a_slow_pair(
     measure_until_clear: Callable[[Link, int, int, int], Samples],
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """A pair that failed is measured again, each end with a rank that is not suspected: that names the host."""
+    """Each end of a failed pair is measured again with a rank that is not suspected, which shows the culprit."""
     if not nixl_cluster.several:
         verdict(Judgement(Verdict.NOT_APPLICABLE, ALONE))
         return
@@ -63,10 +63,14 @@ def test_pairs_do_not_hold_each_other_up(
     nixl_pairs: WorkerPairs,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Pairs that share no rank move bytes at the same time: how much together, and does one starve beside the rest?"""
+    """Pairs without a common rank transfer at the same time: report the sum, and whether a pair starves."""
     pairs = disjoint(nixl_cluster.ranks)
     if len(pairs) < 2:
-        verdict(Judgement(Verdict.NOT_APPLICABLE, "there are no two pairs that share no rank: that takes four ranks"))
+        verdict(
+            Judgement(
+                Verdict.NOT_APPLICABLE, "this check needs two pairs without a common rank, and so at least four ranks"
+            )
+        )
         return
     said: list[ConcurrentVerdict] = []
     for kind in {(link.backend, link.op, link.memory): None for link in asked_links(nixl_settings, nixl_run.asked)}:

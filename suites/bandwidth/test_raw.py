@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is it the fabric that is slow, or NIXL? The same blocks over the same path by a raw tool, in the same run."""
+"""Is the fabric slow, or NIXL? A raw tool measures the same blocks over the same transport in the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_nixl_moves_what_the_path_carries(
     profile: Profile,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """A few rows of NIXL beside a raw tool's: what failed is the fabric's fault or NIXL's, and which is said."""
+    """A few rows are compared with a raw tool; for a failed row, the verdict names the fabric or NIXL as the cause."""
     judgement, ratios = compare(link_kind, nixl_run, nixl_cluster, profile)
     request.node.stash[RATIOS] = ratios
     verdict(judgement)

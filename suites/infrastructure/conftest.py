@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of every rank's host, and what each check makes of them."""
+"""Fixtures with the facts of every rank's host, and functions that run a check on them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement
 from pytest_nixl.session.cluster import Cluster
 
-#: A question is asked by the id of its check.
+#: Runs a check by its id.
 Ask = Callable[[str], Judgement]
 
 
 @pytest.fixture(scope="session")
 def hosts(nixl_settings: Settings, nixl_cluster: Cluster) -> Sequence[Facts]:
-    """What the host of each rank is, and of the etcd that the deployment has, if any."""
+    """The facts of each rank's host, and of the deployment's etcd if there is one."""
     if nixl_cluster.several:
         addresses = nixl_cluster.ask("address")
         told = nixl_cluster.ask("facts", peers=addresses)
@@ -48,31 +48,31 @@ def _read(name: str, plain: dict[str, Any]) -> Facts:
         return Facts.of(plain)
     except ValueError as error:
         raise NixlPluginError(
-            f"{name} told facts of its host that no rank of this version tells: {error}",
-            "see that every rank has the same pytest-nixl",
+            f"{name} sent facts that this version of pytest-nixl does not know: {error}",
+            "install the same pytest-nixl on every rank",
         ) from None
 
 
 @pytest.fixture(scope="session")
 def facts(hosts: Sequence[Facts]) -> Facts:
-    """What this host is."""
+    """The facts of this host."""
     return hosts[0]
 
 
 @pytest.fixture(scope="session")
 def wanted(nixl_settings: Settings, profile: Profile) -> Requirements:
-    """What every host should be."""
+    """The expected state of every host."""
     return Requirements(profile, nixl_settings.backend)
 
 
 @pytest.fixture
 def ask(hosts: Sequence[Facts], nixl_cluster: Cluster, wanted: Requirements) -> Ask:
-    """Ask a check of the facts of every rank's host."""
+    """A function that runs a check on the facts of every rank's host."""
     return lambda check: everywhere(nixl_cluster.names, [judge(check, each, wanted) for each in hosts])
 
 
 @pytest.fixture
 def ask_etcd(nixl_etcd: EtcdFixture, facts: Facts, wanted: Requirements) -> Ask:
-    """Ask a check that is about the etcd of this run."""
+    """A function that runs a check on the etcd of this run."""
     found = replace(facts, etcd=read_etcd(FactsRoot(), nixl_etcd.endpoint, "this run", lambda: nixl_etcd.client))
     return lambda check: judge(check, found, wanted)

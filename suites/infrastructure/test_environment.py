@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the variables known, and not at odds with each other or with the machine?"""
+"""Are the environment variables spelled correctly, and do they agree with each other and with this host?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nixl.model.verdicts import Judgement
 
 @pytest.mark.nixl_check("variables-known")
 def test_every_variable_is_known(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every variable that looks like NIXL's, UCX's or libfabric's is one that they know."""
+    """NIXL, UCX and libfabric know every variable that starts with their prefix."""
     verdict(ask("variables-known"))
 
 
@@ -20,29 +20,29 @@ def test_every_variable_is_known(ask: Callable[[str], Judgement], verdict: Calla
 def test_ucx_may_use_the_transports_of_this_host(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """UCX_TLS leaves UCX the transports that this host has."""
+    """UCX_TLS allows the transports that this host supports."""
     verdict(ask("transports-allowed"))
 
 
 @pytest.mark.nixl_check("devices-there")
 def test_named_devices_are_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every network device is there that a variable names."""
+    """The host has every network device that a variable names."""
     verdict(ask("devices-there"))
 
 
 @pytest.mark.nixl_check("provider-there")
 def test_the_named_provider_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The provider is there that FI_PROVIDER names."""
+    """FI_PROVIDER names a provider that works on this host."""
     verdict(ask("provider-there"))
 
 
 @pytest.mark.nixl_check("namespace-plain")
 def test_the_namespace_is_plain(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """NIXL_ETCD_NAMESPACE begins with a slash, and ends without."""
+    """NIXL_ETCD_NAMESPACE begins with a slash and ends without one."""
     verdict(ask("namespace-plain"))
 
 
 @pytest.mark.nixl_check("variables-agree")
 def test_variables_agree(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """No two variables contradict each other, and none this host."""
+    """The variables do not contradict each other or this host."""
     verdict(ask("variables-agree"))

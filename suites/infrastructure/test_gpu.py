@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the GPUs there, healthy, and within reach of each other and of the network cards?"""
+"""Are all GPUs present and healthy, and can other GPUs and the network cards access their memory?"""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @pytest.mark.nixl_check("gpus")
 def test_every_gpu_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """There are as many GPUs, and of the model, as the profile says."""
+    """The host has the number and model of GPUs that the profile says."""
     verdict(ask("gpus"))
 
 
 @pytest.mark.nixl_check("gpu-driver")
 def test_the_driver_suits_nixl(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The driver is of one version with its libraries, and new enough for NIXL's CUDA."""
+    """The driver has the same version as its libraries, and is new enough for NIXL's CUDA version."""
     verdict(ask("gpu-driver"))
 
 
@@ -41,19 +41,19 @@ def test_every_gpu_reaches_every_other(ask: Callable[[str], Judgement], verdict:
 
 @pytest.mark.nixl_check("gpu-nvlink")
 def test_every_gpu_has_its_nvlinks(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every GPU has as many NVLinks up as the others."""
+    """Every GPU has the same number of active NVLinks."""
     verdict(ask("gpu-nvlink"))
 
 
 @pytest.mark.nixl_check("gpu-direct")
 def test_network_cards_reach_gpu_memory(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Network cards reach GPU memory, by DMA-BUF, nvidia_peermem or EFA's own way."""
+    """Network cards access GPU memory by DMA-BUF, nvidia_peermem or EFA's own driver."""
     verdict(ask("gpu-direct"))
 
 
 @pytest.mark.nixl_check("gdrcopy")
 def test_gdrcopy_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """GDRCopy is there for small messages."""
+    """GDRCopy is usable for small messages."""
     verdict(ask("gdrcopy"))
 
 
@@ -65,25 +65,25 @@ def test_no_gpu_reported_an_error(ask: Callable[[str], Judgement], verdict: Call
 
 @pytest.mark.nixl_check("gpu-ecc")
 def test_no_gpu_has_an_uncorrected_error(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """No GPU's memory has an error that could not be corrected."""
+    """No GPU has an uncorrectable memory error."""
     verdict(ask("gpu-ecc"))
 
 
 @pytest.mark.nixl_check("gpu-bar1")
 def test_the_bus_reaches_all_gpu_memory(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The bus reaches all of every GPU's memory."""
+    """BAR1 of every GPU covers its memory."""
     verdict(ask("gpu-bar1"))
 
 
 @pytest.mark.nixl_check("gpu-persistence")
 def test_the_driver_stays_loaded(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The driver stays loaded while nobody uses a GPU."""
+    """The driver stays loaded while no process uses a GPU."""
     verdict(ask("gpu-persistence"))
 
 
 @pytest.mark.nixl_check("gpu-nics")
 def test_every_gpu_has_its_network_cards(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every GPU has the network cards under its PCI switch that the profile says."""
+    """Every GPU has as many network cards near it as the profile says."""
     verdict(ask("gpu-nics"))
 
 
@@ -97,13 +97,13 @@ def test_gpu_memory_is_taken_for_gpu_memory(
     finding: FindingFixture,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """On every rank, every backend that moves GPU memory registers it as such: none takes it for host memory."""
+    """On every rank, every backend with GPU memory registers it as GPU memory, not as host memory."""
     try:
         nixl_agent.gpus()
     except NotApplicableError:
         there = ask("gpus")
         if there.verdict is not Verdict.NOT_APPLICABLE:
-            raise  # they are there, and cannot be used
+            raise  # the host has GPUs that cannot be used
         verdict(there)
         return
     taken, known = [], []
@@ -118,6 +118,6 @@ def test_gpu_memory_is_taken_for_gpu_memory(
             except FindingError as error:
                 taken.append(error.seen)
     if not taken and not known:
-        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} moves no GPU memory")
-    reason = "; ".join(taken) or f"GPU memory is registered as such by {', '.join(known)}"
+        raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} supports no GPU memory")
+    reason = "; ".join(taken) or f"GPU memory is registered as GPU memory by {', '.join(known)}"
     finding("VRAM-AS-HOST-MEMORY", bool(taken), reason, affects=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what NIXL stands on there, once, and whole?"""
+"""Are NIXL's libraries complete, and is each loaded only once?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_nixl.model.verdicts import Judgement
 def test_nothing_is_missing_of_what_the_plugins_need(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """Every library, and every version of a symbol, is there that the requested backends' plugins need."""
+    """The host has every library and symbol version that the plugins of the requested backends need."""
     verdict(ask("plugin-libraries"))
 
 
@@ -28,7 +28,7 @@ def test_each_library_is_loaded_once(ask: Callable[[str], Judgement], verdict: C
 def test_nixl_has_its_client_library_of_etcd(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """NIXL was built with etcd, and the library is there."""
+    """NIXL was built with etcd, and loads its client library."""
     verdict(ask("etcd-client-library"))
 
 
@@ -36,11 +36,11 @@ def test_nixl_has_its_client_library_of_etcd(
 def test_the_client_library_takes_addresses_as_they_are(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """Where an image is built with the patch that skips the check of addresses, the library has it."""
+    """If the image has the patch that skips the validation of addresses, the library contains it."""
     verdict(ask("etcd-client-patch"))
 
 
 @pytest.mark.nixl_check("nixlbench-starts")
 def test_nixlbench_starts(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Where nixlbench is installed, it starts."""
+    """If nixlbench is installed, it starts."""
     verdict(ask("nixlbench-starts"))

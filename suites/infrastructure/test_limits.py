@@ -18,11 +18,11 @@ def test_enough_memory_may_be_locked(ask: Callable[[str], Judgement], verdict: C
 
 @pytest.mark.nixl_check("shm")
 def test_there_is_room_in_dev_shm(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """/dev/shm is larger than the 64 MiB of a container that asked for nothing, and has room."""
+    """/dev/shm is larger than a container's default of 64 MiB, and has free space."""
     verdict(ask("shm"))
 
 
 @pytest.mark.nixl_check("huge-pages")
 def test_huge_pages_are_reserved_for_efa(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Huge pages are reserved where EFA has its buffers in them."""
+    """Huge pages are free for EFA's buffers, if there is EFA."""
     verdict(ask("huge-pages"))

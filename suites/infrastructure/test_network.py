@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are interfaces, addresses and names such that hosts reach each other?"""
+"""Do interfaces, addresses and host names let the hosts reach each other?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nixl.model.verdicts import Judgement
 
 @pytest.mark.nixl_check("nics-up")
 def test_interfaces_are_up(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every interface is up that traffic goes over."""
+    """Every interface that carries traffic is up."""
     verdict(ask("nics-up"))
 
 
@@ -28,7 +28,7 @@ def test_interfaces_have_the_rate_of_the_profile(
 def test_interfaces_of_one_kind_have_one_mtu(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """Interfaces of one kind have one MTU."""
+    """Interfaces of one kind have the same MTU."""
     verdict(ask("mtu"))
 
 
@@ -36,17 +36,17 @@ def test_interfaces_of_one_kind_have_one_mtu(
 def test_agents_give_no_link_local_address(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """No agent of UCX gives others an address of 169.254.0.0/16."""
+    """UCX agents advertise no address of 169.254.0.0/16."""
     verdict(ask("link-local"))
 
 
 @pytest.mark.nixl_check("names-resolve")
 def test_names_resolve(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """The names resolve that ranks meet by, also in a pod of hostNetwork."""
+    """The host names in etcd's addresses resolve, also in a pod with hostNetwork."""
     verdict(ask("names-resolve"))
 
 
 @pytest.mark.nixl_check("peer-reachable")
 def test_peers_are_reached(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """Every other host is reached."""
+    """The host reaches every other host."""
     verdict(ask("peer-reachable"))

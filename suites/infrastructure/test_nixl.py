@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is NIXL here, and does it have what was asked for?"""
+"""Does NIXL load, with every requested backend?"""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pytest_nixl.nixl.agent import NixlAgent
 
 @pytest.mark.nixl_check("nixl-loads")
 def test_nixl_loads(nixl_agent: NixlAgent) -> None:
-    """NIXL can be imported, in a process of its own, and makes an agent that knows its plugins."""
+    """A worker can import NIXL and create an agent that finds its plugins."""
     assert nixl_agent.get_plugin_list(), "the agent finds no plugin"
-    assert nixl_agent.worker.versions["nixl"], "the NIXL package does not tell its version"
+    assert nixl_agent.worker.versions["nixl"], "the NIXL package does not report its version"
 
 
 @pytest.mark.nixl_check("backend-loads")
 def test_every_requested_backend_loads(nixl_agent: NixlAgent, nixl_settings: Settings) -> None:
-    """Each backend of --nixl-backend is among NIXL's plugins, can be created, and moves host memory."""
+    """NIXL has a plugin for each backend of --nixl-backend, can create it, and moves host memory with it."""
     for backend in nixl_settings.backend:
         agent = nixl_agent.another(backends=[backend])
         types = agent.get_backend_mem_types(backend)
-        assert "DRAM" in str(types), f"{backend} was created, and supports {types}: not DRAM"
+        assert "DRAM" in str(types), f"{backend} was created, but supports {types}, not DRAM"

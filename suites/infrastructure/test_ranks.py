@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are all ranks alike?"""
+"""Do all ranks have the same software, hardware and settings?"""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from pytest_nixl.model.verdicts import Judgement
 
 @pytest.mark.nixl_check("ranks-agree")
 def test_ranks_agree(hosts: Sequence[Facts], verdict: Callable[[Judgement], None]) -> None:
-    """What must be alike on every rank is: versions, rates, MTU, drivers, variables, slash for slash."""
+    """Versions, rates, MTUs, drivers and variables are the same on every rank."""
     verdict(ranks_agree(hosts))

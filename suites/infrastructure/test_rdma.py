@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are the RDMA devices there, up, fast and open?"""
+"""Are all RDMA devices present, active, fast and accessible?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_nixl.model.verdicts import Judgement
 
 @pytest.mark.nixl_check("rdma-devices")
 def test_every_rdma_device_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
-    """There are as many RDMA devices as the profile says, each with its driver."""
+    """The host has as many RDMA devices as the profile says, each with a driver."""
     verdict(ask("rdma-devices"))
 
 
@@ -20,7 +20,7 @@ def test_every_rdma_device_is_there(ask: Callable[[str], Judgement], verdict: Ca
 def test_a_port_of_every_rdma_device_is_active(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """Every RDMA device has a port that carries."""
+    """Every RDMA device has an active port."""
     verdict(ask("rdma-ports"))
 
 
@@ -28,7 +28,7 @@ def test_a_port_of_every_rdma_device_is_active(
 def test_every_rdma_device_has_the_rate_of_the_profile(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
-    """No RDMA device is slower than the profile says, nor than the others."""
+    """No RDMA device is slower than the profile says, or slower than the others."""
     verdict(ask("rdma-rate"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents that publish to the run's etcd, in a namespace of the test's own."""
+"""Fixtures with agents that publish to the run's etcd, each test in its own namespace."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
 
 
-#: How long LIBFABRIC waits for the handshake of an agent that it loads the metadata of, while it does nothing else.
+#: The time for which LIBFABRIC blocks to wait for another agent's handshake when it loads metadata, in seconds.
 HANDSHAKE_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
 def agents_meet(nixl_settings: Settings) -> None:
-    """:raises NotApplicableError: where only storage backends are asked for."""
+    """Skip the test if only storage backends are requested."""
     if not between_agents(nixl_settings.backend):
         names = ",".join(nixl_settings.backend)
-        raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no agent learns of another for it")
+        raise NotApplicableError(
+            f"--nixl-backend={names} moves bytes only to storage, for which agents need no metadata of each other"
+        )
 
 
 @pytest.fixture
 def agents(
     nixl_settings: Settings, agent_backend: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
 ) -> Iterator[Agents]:
-    """Agents of one of the backends asked for, in workers of their own, which all end with the test: before the ways to
-    etcd that they may have.
-    """
+    """Agents of one requested backend in separate workers, which end with the test, before their proxies to etcd."""
     seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
     with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,), timeout=seconds)) as started:
         yield started
@@ -51,24 +51,24 @@ def agents(
 
 @pytest.fixture
 def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, nixl_cluster: Cluster) -> Namespace:
-    """A namespace in the run's etcd, under the test's own prefix; its agents are spread over the ranks of the run.
+    """A namespace in the run's etcd under the test's own prefix, with agents on all ranks of the run.
 
-    :raises NixlPluginError: at once, where NIXL cannot reach that etcd: every step would wait for its whole time.
+    :raises NixlPluginError: NIXL cannot use that etcd; without this error every step would wait for its deadline.
     """
     encrypted = any(member.startswith("https://") for member in nixl_etcd.client.endpoints)
     if encrypted or nixl_settings.etcd_user or "@" in nixl_etcd.endpoint:
         raise NixlPluginError(
-            f"NIXL cannot use the etcd at {redact(nixl_etcd.endpoint)}: it speaks plaintext, and sends no password",
-            "run `etcd grpc-proxy start` with the certificates beside the agents, and give its http:// address with "
-            "--nixl-etcd; with a password there is no way",
+            f"NIXL cannot use the etcd at {redact(nixl_etcd.endpoint)}: NIXL speaks plaintext and sends no password",
+            "run `etcd grpc-proxy start` with the certificates on the agents' hosts, and set --nixl-etcd to its "
+            "http:// address; for an etcd with a password there is no remedy",
         )
     name = nixl_etcd.prefix.rstrip("/")
-    # Where the ranks' own etcd cannot be used by agents, that of this run is one of rank 0's own host.
+    # If agents cannot use the ranks' etcd, this run's etcd is on rank 0's host, and so are all agents.
     places = nixl_cluster.places[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
     return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, places)
 
 
 @pytest.fixture
 def way(nixl_etcd: EtcdFixture, nixl_etcd_proxy: Callable[[str], EtcdProxy]) -> ProxyClient:
-    """A way of our own to the run's etcd: it counts what agents ask, and can be cut with no harm to anybody else."""
+    """A proxy to the run's etcd that counts the agents' requests, and that can be cut without harm to other clients."""
     return nixl_etcd_proxy(nixl_etcd.endpoint).client("agents")

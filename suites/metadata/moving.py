@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that one agent writes to another: what metadata is exchanged for."""
+"""Write bytes from one agent to another, to prove that the exchanged metadata works."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ _seeds = itertools.count(1)
 
 
 def registered(agent: NixlAgent, *, source: bool = False) -> Buffer:
-    """Make memory that an agent has registered: what a run asks for of targets, or of those that write to them."""
+    """Allocate and register memory of the type that the run requests for targets, or with ``source`` for initiators."""
     buffer = agent.allocate_asked(SIZE, initiator=source)
     agent.register(buffer)
     return buffer
 
 
 def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, seconds: float) -> None:
-    """Write to another agent's memory, and compare there what arrived; every time with other bytes."""
+    """Write new bytes to another agent's memory, and compare every byte there.
+
+    :param writer: the initiator.
+    :param owner: the agent that owns ``target``.
+    :param seconds: the deadline of the transfer.
+    :raises NixlPluginError: the transfer missed its deadline, or NIXL reported an error.
+    """
     seed = next(_seeds)
     source = registered(writer, source=True)
     source.fill(seed).result()
@@ -32,7 +38,7 @@ def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, secon
     done, told = writer.transfer(handle) == "DONE", False
 
     def delivered() -> bool:
-        # Both are asked in turn, since both make progress only then.
+        # Poll both in turn, because agents make progress only when polled.
         nonlocal done, told
         done = done or writer.check_xfer_state(handle) == "DONE"
         told = told or owner.check_remote_xfer_done(writer.name, said)
@@ -43,10 +49,10 @@ def write_and_compare(writer: NixlAgent, owner: NixlAgent, target: Buffer, secon
         f"a WRITE of {SIZE} bytes from {writer.name} to {owner.name}, and its notification there",
         seconds=seconds,
         remedy=lambda: (
-            f"{'it is done' if done else 'it is not done'} at {writer.name}, and "
-            f"{'' if told else 'not '}announced at {owner.name}: see whether the two hosts reach each other"
+            f"check whether the two hosts reach each other: the transfer is {'' if done else 'not '}done at "
+            f"{writer.name}, and its notification has {'' if told else 'not '}arrived at {owner.name}"
         ),
     )
     writer.release_xfer_handle(handle)
     wrong = target.compare(seed)
-    assert wrong is None, f"the bytes that arrived at {owner.name} are not those that were sent: {wrong}"
+    assert wrong is None, f"the bytes at {owner.name} differ from those that were sent: {wrong}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A namespace of an etcd where agents publish: what they do there, and our own view of it."""
+"""A namespace in etcd in which agents publish metadata, with functions that wait for its state in etcd."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from pytest_nixl.processes.hosts import Host
 if TYPE_CHECKING:
     from pytest_nixl.etcd.proxy import ProxyClient
 
-#: What NIXL itself takes where NIXL_ETCD_NAMESPACE is not set, and what its documentation says that it takes.
+#: NIXL's actual default of NIXL_ETCD_NAMESPACE, and the default in its documentation.
 DEFAULT, DOCUMENTED = "/nixl/agents/", "/nixl/agents"
 
-#: Lines of NIXL's own logger that are of warnings and errors, of UCX, or speak of etcd.
+#: NIXL's log lines with warnings and errors, those of UCX, and those that mention etcd.
 _COMPLAINT = re.compile(r"^[EW]\d{4} |UCX +(ERROR|WARN)|etcd", re.IGNORECASE)
-_SAME_NAMESPACE = "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both, slash for slash"
+_SAME_NAMESPACE = "compare NIXL_ETCD_ENDPOINTS and NIXL_ETCD_NAMESPACE of both agents, including slashes"
 _numbers = itertools.count()
 
 
 class Namespace:
     """Agents that publish under one NIXL_ETCD_NAMESPACE of one etcd.
 
-    :param client: our own way to that etcd: the agents' is ``endpoint``.
-    :param name: the value of NIXL_ETCD_NAMESPACE; None leaves it unset.
-    :param seconds: how long any step may take.
-    :param places: where the first agent, the second, … start; none: all of them on this host.
+    :param agents: starts the agents.
+    :param client: the test's own client of that etcd.
+    :param endpoint: the agents' NIXL_ETCD_ENDPOINTS.
+    :param name: the agents' NIXL_ETCD_NAMESPACE; None leaves it unset.
+    :param seconds: the deadline of each step.
+    :param places: the ranks of the first agent, the second, …; empty for this host.
     """
 
     def __init__(
@@ -53,9 +55,9 @@ class Namespace:
         self._places = places
 
     def start(self, *names: str) -> list[NixlAgent]:
-        """Start agents in a worker each.
+        """Start agents, each in its own worker.
 
-        They have a progress thread, which spins, only where their backend needs one; else they progress when asked.
+        They have a spinning progress thread only if their backend needs one; otherwise they progress when polled.
         """
         environment = {"NIXL_ETCD_ENDPOINTS": self.endpoint, "NIXL_ETCD_NAMESPACE": self.name}
         return self._agents.start_each(
@@ -63,29 +65,29 @@ class Namespace:
         )
 
     def reached_by(self, endpoint: str) -> Namespace:
-        """Return the same namespace for agents that reach the etcd by other endpoints."""
+        """Return the same namespace for agents with other endpoints."""
         return Namespace(self._agents, self.client, endpoint, self.name, self.seconds)
 
     def part(self, name: str) -> Namespace:
-        """Return a namespace inside of this one."""
+        """Return a namespace below this one."""
         return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds, self._places)
 
     def key(self, agent: NixlAgent, label: str = "metadata") -> str:
-        """Return the key of an agent's metadata; the label is empty for the anchor, which every agent puts."""
+        """Return the key of an agent's metadata; an empty label gives the anchor, which every agent writes."""
         return f"{DEFAULT if self.name is None else self.name}/{agent.name}/{label}"
 
     def labels(self, agent: NixlAgent) -> list[str]:
-        """Return the labels under which etcd has something of this agent, but for the anchor."""
+        """Return the labels under which etcd has keys of this agent, except for the anchor."""
         anchor = self.key(agent, "")
         return [key.removeprefix(anchor) for key in self.client.get_prefix(anchor) if key != anchor]
 
     def publish(self, agent: NixlAgent) -> None:
-        """Have an agent publish all that it has, and see it in etcd byte for byte."""
+        """Let an agent publish all its metadata, and wait until etcd has the same bytes."""
         agent.send_local_metadata()
         self.await_key(agent, "metadata", agent.get_agent_metadata())
 
     def publish_part(self, agent: NixlAgent, label: str, *memory: Buffer, connections: bool) -> None:
-        """Have an agent publish some memory, its connections, or both under a label, and see it in etcd."""
+        """Let an agent publish some memory, its connections, or both under a label, and wait until etcd has them."""
         part = registration(agent, *memory)
         agent.send_partial_agent_metadata(part, connections, label=label)
         self.await_key(agent, label, agent.get_partial_agent_metadata(part, connections))
@@ -101,7 +103,7 @@ class Namespace:
         )
 
     def publish_anywhere(self, agent: NixlAgent) -> None:
-        """Have an agent publish, and see that in etcd under whatever key: for an etcd that nobody else uses."""
+        """Let an agent publish, and wait until etcd has it under any key. Use it only with a private etcd."""
         agent.send_local_metadata()
         metadata = agent.get_agent_metadata()
         wait_until(
@@ -112,12 +114,12 @@ class Namespace:
         )
 
     def find(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
-        """Have an agent fetch another one's metadata, and wait until it is loaded, with the memory given."""
+        """Let an agent fetch another agent's metadata, and wait until it is loaded with the given memory."""
         finder.fetch_remote_metadata(owner.name, label=label)
         self.await_found(finder, owner, *memory, label=label)
 
     def await_found(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
-        """Wait until an agent has loaded what it fetched."""
+        """Wait until an agent has loaded the metadata that it fetched."""
         key = self.key(owner, label or "metadata")
         wait_until(
             lambda: knows(finder, owner, *memory),
@@ -127,35 +129,36 @@ class Namespace:
         )
 
     def await_gone(self, agent: NixlAgent) -> None:
-        """Wait until etcd has nothing of an agent that withdrew."""
+        """Wait until etcd has no key of an agent that removed its metadata."""
         anchor = self.key(agent, "")
         wait_until(
             lambda: self.client.count_prefix(anchor) == 0,
-            f"etcd to have no key under {anchor}, which {agent.worker.name} withdrew",
+            f"etcd to have no key under {anchor}, which {agent.worker.name} removed",
             seconds=self.seconds,
             remedy=lambda: f"read what NIXL wrote: {complaint(agent) or 'nothing'}",
         )
 
     def await_forgotten(self, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until an agent does not know another one any more."""
+        """Wait until an agent has forgotten another agent."""
         wait_until(
             lambda: not knows(finder, owner),
-            f"{finder.worker.name} to forget {owner.name}, which withdrew its metadata from etcd",
+            f"{finder.worker.name} to forget {owner.name}, which removed its metadata from etcd",
             seconds=self.seconds,
             remedy=lambda: (
-                "see whether its watch reaches etcd (a proxy that ends idle streams?), and until then call "
+                "check whether its watch reaches etcd (a proxy may end idle streams); as a workaround call "
                 f"remove_remote_agent; what NIXL wrote last: {complaint(finder) or 'nothing'}"
             ),
         )
 
     def await_watch(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until an agent watches another one's anchor: it does so a moment after it loaded the other's metadata,
-        and never hears of what was withdrawn in that moment.
+        """Wait until an agent watches another agent's anchor.
+
+        The watch begins a moment after the metadata is loaded. The agent never learns of a removal in that moment.
         """
         self._await_watch(way, finder, self.key(owner, ""), "so as to hear when it is withdrawn")
 
     def await_search(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until an agent watches for another one's metadata, which is not there yet."""
+        """Wait until an agent watches for another agent's metadata that is not published yet."""
         self._await_watch(way, finder, self.key(owner), "which is not there yet")
 
     def _await_watch(self, way: ProxyClient, finder: NixlAgent, key: str, why: str) -> None:
@@ -164,12 +167,12 @@ class Namespace:
             f"{finder.worker.name} to watch {key}, {why}",
             seconds=self.seconds,
         )
-        self.client.get(key)  # a round trip: the etcd has seen the watch before what comes after this
+        self.client.get(key)  # a round trip, so that etcd has received the watch
 
     def await_fetches(self, finder: NixlAgent) -> None:
-        """Wait until an agent has done every fetch it was asked for, well or not: NIXL tells nobody.
+        """Wait until an agent has finished all its fetches, successful or not. NIXL does not report their end.
 
-        NIXL takes them in turn, so they are done when the metadata of one more agent is there, made for that.
+        NIXL runs fetches one after the other, so they are finished when the metadata of an additional agent is loaded.
         """
         last = finder.beside(f"last-{next(_numbers)}")
         self.publish(last)
@@ -177,7 +180,7 @@ class Namespace:
 
 
 def knows(finder: NixlAgent, owner: NixlAgent, *memory: Buffer) -> bool:
-    """Whether an agent has loaded another one's metadata, with the memory given."""
+    """Return whether an agent has loaded another agent's metadata with the given memory."""
     if not memory:
         return finder.check_remote_metadata(owner.name)
     descriptors = finder.get_xfer_descs([buffer.descriptor() for buffer in memory], memory[0].memory)
@@ -185,19 +188,19 @@ def knows(finder: NixlAgent, owner: NixlAgent, *memory: Buffer) -> bool:
 
 
 def registration(agent: NixlAgent, *memory: Buffer) -> Ref:
-    """Return the descriptors that partial metadata of some memory, or of none, is asked for by."""
+    """Return the descriptors for partial metadata of the given memory, which may be none."""
     kind = memory[0].memory if memory else "DRAM"
     return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], kind)
 
 
 def complaint(agent: NixlAgent) -> str:
-    """The last line in which a worker warned of something, or spoke of etcd."""
+    """Return the last output line of a worker with a warning, an error or a mention of etcd."""
     lines = [line for line in agent.worker.output().splitlines() if _COMPLAINT.search(line)]
     return lines[-1] if lines else ""
 
 
 def comes_true(condition: Callable[[], bool], *, seconds: float) -> bool:
-    """Whether a condition comes true in some seconds, where both answers are good ones."""
+    """Return whether a condition becomes true within some seconds; both answers are allowed."""
     try:
         return wait_until(condition, "it", seconds=seconds)
     except NixlPluginError:

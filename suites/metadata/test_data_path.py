@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is etcd in the way of transfers, and what do agents make of it when it is away?"""
+"""Do transfers work without etcd, and how do agents react when etcd cannot be reached?"""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from suites.conftest import FindingFixture
 
 TRANSFERS = 25
-#: Seconds that an agent has to hear of what another one withdrew: it takes some hundredths, on a busy machine 2 s.
+#: The time for an agent to learn of a removal, in seconds. It takes some 10 ms, and on a busy machine 2 s.
 NOTICED = 5.0
 
 
 @pytest.mark.nixl_check("data-path-without-etcd")
 def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
-    """Transfers make no request on the way to etcd that both agents use, and go on while it is cut."""
+    """Transfers send no request through the proxy to etcd that both agents use, and continue while it is cut."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
     target = registered(publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
     write_and_compare(finder, publisher, target, namespace.seconds)  # connects
     asked = len(way.requests)
-    assert asked, "the agents found each other with no request on the way that was to count them"
+    assert asked, "the agents found each other, but the proxy to etcd counted no request"
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
     made = way.requests[asked:]
@@ -46,7 +46,7 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
 def test_an_agent_is_told_that_nothing_was_published(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
-    """With etcd away, publishing is an error; with etcd back, publishing again succeeds."""
+    """Publishing is an error while etcd cannot be reached, and succeeds when etcd is back."""
     (publisher,) = namespace.reached_by(way.endpoint).start("publisher")
     namespace.publish(publisher)
     way.cut()
@@ -56,9 +56,9 @@ def test_an_agent_is_told_that_nothing_was_published(
     except NixlError as error:
         silent, told = False, f"raised an error: {error.reason}"
     else:
-        # What is sent may wait for etcd, and be no failure: it is one when NIXL gives it up.
+        # A request that still waits for etcd is no failure; it is one when NIXL logs that it gave up.
         silent = comes_true(lambda: bool(complaint(publisher)), seconds=NOTICED)
-        told = f"returned as after a success, and NIXL wrote {complaint(publisher) or 'nothing'}"
+        told = f"returned like after a success; NIXL wrote {complaint(publisher) or 'nothing'}"
     way.restore()
     _publish_repeatedly(namespace, publisher)
     finding("NIXL-ETCD-SILENT-FAILURE", silent, f"with etcd cut off, send_local_metadata() {told}")
@@ -68,16 +68,16 @@ def test_an_agent_is_told_that_nothing_was_published(
 def test_an_agent_fetches_again_when_etcd_is_back(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
-    """A fetch while etcd is away comes to nothing, and the next one, when etcd is back, is done."""
+    """A fetch fails while etcd cannot be reached, and the next fetch succeeds when etcd is back."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     namespace.publish(publisher)
     way.cut()
     finder.fetch_remote_metadata(publisher.name)
     wait_until(
         lambda: complaint(finder),
-        f"{finder.worker.name} to say that it cannot fetch, since it is cut off from etcd",
+        f"{finder.worker.name} to log that it cannot fetch while it is cut off from etcd",
         seconds=namespace.seconds,
-        remedy=lambda: "it has said nothing: what it asked before the cut was answered, or its log has another form",
+        remedy=lambda: "it has logged nothing: its request was answered before the cut, or its log has another form",
     )
     asked = len(way.requests)
     way.restore()
@@ -87,11 +87,11 @@ def test_an_agent_fetches_again_when_etcd_is_back(
         return comes_true(lambda: knows(finder, publisher), seconds=0.5)
 
     back = comes_true(found, seconds=NOTICED)
-    finder.worker.kill()  # it would not end by itself
+    finder.worker.kill()  # it would not end otherwise
     finding(
         "NIXL-ETCD-FETCH-STUCK",
         not back,
-        f"after a fetch with etcd cut off, fetches {'are done again' if back else 'were not done'} with etcd back: "
+        f"after a fetch with etcd cut off, fetches {'succeed again' if back else 'did not succeed'} with etcd back: "
         f"{len(way.requests) - asked} requests in {NOTICED:g} s; NIXL wrote: {complaint(finder)}",
     )
 
@@ -100,27 +100,29 @@ def test_an_agent_fetches_again_when_etcd_is_back(
 def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
-    """An agent whose connection to etcd was cut and came back still hears of what the others withdraw."""
+    """An agent whose connection to etcd was cut and restored still learns of removals."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     namespace.publish(publisher)
     namespace.find(finder, publisher)
     namespace.await_watch(way, finder, publisher)
     way.cut()
     way.restore()
-    _publish_repeatedly(namespace, finder)  # it reaches etcd again; a fetch that came too soon would stick
+    _publish_repeatedly(
+        namespace, finder
+    )  # waits until it reaches etcd again, because an earlier fetch would never end
     publisher.invalidate_local_metadata()
     namespace.await_gone(publisher)
     forgotten = comes_true(lambda: not knows(finder, publisher), seconds=NOTICED)
     finding(
         "NIXL-ETCD-WATCH-LOST",
         not forgotten,
-        "etcd was away for a moment, and the finder reaches it again; what was withdrawn since, it "
-        + ("forgot" if forgotten else f"still believes in {NOTICED:g} s later"),
+        "etcd could not be reached for a moment, and the finder reaches it again; metadata that was removed since, it "
+        + ("forgot" if forgotten else f"still has {NOTICED:g} s later"),
     )
 
 
 def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:
-    """Publish until it is there: NIXL tries once, and its connection is not up again at once."""
+    """Publish until etcd has the key: NIXL tries only once, and its connection is not restored immediately."""
     metadata = agent.get_agent_metadata()
 
     def published() -> bool:
@@ -129,9 +131,9 @@ def _publish_repeatedly(namespace: Namespace, agent: NixlAgent) -> None:
 
     wait_until(
         published,
-        f"{agent.worker.name} to publish again, now that its etcd is back",
+        f"{agent.worker.name} to publish again after etcd is back",
         seconds=namespace.seconds,
         remedy=lambda: (
-            f"restart it: its client of etcd does not come back; NIXL wrote: {complaint(agent) or 'nothing'}"
+            f"restart the agent: its etcd client does not reconnect; NIXL wrote: {complaint(agent) or 'nothing'}"
         ),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do two agents learn of each other, whole or in parts, and can they then move bytes?"""
+"""Do two agents exchange metadata, whole or in parts, and can they then transfer bytes?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 @pytest.mark.nixl_check("metadata-by-etcd")
 def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
-    """What one agent publishes, another fetches by name, and writes to."""
+    """One agent publishes its metadata; another fetches it by name, and writes to the agent."""
     publisher, finder = namespace.start("publisher", "finder")
     target = registered(publisher)
     namespace.publish(publisher)
@@ -28,7 +28,7 @@ def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
 
 @pytest.mark.nixl_check("metadata-by-side-channel")
 def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings: Settings) -> None:
-    """Metadata that is carried by hand serves as well: no etcd is needed."""
+    """Metadata that the test itself passes on works without etcd."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     target = registered(owner)
     assert writer.add_remote_agent(owner.get_agent_metadata()) == owner.name
@@ -37,7 +37,7 @@ def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings:
 
 @pytest.mark.nixl_check("metadata-by-listener")
 def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nixl_settings: Settings) -> None:
-    """An agent sends its metadata to another one's port, asks there for the other's, and withdraws: with no etcd."""
+    """An agent sends its metadata to another agent's port, fetches the other's metadata, and removes its own."""
     seconds = nixl_settings.timeout
     port, ours = free_ports(2)
     listener = agents.start("listener", listen_thread=True, listen_port=port, progress_thread=None)
@@ -45,30 +45,33 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
     target, source = registered(listener), registered(caller)
 
     def remedy() -> str:
-        return f"see whether {HERE}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
+        return f"check whether {HERE}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
 
     caller.send_local_metadata(HERE, port)
-    wait_until(lambda: knows(listener, caller, source), f"{listener.name} to load what came at port {port}",
+    wait_until(lambda: knows(listener, caller, source),
+               f"{listener.name} to load the metadata that arrived at port {port}",
                seconds=seconds, remedy=remedy)  # fmt: skip
     caller.fetch_remote_metadata(listener.name, HERE, port)
-    wait_until(lambda: knows(caller, listener, target), f"{caller.name} to load what it asked for at port {port}",
+    wait_until(lambda: knows(caller, listener, target),
+               f"{caller.name} to load the metadata that it fetched from port {port}",
                seconds=seconds, remedy=remedy)  # fmt: skip
     write_and_compare(caller, listener, target, seconds)
     caller.invalidate_local_metadata(HERE, port)
-    wait_until(lambda: not knows(listener, caller), f"{listener.name} to forget {caller.name}, which withdrew",
+    wait_until(lambda: not knows(listener, caller),
+               f"{listener.name} to forget {caller.name}, which removed its metadata",
                seconds=seconds, remedy=remedy)  # fmt: skip
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-etcd")
 def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace: Namespace) -> None:
-    """Connections under one label, some memory under another: who fetched both reaches that memory and no other."""
+    """With connections under one label and memory under another, an agent that fetched both knows only that memory."""
     publisher, finder = namespace.start("publisher", "finder")
     shared, private = registered(publisher), registered(publisher)
     namespace.publish_part(publisher, "connections", connections=True)
     namespace.publish_part(publisher, "memory", shared, connections=False)
-    assert namespace.labels(publisher) == ["connections", "memory"], "a part was published under another label too"
+    assert namespace.labels(publisher) == ["connections", "memory"], "a part was also published under another label"
     namespace.find(finder, publisher, label="connections")
-    assert not knows(finder, publisher, shared), f"{finder.name} knows memory of which it was told nothing"
+    assert not knows(finder, publisher, shared), f"{finder.name} knows memory whose metadata it has not fetched"
     namespace.find(finder, publisher, shared, label="memory")
     assert not knows(finder, publisher, private), f"{finder.name} knows memory that was not published"
     write_and_compare(finder, publisher, shared, namespace.seconds)
@@ -76,12 +79,12 @@ def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace:
 
 @pytest.mark.nixl_check("metadata-in-parts-by-side-channel")
 def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Settings) -> None:
-    """Parts that are carried by hand add up: connections with the first memory, then the second memory alone."""
+    """Parts that the test passes on add up: connections with the first memory, then only the second memory."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     first, second = registered(owner), registered(owner)
     writer.add_remote_agent(owner.get_partial_agent_metadata(registration(owner, first), True))
-    assert knows(writer, owner, first), "the memory of the part that was loaded is not known"
-    assert not knows(writer, owner, second), "memory is known of which no part was loaded"
+    assert knows(writer, owner, first), "the memory of the loaded part is unknown"
+    assert not knows(writer, owner, second), "memory is known although its part was not loaded"
     writer.add_remote_agent(owner.get_partial_agent_metadata(registration(owner, second), False))
     write_and_compare(writer, owner, first, nixl_settings.timeout)
     write_and_compare(writer, owner, second, nixl_settings.timeout)
@@ -89,7 +92,7 @@ def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Sett
 
 @pytest.mark.nixl_check("metadata-update")
 def test_an_agent_publishes_again_what_has_changed(namespace: Namespace) -> None:
-    """More memory is found by fetching again; connections alone can be published without any of it."""
+    """A second fetch finds additional memory; connections can be published without memory."""
     publisher, finder = namespace.start("publisher", "finder")
     first = registered(publisher)
     namespace.publish(publisher)

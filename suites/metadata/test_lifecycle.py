@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do agents learn of others that come, withdraw, end, and come back?"""
+"""Do agents learn of other agents that start, remove their metadata, end, and restart?"""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.proxy import ProxyClient
     from suites.conftest import FindingFixture
 
-#: How much later than usual, in seconds, metadata is that had to wait for another agent's: NIXL waits 5 s.
+#: A fetch that takes this much longer than usual has waited for another agent's metadata (NIXL waits 5 s), in seconds.
 HELD_UP = 2.0
-#: How long, in seconds, what takes some hundredths of a second is given where not to happen is an answer too.
+#: The time for something that takes some 10 ms, if its absence is also an answer, in seconds.
 NOTICED = 5.0
-#: How long, in seconds, a first WRITE to an agent may take that was forgotten and found again.
+#: The deadline of the first WRITE to an agent that was forgotten and found again, in seconds.
 RECONNECTED = 20.0
 
 
@@ -31,7 +31,7 @@ RECONNECTED = 20.0
 def test_what_an_agent_withdraws_the_others_forget(
     namespace: Namespace, way: ProxyClient, agent_backend: str, finding: FindingFixture
 ) -> None:
-    """The keys go from etcd, who had fetched them forgets the agent, and finds it when it publishes again."""
+    """After a removal, an agent that had fetched the metadata forgets the owner, and finds it after it publishes."""
     (publisher,), (finder,) = namespace.start("publisher"), namespace.reached_by(way.endpoint).start("finder")
     target = registered(publisher)
     namespace.publish(publisher)
@@ -49,14 +49,14 @@ def test_what_an_agent_withdraws_the_others_forget(
     finding(
         "LIBFABRIC-NO-RECONNECT",
         bool(refused),
-        f"{publisher.name} withdrew and published again, {finder.name} fetched it again, and a WRITE to it "
-        + (f"came to nothing: {refused}" if refused else "arrived"),
+        f"{publisher.name} removed its metadata and published again, {finder.name} fetched it again, and a WRITE to it "
+        + (f"failed: {refused}" if refused else "arrived"),
     )
 
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
 def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: ProxyClient) -> None:
-    """A fetch that comes before the agent watches for its key, and loads it when it is there."""
+    """A fetch before the agent publishes watches for its key, and loads the metadata when it is published."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
     target = registered(publisher)
     finder.fetch_remote_metadata(publisher.name)
@@ -68,7 +68,7 @@ def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Nam
 
 @pytest.mark.nixl_check("metadata-fetches-in-turn")
 def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace, finding: FindingFixture) -> None:
-    """Who fetches an agent that is not there finds the next one at once, and the missing one when it has come."""
+    """A fetch of a missing agent does not delay the next fetch, and finds the missing agent when it publishes."""
     publisher, finder = namespace.start("publisher", "finder")
     present, missing = publisher.beside("present"), publisher.beside("missing")
     namespace.publish(publisher)
@@ -82,8 +82,8 @@ def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace
     finding(
         "NIXL-ETCD-SERIAL-FETCH",
         held_up > usual + HELD_UP,
-        f"an agent whose metadata was in etcd was found after {held_up:.1f} s behind a fetch of one that was not, and "
-        f"after {usual:.1f} s without",
+        f"an agent with metadata in etcd was found {held_up:.1f} s after a fetch of a missing agent, and in "
+        f"{usual:.1f} s without such a fetch",
     )
 
 
@@ -91,7 +91,7 @@ def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace
 def test_an_agent_that_has_ended_is_not_published_any_more(
     namespace: Namespace, agent_backend: str, finding: FindingFixture
 ) -> None:
-    """The metadata of an agent that was killed, or deleted, is gone from etcd, or has a lease and will go."""
+    """The metadata of a killed or deleted agent is removed from etcd, or has a lease that will end."""
     killed, finder = namespace.start("killed", "finder")
     deleted = finder.beside("deleted")
     for agent in (killed, deleted):
@@ -105,17 +105,17 @@ def test_an_agent_that_has_ended_is_not_published_any_more(
         finder.worker.timeout = RECONNECTED
     try:
         namespace.await_fetches(finder)
-        loaded = "loads it all the same" if knows(finder, killed) else f"cannot load it: {complaint(finder)}"
+        loaded = "loads it" if knows(finder, killed) else f"cannot load it: {complaint(finder)}"
     except WorkerHungError:
-        # LIBFABRIC sends its handshake to the dead again and again, and holds the agent's lock (ai-dynamo/nixl#2196).
+        # LIBFABRIC repeats its handshake to the dead agent, and holds the agent's lock (ai-dynamo/nixl#2196).
         if not shake_hands([agent_backend]):
             raise
-        loaded = f"does not answer any more: not within {RECONNECTED:g} s"
+        loaded = f"does not answer within {RECONNECTED:g} s"
     finding(
         "NIXL-ETCD-STALE-KEY",
         bool(stale),
-        f"the metadata of {' and '.join(stale) or 'neither'} is still there and has no lease; who fetches that of the "
-        f"killed one {loaded}",
+        f"the metadata of {' and '.join(stale) or 'neither'} is still in etcd without a lease; an agent that fetches "
+        f"that of the killed agent {loaded}",
     )
 
 
@@ -123,7 +123,7 @@ def test_an_agent_that_has_ended_is_not_published_any_more(
 def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     namespace: Namespace, finding: FindingFixture
 ) -> None:
-    """Who fetches its successor of the same name reaches that one, at the latest after removing the first."""
+    """An agent that fetches the successor of the same name reaches it, at the latest after remove_remote_agent."""
     before, finder = namespace.start("restarted", "finder")
     registered(before)
     namespace.publish(before)
@@ -143,38 +143,41 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     finding(
         "NIXL-ETCD-RESTART-REFUSED",
         refused,
-        f"the second fetch left it with the dead agent, and one after remove_remote_agent reached the new one: {why}"
+        f"after a second fetch the finder still had the dead agent, and reached the new one only after "
+        f"remove_remote_agent: {why}"
         if refused
-        else "who knew the agent reached its successor after fetching it again",
+        else "the finder reached the restarted agent after fetching it again",
     )
 
 
 @pytest.mark.nixl_check("metadata-of-one-name-twice")
 def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, finding: FindingFixture) -> None:
-    """The second one to publish replaces the first's metadata, and the first withdraws the second's: or it is told."""
+    """The second agent to publish gets an error. Otherwise it replaces the first agent's metadata, and the first agent
+    removes the second's.
+    """
     first, second = namespace.start("twin", "twin")
     namespace.publish(first)
     try:
         second.send_local_metadata()
     except NixlError as error:
-        finding("NIXL-ETCD-DUPLICATE-NAME", False, f"the second agent was told: {error.reason}")
+        finding("NIXL-ETCD-DUPLICATE-NAME", False, f"the second agent got an error: {error.reason}")
         return
     key, metadata = namespace.key(second), second.get_agent_metadata()
     replaced = comes_true(lambda: namespace.client.get(key) == metadata, seconds=NOTICED)
-    assert replaced, f"the second agent's metadata is not under {key}, and it was told of nothing: {complaint(second)}"
+    assert replaced, f"the second agent's metadata is not under {key}, and it got no error: {complaint(second)}"
     first.invalidate_local_metadata()
     namespace.await_gone(first)
     finding(
         "NIXL-ETCD-DUPLICATE-NAME",
         True,
-        "the second agent's metadata replaced the first one's with no error at either, and when the first withdrew, "
-        "the second was gone from etcd",
+        "the second agent's metadata replaced the first agent's without an error, and when the first agent removed its "
+        "metadata, that of the second was removed from etcd",
     )
 
 
 @pytest.mark.nixl_check("metadata-of-deregistered-memory")
 def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namespace, finding: FindingFixture) -> None:
-    """Who fetches anew what an agent published since does not know it, at the latest after removing the agent."""
+    """An agent that fetches the owner's new metadata forgets the memory, at the latest after remove_remote_agent."""
     publisher, finder = namespace.start("publisher", "finder")
     kept, given_away = registered(publisher), publisher.allocate_asked(1 << 16)
     registration = publisher.register(given_away)
@@ -187,11 +190,13 @@ def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namesp
     still_known = knows(finder, publisher, given_away)
     finder.remove_remote_agent(publisher.name)
     namespace.find(finder, publisher, kept)
-    assert not knows(finder, publisher, given_away), "memory that is not published is known after remove_remote_agent"
+    assert not knows(finder, publisher, given_away), (
+        "memory that is not published is still known after remove_remote_agent"
+    )
     finding(
         "NIXL-DEREGISTERED-KNOWN",
         still_known,
-        f"after its owner deregistered it and published anew, fetching again left it "
+        f"after its owner deregistered it and published again, and the finder fetched again, the memory is "
         f"{'known' if still_known else 'unknown'} to the finder",
     )
 
@@ -203,9 +208,9 @@ def _seconds_to_find(namespace: Namespace, finder: NixlAgent, owner: NixlAgent) 
 
 
 def _why_not_reached_again(namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer) -> str:
-    """Return why bytes do not reach an agent that was forgotten once; empty: they do.
+    """Return why bytes do not reach an agent that was forgotten and found again; empty if they do.
 
-    Who does not answer for :data:`RECONNECTED` waits for a handshake, and is ended.
+    A writer that does not answer for :data:`RECONNECTED` seconds waits for a handshake, and is ended.
     """
     writer.worker.timeout = RECONNECTED
     try:
@@ -218,7 +223,7 @@ def _why_not_reached_again(namespace: Namespace, writer: NixlAgent, owner: NixlA
 
 
 def _reaches(namespace: Namespace, writer: NixlAgent, owner: NixlAgent, target: Buffer) -> bool:
-    """Whether bytes can be written to memory of another agent, as far as NIXL's errors tell."""
+    """Return whether a write to another agent's memory succeeds without an error of NIXL."""
     try:
         write_and_compare(writer, owner, target, namespace.seconds)
     except NixlError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do very many agents find each other?"""
+"""Do 200 agents find each other?"""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WORKERS, EACH = 4, 50
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
 def test_two_hundred_agents_find_each_other(namespace: Namespace, agent_backend: str) -> None:
-    """All publish, one of each worker finds all others and writes to one of the next worker, and all withdraw."""
+    """All agents publish, one agent per worker finds all others and writes to the next worker, and all are removed."""
     if shake_hands([agent_backend]):
         raise NotApplicableError(
-            f"each agent with {agent_backend} needs a progress thread, which takes a core: {WORKERS * EACH} of them "
-            "leave a host nothing"
+            f"each agent with {agent_backend} needs a progress thread, which uses a whole core, and {WORKERS * EACH} "
+            "of them would overload the host"
         )
     finders = namespace.start(*(f"finder-{number}" for number in range(WORKERS)))
-    with ThreadPoolExecutor(WORKERS) as pool:  # a thread for each worker, which does one thing at a time
+    with ThreadPoolExecutor(WORKERS) as pool:  # one thread per worker, because a worker runs one command at a time
         crews = list(pool.map(_crew, finders))
         everybody = [agent for crew in crews for agent in crew]
         targets = [registered(crew[-1]) for crew in crews]
@@ -40,7 +40,7 @@ def test_two_hundred_agents_find_each_other(namespace: Namespace, agent_backend:
         following = (number + 1) % WORKERS
         write_and_compare(finder, crews[following][-1], targets[following], namespace.seconds)
     for finder in finders:
-        namespace.await_fetches(finder)  # each watches for what it found, too
+        namespace.await_fetches(finder)  # each also watches the agents that it found
     for agent in everybody:
         agent.invalidate_local_metadata()
     _await_keys(namespace, everybody, there=False)
@@ -71,7 +71,7 @@ def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[N
         f"{finder.worker.name} to load the metadata of {len(missing)} agents",
         seconds=namespace.seconds,
         remedy=lambda: (
-            f"{len(missing)} are missing, {missing[0].name} the first; NIXL wrote: {complaint(finder) or 'nothing'}"
+            f"{len(missing)} are missing, first {missing[0].name}; NIXL wrote: {complaint(finder) or 'nothing'}"
         ),
     )
 
@@ -86,5 +86,5 @@ def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, there: 
         lambda: found() == wanted,
         f"etcd to have the metadata of {len(wanted)} agents under {namespace.name}/",
         seconds=namespace.seconds,
-        remedy=lambda: f"it has {len(found())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
+        remedy=lambda: f"etcd has {len(found())}: read what NIXL wrote: {complaint(everybody[0]) or 'nothing'}",
     )

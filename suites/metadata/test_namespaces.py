@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do namespaces keep deployments apart, and does a deployment stay together?"""
+"""Do namespaces separate deployments, and do all agents of one deployment use the same namespace?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.nixl_check("metadata-namespaces-apart")
 def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
-    """Each finder reaches the agent of its own namespace, though one in the other has the same name."""
+    """Each finder reaches the agent in its own namespace, although the other namespace has one of the same name."""
     both = [namespace.part("one"), namespace.part("two")]
     owners = [part.start("same")[0] for part in both]
     targets = [registered(owner) for owner in owners]
@@ -33,11 +33,13 @@ def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) 
     for part, owner, target in zip(both, owners, targets, strict=True):
         finder = owner.beside("finder")
         part.find(finder, owner, target)
-        # The bytes are compared in the worker of this namespace's agent: the other's would not have them.
+        # The bytes are compared in this namespace's worker. The other worker would not have received them.
         write_and_compare(finder, owner, target, part.seconds)
     owners[0].invalidate_local_metadata()
     both[0].await_gone(owners[0])
-    assert both[1].labels(owners[1]) == ["metadata"], "what was withdrawn in one namespace is gone from the other too"
+    assert both[1].labels(owners[1]) == ["metadata"], (
+        "metadata that was removed in one namespace is also missing in the other"
+    )
 
 
 @pytest.mark.nixl_check("metadata-default-namespace")
@@ -61,9 +63,11 @@ def test_the_default_namespace_is_the_documented_one(
 
 @pytest.mark.nixl_check("metadata-by-several-endpoints")
 def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace: Namespace) -> None:
-    """NIXL publishes to, and fetches from, the member that answers, though the one before it does not."""
+    """NIXL uses the member that answers, although the first one in the list does not."""
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused, and nobody else can take it
+        nobody.bind(
+            ("127.0.0.1", 0)
+        )  # bound but not listening: connections are refused, and no other process can use the port
         listed = namespace.reached_by(f"http://127.0.0.1:{nobody.getsockname()[1]},{namespace.endpoint}")
         publisher, finder = listed.start("publisher", "finder")
         target = registered(publisher)
@@ -74,21 +78,22 @@ def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace:
 
 @pytest.mark.nixl_check("namespace-well-formed")
 def test_the_namespace_of_this_deployment_cannot_split_it(verdict: Callable[[Judgement], None]) -> None:
-    """NIXL_ETCD_NAMESPACE is not set, or set to what cannot be taken for the default."""
+    """NIXL_ETCD_NAMESPACE is not set, or set to a value that cannot be confused with the default."""
     verdict(judge_namespace(os.environ.get("NIXL_ETCD_NAMESPACE")))
 
 
 def judge_namespace(name: str | None) -> Judgement:
-    """Return the verdict on the NIXL_ETCD_NAMESPACE of a deployment; None where it is not set."""
+    """Return the verdict on a deployment's NIXL_ETCD_NAMESPACE; None means that it is not set."""
     if name is None:
         return Judgement(Verdict.PASS, f"NIXL_ETCD_NAMESPACE is not set: agents publish under {DEFAULT}/<agent>/")
     if name.rstrip("/") == DOCUMENTED and name != DEFAULT:
         reason = (
-            f"NIXL_ETCD_NAMESPACE={name}: agents publish under {name}/<agent>/, and agents without the variable under "
-            f"{DEFAULT}/<agent>/, though its documentation calls the two the same: they never find each other"
+            f"NIXL_ETCD_NAMESPACE={name}: agents publish under {name}/<agent>/, but agents without the variable under "
+            f"{DEFAULT}/<agent>/, so they never find each other, although NIXL's documentation calls both the same"
         )
-        return Judgement(Verdict.WARN, reason, "set it for every agent of the deployment, or for none")
+        return Judgement(Verdict.WARN, reason, "set NIXL_ETCD_NAMESPACE for every agent of the deployment, or for none")
     if not name.startswith("/"):
-        reason = f"NIXL_ETCD_NAMESPACE={name!r} does not start with a slash: keys are {name}/<agent>/"
-        return Judgement(Verdict.WARN, reason, "start it with a slash, as tools and roles that know NIXL's keys expect")
+        reason = f"NIXL_ETCD_NAMESPACE={name!r} does not begin with a slash: keys are {name}/<agent>/"
+        remedy = f"set NIXL_ETCD_NAMESPACE=/{name}" if name else "unset NIXL_ETCD_NAMESPACE"
+        return Judgement(Verdict.WARN, reason, f"{remedy}: tools and roles that know NIXL's keys expect a slash")
     return Judgement(Verdict.PASS, f"agents publish under {name}/<agent>/")

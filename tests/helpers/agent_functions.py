@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that tests run beside the raw agent, in a worker: what no healthy NIXL does, and what some do."""
+"""Functions that tests run with the raw agent in a worker, most of which fail in some way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def describe(agent: Any, *, word: str) -> dict[str, Any]:
-    """Prove that the raw agent is here, and the test's process is not."""
+    """Return facts that show that the function runs with the raw agent in another process."""
     return {"name": agent.name, "word": word, "pid": os.getpid(), "type": type(agent).__name__}
 
 
@@ -23,27 +23,27 @@ def give_bytes(agent: Any) -> bytes:
 
 
 def give_object(agent: Any) -> object:
-    """Return what cannot be sent."""
+    """Return an object that cannot be sent to pytest."""
     return object()
 
 
 def raise_error(agent: Any) -> None:
-    """Fail as a user's own function might."""
+    """Raise an exception like a function of a user."""
     raise ValueError("the user's own fault")
 
 
 def abort(agent: Any) -> None:
-    """End as a failed assertion in a C++ library does."""
+    """Abort the process like a failed assertion in a C++ library."""
     os.abort()
 
 
 def crash(agent: Any) -> None:
-    """End by an access to address zero."""
+    """Crash the process by an access to address zero."""
     ctypes.string_at(0)
 
 
 def leave(agent: Any, *, code: int) -> None:
-    """End as a library does that calls exit()."""
+    """Exit the process like a library that calls exit()."""
     os._exit(code)
 
 
@@ -54,7 +54,7 @@ def hang(agent: Any) -> None:
 
 
 def ucx_fatal(agent: Any) -> None:
-    """Let the real UCX of this process abort, by its own function for fatal errors."""
+    """Let the loaded UCX abort the process with its function for fatal errors."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in maps if "/libucs-" in line or "/libucs.so" in line)
     fatal = ctypes.CDLL(library).ucs_fatal_error_message
@@ -67,15 +67,15 @@ def public_methods(agent: Any) -> list[str]:
 
 
 def empty_list(agent: Any) -> None:
-    """Ask NIXL's own method for a list of no descriptors."""
+    """Request an empty descriptor list from NIXL's own method, which fails."""
     agent.get_reg_descs([], "DRAM")
 
 
 def import_missing(agent: Any) -> None:
-    """Import what is not installed."""
+    """Import a module that is not installed."""
     importlib.import_module("no_such_module_of_a_user")
 
 
 def has_package(agent: Any, name: str) -> bool:
-    """Whether a package of this name is installed."""
+    """Return whether a package is installed."""
     return bool(importlib.metadata.version(name))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the CUDA driver, for tests only: NIXL's LIBFABRIC plugin is linked to one, GPU or not,
-and so is UCX's before 0.10.
+"""A stand-in for the CUDA driver, for tests only.
+
+NIXL's LIBFABRIC plugin needs the driver's library even without a GPU, and so does the UCX plugin before NIXL 0.10.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ _DEVICE = Path("/dev/nvidiactl")
 
 
 def real_driver(device: Path = _DEVICE) -> str | None:
-    """Return what shows that this host has a real driver; None where nothing does."""
+    """Return the path that shows that this host has a real driver; None if there is none."""
     if device.exists():
         return str(device)
     return ctypes.util.find_library("cuda")
 
 
 def build(folder: Path, *, device: Path = _DEVICE) -> Path:
-    """Compile the stand-in as ``libcuda.so.1``. :raises RuntimeError: where a real driver exists."""
+    """Compile the stand-in as ``libcuda.so.1``. :raises RuntimeError: this host has a real driver."""
     found = real_driver(device)
     if found is not None:
         raise RuntimeError(f"this host has a real CUDA driver ({found}): the stand-in must not hide it")
@@ -34,7 +35,7 @@ def build(folder: Path, *, device: Path = _DEVICE) -> Path:
 
 
 def provide(folder: Path) -> Path:
-    """Return a ``libcuda.so.1`` in a folder: a link to the real one where this host has it, else the stand-in."""
+    """Return a ``libcuda.so.1`` in a folder: a link to the host's real one, or else the stand-in."""
     if real_driver() is None:
         return build(folder)
     ctypes.CDLL("libcuda.so.1")

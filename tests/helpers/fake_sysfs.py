@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of hosts that we have not: written by hand from documented formats, on the real topology of such a host.
+"""Write recorded trees of hosts that the tests do not have, by hand from documented formats and real topologies.
 
-What hangs where (GPUs, EFA devices, interfaces, bridges, NUMA nodes) is from hwloc's export of a real instance in
-``fixtures/topology``. What the kernel's files hold is as its documentation has it: ``Documentation/ABI`` for sysfs,
-``proc(5)`` for procfs. What NVML, a worker with NIXL and an etcd answer is written by hand in the form that our own
-``facts --record`` writes; that form is checked against a recording of the machine that runs the tests.
+The positions of GPUs, EFA devices, interfaces, bridges and NUMA nodes come from hwloc's export of a real instance in
+``fixtures/topology``. The content of the kernel's files follows its documentation: ``Documentation/ABI`` for sysfs and
+``proc(5)`` for procfs. The answers of NVML, of a worker with NIXL and of etcd are written by hand in the form of
+``pytest-nixl facts --record``. A test compares that form with a recorded tree of the machine that runs the tests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NVIDIA = "10de"
 
 
 class Tree:
-    """A recorded tree that is being written."""
+    """A recorded tree that a test writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def copy(self, folder: Path) -> Tree:
-        """Copy it, to be broken."""
+        """Copy the tree, so that a test can put a fault into the copy."""
         shutil.copytree(self.folder, folder, symlinks=True, copy_function=os.link)
         return Tree(folder)
 
@@ -41,11 +41,11 @@ class Tree:
     def write(self, path: str, text: str | int) -> None:
         place = self.place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)  # it may be one file with that of the tree which this is a copy of
+        place.unlink(missing_ok=True)  # the file may be a hard link to that of the copied tree
         place.write_text(f"{text}\n")
 
     def replace(self, path: str, old: str, new: str) -> None:
-        """Change a text in a file. It must be there."""
+        """Replace a text in a file, which must contain it."""
         text = self.place(path).read_text()
         assert old in text
         self.write(path, text.replace(old, new).rstrip("\n"))
@@ -73,7 +73,7 @@ class Tree:
         self.answer(name, value)
 
     def variable(self, name: str, value: str) -> None:
-        """Set a variable of the environment."""
+        """Set an environment variable of the tree."""
         self.change("environment", lambda found: found["steering"].update({name: value}))
 
 
@@ -82,7 +82,7 @@ def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
 
     :param topology: the name of a file in ``fixtures/topology``.
     :param gpu: the model of its GPUs.
-    :param rate: the rate of each EFA device, as sysfs has it.
+    :param rate: the rate of each EFA device in the form of sysfs, such as ``100 Gb/sec (4X EDR)``.
     """
     tree = Tree(folder)
     _host(tree)
@@ -111,7 +111,7 @@ def build(folder: Path, topology: str, *, gpu: str, rate: str) -> Tree:
 
 
 def p5(folder: Path) -> Tree:
-    """A healthy p5.48xlarge: 8 H100, 32 EFA devices of 100 Gb/s."""
+    """Write the tree of a healthy p5.48xlarge with 8 H100 and 32 EFA devices of 100 Gb/s."""
     return build(folder, "p5.48xl", gpu="NVIDIA H100 80GB HBM3", rate="100 Gb/sec (4X EDR)")
 
 

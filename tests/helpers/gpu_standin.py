@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of host memory, for tests of what is asked of the CUDA driver: no machine of CI has a real one."""
+"""Build a stand-in for the CUDA driver whose GPUs are host memory, because CI has no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_nixl.nixl.worker.devices import make_ptx
 
 
 def build(folder: Path) -> Path:
-    """Compile the stand-in (``gpu/driver.c``) with the kernels. :raises RuntimeError: where a real driver exists."""
+    """Compile the stand-in (``gpu/driver.c``) with the kernels. :raises RuntimeError: this host has a real driver."""
     found = real_driver()
     if found is not None:
         raise RuntimeError(f"this host has a real CUDA driver ({found}): the stand-in must not hide it")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python torch_once.py FOLDER``: put torch there, where it is not there already.
+"""Install torch into a folder if it is not there yet: ``python torch_once.py FOLDER``.
 
-NIXL before 1.4 imports it, and asks of what it is given whether it is one of its tensors, which nobody gives it here.
-What torch itself declares is left out. Three quarters of a gigabyte and twenty seconds, so the environments of all
-those releases share one copy.
+NIXL before 1.4 imports torch and checks whether arguments are torch's tensors, which the tests never pass. Torch's own
+dependencies are not installed. Torch has 750 MB and takes 20 s to install, so the environments of all those releases
+share one copy.
 
-Where the package index has it with CUDA only, which it does not load without, a module with an empty class of that name
-is a double of it: what would take its place is gigabytes of CUDA.
+If the package index has only a torch for CUDA, which needs gigabytes of CUDA libraries, a stand-in is written instead:
+a module with an empty class ``Tensor``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from pathlib import Path
 from typing import Any
 
 TORCH = "torch==2.13.0"
-#: torch's own import needs the second one.
+#: Importing torch needs the second package.
 PACKAGES = (TORCH, "typing-extensions>=4.12")
-DOUBLE = (
-    '"""A double of torch: NIXL asks whether something is a tensor, and nothing is."""\n\n\nclass Tensor:\n    pass\n'
-)
+DOUBLE = '"""A stand-in for torch, because NIXL only checks for tensors."""\n\n\nclass Tensor:\n    pass\n'
 
 
 def install(folder: Path) -> None:
-    """Install into a folder beside it, which then takes its name: one that exists is whole."""
+    """Install into a temporary folder and rename it, so that an existing folder is always complete."""
     if folder.exists():
         return
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         if wants_cuda(_report()):
-            print(f"{TORCH} is here with CUDA only: a double takes its place")
+            print(f"{TORCH} needs CUDA on this platform: a stand-in is written instead")
             making.mkdir(parents=True)
             (making / "torch.py").write_text(DOUBLE)
         else:
@@ -45,7 +43,7 @@ def install(folder: Path) -> None:
 
 
 def wants_cuda(report: dict[str, Any]) -> bool:
-    """Whether what pip would install declares CUDA's libraries, or pip finds nothing to install."""
+    """Return whether the torch that pip would install needs CUDA's libraries, or pip finds none."""
     found = [each["metadata"].get("requires_dist", []) for each in report["install"]]
     return not found or any(name.startswith(("nvidia-", "cuda-")) for names in found for name in names)
 

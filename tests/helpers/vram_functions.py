@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that tests run beside the raw agent, in a worker, on its buffers and on arrays."""
+"""Functions that tests run with the raw agent in a worker, with its buffers and with arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pytest_nixl.nixl.worker.arrays import descriptor_of
 
 
 class OfCuda:
-    """An array of another library, such as CuPy's or torch's: nothing of it but what it tells."""
+    """A stand-in for an array of CuPy or torch, with only its interface."""
 
     def __init__(self, **told: Any) -> None:
         self.__cuda_array_interface__ = told
 
 
 def describe(agent: Any, *, buffer: Any) -> list[object]:
-    """Describe a buffer to NIXL by the interface of arrays that it has."""
+    """Describe a buffer for NIXL by its array interface."""
     return list(descriptor_of(buffer))
 
 
 def describe_part(agent: Any, *, buffer: Any, offset: int) -> list[object]:
-    """Describe a part of a buffer as an array that has no word of its GPU: the driver is asked."""
+    """Describe a part of a buffer as an array that does not report its GPU, so that the driver is asked."""
     address, size, _, _ = descriptor_of(buffer)
     part = OfCuda(shape=(size - offset,), typestr="|u1", data=(address + offset, False), version=3)
     return list(descriptor_of(part))
@@ -35,7 +35,7 @@ def sum_of(agent: Any, *, buffer: Any) -> int:
 
 
 def register_array(agent: Any) -> str:
-    """Register an array of NumPy's own with NIXL."""
+    """Register a NumPy array with NIXL."""
     array = np.arange(4096, dtype=np.float32).reshape(64, 64)
     address, size, device, memory = descriptor_of(array)
     registered = agent.register_memory([(address, size, device, "")], memory)

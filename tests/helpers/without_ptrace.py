@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command as a container's default seccomp filter and capabilities have it: with no SYS_PTRACE and no cma.
+"""Run a command with a container's default seccomp filter and capabilities: without SYS_PTRACE and without cma.
 
-``python without_ptrace.py [--keep-calls] COMMAND …``; ``--keep-calls`` takes the capability alone.
+``python without_ptrace.py [--keep-calls] COMMAND …``; ``--keep-calls`` removes only the capability.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLS = {"x86_64": (310, 311), "aarch64": (270, 271)}[platform.machine()]
 
 
 def instructions() -> bytes:
-    """A program of classic BPF: load the number of the system call, compare, return."""
+    """A classic BPF program that loads the number of the system call, compares it and returns."""
     load, equal, give = 0x20, 0x15, 0x06
     program = [(load, 0, 0, 0)]
     program += [(equal, len(CALLS) - index, 0, call) for index, call in enumerate(CALLS)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load is not a fault of the subject: what is only late on a busy host fails nobody's run, and what is wrong does."""
+"""A deadline missed on a busy host is INCONCLUSIVE; a wrong result fails on a busy host, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 from pytest_nixl.core.host_load import HostLoad
 from suites.rank_race.race import is_late
 
-#: Four checks that end in the four ways that concern load.
+#: Four checks: late in the test, late in the setup, late with its own verdict, and wrong.
 CHECKS = """
 import pytest
 from pytest_nixl.core.polling import wait_until
@@ -56,7 +56,7 @@ def test_wrong():
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Keep processors busy by processes that are none of an inner run's."""
+    """Keep processors busy with processes that do not belong to the inner run."""
     with ExitStack() as stack:
         for _ in range(loops):
             stack.enter_context(spinning())
@@ -64,7 +64,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def verdicts(done: Finished) -> dict[str, str]:
-    """What each check came to that did not pass, as the report at the end has it."""
+    """Return the verdict of each check that did not pass, from the report at the end."""
     told = re.findall(r"^(FAIL|ERROR|INCONCLUSIVE|WARN) ([a-z, -]+): ", done.output, re.MULTILINE)
     return {check: verdict for verdict, checks in told for check in checks.split(", ")}
 
@@ -78,19 +78,15 @@ def checks(tmp_path: Path) -> Callable[..., Finished]:
 
 
 @pytest.mark.parametrize("gate", [(), ("--nixl-gate",)], ids=["without-the-gate", "with-the-gate"])
-def test_a_missed_deadline_on_a_busy_host_is_inconclusive(
-    checks: Callable[..., Finished], gate: tuple[str, ...]
-) -> None:
+def test_deadline_missed_on_a_busy_host_is_inconclusive(checks: Callable[..., Finished], gate: tuple[str, ...]) -> None:
     with busy(2 * len(os.sched_getaffinity(0))):
         done = checks("-k", "not wrong", *gate)
     assert verdicts(done) == {"late": "INCONCLUSIVE", "late-in-setup": "INCONCLUSIVE", "late-own": "WARN"}, done.output
-    assert "waited 2 s for what never comes; other processes used " in done.output
-    assert "processors meanwhile" in done.output
-    assert "remedy: stop other processes on this host" in done.output
+    assert re.search(r"waited 2 s for what never comes; .* used \d+\.\d of this host's \d+ processors", done.output)
     assert done.code == (1 if gate else 0), done.output
 
 
-def test_what_is_late_on_an_idle_host_is_an_error_and_what_is_wrong_always_fails(
+def test_deadline_missed_on_an_idle_host_is_an_error_and_a_wrong_result_always_fails(
     checks: Callable[..., Finished],
 ) -> None:
     done = checks("-p", "idle")
@@ -103,20 +99,20 @@ def test_what_is_late_on_an_idle_host_is_an_error_and_what_is_wrong_always_fails
     assert done.code == 1
 
 
-def test_what_a_process_and_its_children_take_is_not_others() -> None:
+def test_cpu_time_of_a_process_and_its_children_is_its_own() -> None:
     load = HostLoad()
     spin = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
-    subprocess.run([sys.executable, "-c", spin], check=True)  # it has ended, and was waited for
-    with spinning():  # and this one lives
+    subprocess.run([sys.executable, "-c", spin], check=True)  # this child has ended
+    with spinning():  # this child still runs
         end = time.process_time() + 1
         while time.process_time() < end:
             pass
         spent = load._read()[1] - load._start[1]
-    assert spent >= 2, "both are our own"
+    assert spent >= 2, "the CPU time of both children is our own"
 
 
-def test_what_others_take_is_told() -> None:
-    # A grandchild whose parent has ended is nobody's here.
+def test_cpu_time_of_other_processes_is_measured() -> None:
+    # A grandchild whose parent has ended is no longer a descendant.
     spin = "import os\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\nwhile True: pass"
     started = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
@@ -143,7 +139,7 @@ def test_what_others_take_is_told() -> None:
         ("IndexError: list index out of range", False),
     ],
 )
-def test_a_claim_that_is_late_is_told_from_one_that_is_wrong(error: str, late: bool) -> None:
+def test_late_registration_is_distinguished_from_a_wrong_one(error: str, late: bool) -> None:
     assert is_late(ClaimOutcome("claimant 0", error=error)) is late
     assert not is_late(ClaimOutcome("claimant 0", rank=0, error=error))
 
@@ -151,7 +147,7 @@ def test_a_claim_that_is_late_is_told_from_one_that_is_wrong(error: str, late: b
 @pytest.mark.soak
 @pytest.mark.whole
 @pytest.mark.parametrize("repeat", repeats())
-def test_all_suites_beside_four_busy_loops_fail_nothing(repeat: int) -> None:
+def test_all_suites_pass_with_four_busy_loops(repeat: int) -> None:
     with busy(4):
         done = run("suites", f"--rootdir={ROOT}", "--nixl-blocks=64KiB,1MiB", timeout=3600)
     assert "NIXL verdict: " in done.output

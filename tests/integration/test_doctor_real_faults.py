@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults made for real on the machine that runs the tests, each named by ``pytest-nixl doctor``."""
+"""``pytest-nixl doctor`` reports faults that are caused on the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ DOCTOR = (sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json")
 
 @dataclass(frozen=True)
 class Seen:
-    """What the doctor said: verdict, reason and remedy by check."""
+    """The doctor's exit code, and the verdict, reason and remedy of each check."""
 
     code: int
     checks: Mapping[str, tuple[str, str, str]]
 
-    def failed(self, check: str, words: str) -> bool:
+    def failed(self, check: str, *values: str) -> bool:
+        """Assert that a check failed with all these values in its reason, and return whether the exit code is 1."""
         verdict, reason, remedy = self.checks[check]
         assert verdict == "FAIL", (verdict, reason)
-        assert words in reason
+        assert [value for value in values if value not in reason] == [], reason
         assert remedy
         return self.code == 1
 
@@ -52,7 +53,7 @@ def doctor(*arguments: str, prefix: Sequence[str] = (), **changes: str) -> Seen:
 
 
 def needs(*programs: str, root: bool = False) -> None:
-    """Skip where a fault cannot be made; in CI, fail."""
+    """Skip the test if a program or the right to cause the fault is missing; in CI, fail it."""
     lacking = [name for name in programs if shutil.which(name) is None]
     why = f"needs {', '.join(lacking)}" if lacking else "needs root" if root and os.geteuid() else ""
     if why and os.environ.get("CI"):
@@ -63,7 +64,7 @@ def needs(*programs: str, root: bool = False) -> None:
 
 @pytest.fixture(scope="module")
 def plugins() -> Path:
-    """The folder of NIXL's plugins, as a process that has loaded NIXL tells."""
+    """Return the folder of NIXL's plugins, found from the libraries of a process that loaded NIXL."""
     script = (
         "import nixl._api\nprint([line.split()[-1] for line in open('/proc/self/maps') if 'libnixl.so' in line][0])"
     )
@@ -71,24 +72,24 @@ def plugins() -> Path:
     return Path(done.stdout.strip()).parent / "plugins"
 
 
-def test_this_machine_is_well() -> None:
-    # Where the host has libibverbs, a second copy of it is a warning.
+def test_machine_without_faults_passes() -> None:
+    # If the host has libibverbs, UCX's ib module would load a second copy, which is a warning.
     seen = doctor(UCX_MODULES="^ib")
     assert {verdict for verdict, _, _ in seen.checks.values()} == {"PASS", "NOT-APPLICABLE"}
     assert all(reason for verdict, reason, _ in seen.checks.values() if verdict == "NOT-APPLICABLE")
     assert seen.code == 0
 
 
-def test_a_plugin_whose_libraries_were_removed(plugins: Path, tmp_path: Path) -> None:
-    # Away from its place it does not find what it needs beside it.
+def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path: Path) -> None:
+    # A copy in another folder does not find the libraries beside the original.
     shutil.copy(plugins / "libplugin_UCX.so", tmp_path)
     seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
     assert seen.failed("plugin-libraries", "which libplugin_UCX.so needs, was not found")
     assert re.search(r"libucp\S*\.so\S*, which libplugin_UCX\.so needs", seen.checks["plugin-libraries"][1])
-    assert seen.failed("backend-loads", "UCX cannot be made")
+    assert seen.failed("backend-loads", "UCX")
 
 
-def test_a_libfabric_without_the_symbol_versions_that_the_plugin_wants(tmp_path: Path) -> None:
+def test_libfabric_without_the_symbol_versions_of_the_plugin_is_reported(tmp_path: Path) -> None:
     needs("gcc")
     (tmp_path / "fabric.c").write_text("int fi_getinfo(void) { return -1; }\n")
     (tmp_path / "versions").write_text("FABRIC_1.0 { global: fi_getinfo; };\n")
@@ -96,43 +97,41 @@ def test_a_libfabric_without_the_symbol_versions_that_the_plugin_wants(tmp_path:
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libfabric.so.1", f"-Wl,--version-script={tmp_path}/versions"]
     subprocess.run([*command, "-o", str(library), str(tmp_path / "fabric.c")], check=True)
     seen = doctor("--backend=LIBFABRIC", LD_LIBRARY_PATH=str(tmp_path))
-    assert seen.failed("plugin-libraries", f"{library} lacks the symbol version FABRIC_1.")
-    assert "that libplugin_LIBFABRIC.so needs" in seen.checks["plugin-libraries"][1]
+    assert seen.failed("plugin-libraries", str(library), "FABRIC_1.", "libplugin_LIBFABRIC.so")
 
 
-def test_libraries_that_libfabric_needs_are_all_named_and_those_of_the_driver_not_missed_in_an_image() -> None:
+def test_missing_libraries_of_libfabric_are_listed_and_those_of_the_driver_are_not_expected_in_an_image() -> None:
     if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has a driver, so that nothing of it is missing")
+        pytest.skip("this host has an NVIDIA driver, so none of the driver's libraries is missing")
     seen = doctor("--backend=LIBFABRIC")
-    assert seen.failed("plugin-libraries", "libcuda.so.1, which libplugin_LIBFABRIC.so needs, was not found")
-    assert seen.failed("plugin-libraries", "libfabric.so.1, which libplugin_LIBFABRIC.so needs, was not found")
+    assert seen.failed("plugin-libraries", "libcuda.so.1", "libfabric.so.1", "libplugin_LIBFABRIC.so")
     image = doctor("--backend=LIBFABRIC", "--image")
     assert "libcuda.so.1" not in image.checks["plugin-libraries"][1]
-    assert image.failed("plugin-libraries", "libfabric.so.1, which libplugin_LIBFABRIC.so needs, was not found")
+    assert image.failed("plugin-libraries", "libfabric.so.1", "libplugin_LIBFABRIC.so")
 
 
-def test_locked_memory_of_64_kib() -> None:
+def test_locked_memory_of_64_kib_is_reported() -> None:
     needs("prlimit", "setpriv", root=True)
-    # Root may lock more than its limit as long as it has this capability.
+    # With this capability root may exceed the limit.
     without = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]
     prefix = ["prlimit", "--memlock=65536:65536", *without]
     seen = doctor("--profile=p5.48xlarge", prefix=prefix)
-    assert seen.failed("memlock", "a process may lock 64 KiB of memory (/proc/self/limits)")
+    assert seen.failed("memlock", "64 KiB", "/proc/self/limits")
     assert doctor("--profile=p5.48xlarge", prefix=prefix[:2]).checks["memlock"][0] == "PASS"
 
 
-def test_dev_shm_of_64_mib() -> None:
+def test_dev_shm_of_64_mib_is_reported() -> None:
     needs("unshare", root=True)
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", script, "-"]
-    assert doctor("--profile=p5.48xlarge", prefix=prefix).failed("shm", "/dev/shm has 64 MiB")
+    assert doctor("--profile=p5.48xlarge", prefix=prefix).failed("shm", "/dev/shm", "64 MiB")
     verdict, reason, remedy = doctor(prefix=prefix).checks["shm"]
     assert verdict == "WARN"
-    assert reason == "/dev/shm has 64 MiB, 64 MiB of it free: that is what a container gets that asks for nothing"
+    assert reason.count("64 MiB") >= 2
     assert "--shm-size" in remedy
 
 
-#: A network namespace with interfaces of its own, and a /sys that shows them.
+#: Script that creates interfaces in a new network namespace, and mounts a /sys that shows them.
 NETWORK = """
 set -e
 ip link set lo up
@@ -150,47 +149,47 @@ def network(setup: str) -> list[str]:
     return ["unshare", "--net", "--mount", "sh", "-c", NETWORK.format(setup=setup), "-"]
 
 
-def test_a_host_with_no_address_but_a_link_local_one() -> None:
+def test_host_with_only_a_link_local_address_is_reported() -> None:
     up = "ip address add 169.254.7.9/16 dev pod0; ip link set pod1 up; ip link set pod0 up"
     seen = doctor(prefix=network(up))
     verdict, reason, remedy = seen.checks["link-local"]
-    # An older UCX gives it to others; a newer one leaves it out, and nothing is left.
+    # An older UCX advertises the address; a newer one leaves it out and then has none.
     assert verdict == "FAIL"
     assert "169.254.7.9" in reason
-    assert "no other host reaches" in reason
+    assert "link-local" in reason
     assert remedy
 
 
-def test_a_link_local_address_that_ucx_leaves_out_is_no_fault() -> None:
+def test_link_local_address_that_ucx_leaves_out_passes() -> None:
     up = (
         "ip address add 169.254.7.9/16 dev pod0; ip link set pod1 up; ip link set pod0 up; ip link add eth7 type veth "
         "peer name eth8; ip address add 10.9.9.9/24 dev eth7; ip link set eth8 up; ip link set eth7 up"
     )
     verdict, reason, _ = doctor(prefix=network(up)).checks["link-local"]
     if verdict == "FAIL":  # an older UCX
-        assert "an agent of UCX gives others the link-local address 169.254.7.9" in reason
+        assert "link-local address 169.254.7.9" in reason
     else:
-        assert (verdict, reason) == ("PASS", "UCX leaves 169.254.7.9/16 of pod0 out: it gives 10.9.9.9")
+        assert verdict == "PASS"
+        assert "169.254.7.9/16 of pod0" in reason
+        assert "10.9.9.9" in reason
 
 
-def test_an_interface_that_is_down() -> None:
+def test_interface_that_is_down_is_reported() -> None:
     seen = doctor(prefix=network("ip address add 10.9.9.9/24 dev pod0"), UCX_NET_DEVICES="pod0,lo")
-    assert seen.failed("nics-up", "1 interface that traffic goes over: pod0 is down")
+    assert seen.failed("nics-up", "1 interface", "pod0 is down")
 
 
-def test_a_peer_that_no_route_leads_to() -> None:
+def test_peer_without_a_route_is_reported() -> None:
     seen = doctor("--peer=192.0.2.77", prefix=network("true"))
-    assert seen.failed(
-        "peer-reachable", "1 host of 1 not reached: 192.0.2.77: 192.0.2.77 port 1: Network is unreachable"
-    )
+    assert seen.failed("peer-reachable", "1 of 1 host", "192.0.2.77: 192.0.2.77 port 1: Network is unreachable")
 
 
-def test_a_peer_that_refuses_is_reached_and_one_without_a_name_is_not() -> None:
+def test_peer_that_refuses_is_reached_and_one_without_an_address_is_not() -> None:
     seen = doctor("--peer=127.0.0.1:1", "--peer=no-such-host.invalid")
-    assert seen.failed("peer-reachable", "1 host of 2 not reached: no-such-host.invalid: its name does not resolve")
+    assert seen.failed("peer-reachable", "1 of 2 hosts", "no-such-host.invalid")
 
 
-def test_variables_that_nobody_reads() -> None:
+def test_variables_that_no_program_reads_are_reported() -> None:
     seen = doctor(UCX_TSL="tcp", NIXL_ETCD_ENDPOINT="http://e:2379", FI_PROVIDERS="tcp", UCX_IB_NUM_PATH="2",
                   NIXL_PLUGIN_DIRS="/")  # fmt: skip
     for words in (
@@ -203,7 +202,7 @@ def test_variables_that_nobody_reads() -> None:
         assert seen.failed("variables-known", words)
 
 
-def test_variables_that_are_read_are_no_fault() -> None:
+def test_variables_that_are_read_pass() -> None:
     seen = doctor(
         UCX_TLS="tcp,cma",
         UCX_LOG_LEVEL="warn",
@@ -211,7 +210,7 @@ def test_variables_that_are_read_are_no_fault() -> None:
         UCX_IB_GID_INDEX="3",
         FI_PROVIDER="tcp",
         UCX_RC_TX_QUEUE_LEN="4096",
-        # Images have these from their Dockerfiles.
+        # Dockerfiles set these.
         NIXL_LIB_DIR="/usr/lib",
         NIXL_PREFIX="/usr",
         UCX_DIR="/usr",
@@ -221,8 +220,8 @@ def test_variables_that_are_read_are_no_fault() -> None:
     assert seen.code == 0
 
 
-def test_two_copies_of_libucs(plugins: Path, tmp_path: Path) -> None:
-    """A copy whose soname is another, as a build of UCX of its own has, is loaded beside NIXL's."""
+def test_two_copies_of_libucs_are_reported(plugins: Path, tmp_path: Path) -> None:
+    """A copy with another soname, like one of a separate UCX build, is loaded in addition to NIXL's copy."""
     [libraries] = plugins.parents[1].glob("nixl_cu*.libs")
     [original] = libraries.glob("libucs-*.so*")
     wheel = re.search(r"-([0-9a-f]{8})\.", original.name)
@@ -230,32 +229,31 @@ def test_two_copies_of_libucs(plugins: Path, tmp_path: Path) -> None:
     copy = tmp_path / original.name.replace(wheel[1], "00000000")
     copy.write_bytes(original.read_bytes().replace(f"libucs-{wheel[1]}".encode(), b"libucs-00000000"))
     seen = doctor(LD_PRELOAD=str(copy), LD_LIBRARY_PATH=str(libraries))
-    assert seen.failed("libraries-once", "a process with NIXL has 2 copies of libucs: ")
-    assert str(copy) in seen.checks["libraries-once"][1]
+    assert seen.failed("libraries-once", "2 copies of libucs", str(copy))
 
 
-def test_an_etcd_that_is_not_there() -> None:
+def test_etcd_that_does_not_listen_is_reported() -> None:
     seen = doctor(NIXL_ETCD_ENDPOINTS="http://127.0.0.1:1")
-    assert seen.failed("etcd-answers", "etcd at http://127.0.0.1:1: connection refused, nothing listens there")
+    assert seen.failed("etcd-answers", "http://127.0.0.1:1", "connection refused")
 
 
-def test_an_etcd_whose_name_nobody_knows() -> None:
+def test_etcd_whose_name_does_not_resolve_is_reported() -> None:
     seen = doctor("--etcd=http://no-such-host.invalid:2379")
-    assert seen.failed("names-resolve", "no address is known for no-such-host.invalid")
+    assert seen.failed("names-resolve", "no-such-host.invalid")
 
 
-def test_a_nixl_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_nixl_is_reported(tmp_path: Path) -> None:
     (tmp_path / "nixl.py").write_text("raise ImportError(\"No module named 'nixl'\")\n")
     seen = doctor(PYTHONPATH=str(tmp_path))
     assert seen.failed("nixl-loads", "No module named 'nixl'")
 
 
-def test_a_nixl_without_plugins(tmp_path: Path) -> None:
+def test_nixl_without_plugins_is_reported(tmp_path: Path) -> None:
     seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
     assert seen.failed("nixl-loads", "No plugins available for NIXL")
 
 
-def test_a_plugin_that_crashes_ends_its_own_process_and_not_the_doctor(tmp_path: Path) -> None:
+def test_plugin_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
     needs("gcc")
     (tmp_path / "crash.c").write_text(
         "#include <stdlib.h>\n__attribute__((constructor)) static void crash(void) { abort(); }\n"
@@ -264,24 +262,24 @@ def test_a_plugin_that_crashes_ends_its_own_process_and_not_the_doctor(tmp_path:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(tmp_path / "crash.c")], check=True)
     seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
     assert seen.failed("backend-loads", "was ended by SIGABRT")
-    # What could be told before is told, and nothing is made up.
+    # What was found before the crash is still judged.
     for check in ("nixl-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "shm"):
         assert seen.checks[check][0] == "PASS", seen.checks[check]
 
 
-def test_transports_that_cannot_carry_nixl() -> None:
+def test_transport_that_cannot_carry_nixl_fails_both_checks() -> None:
     seen = doctor(UCX_TLS="sm")
-    assert seen.failed("transports-allowed", "UCX_TLS=sm names none that tells of a peer that failed")
-    assert seen.failed("backend-loads", "UCX cannot be made: nixlBackendError: NIXL_ERR_BACKEND")
+    assert seen.failed("transports-allowed", "UCX_TLS=sm", "NIXL_ERR_BACKEND")
+    assert seen.failed("backend-loads", "UCX", "nixlBackendError: NIXL_ERR_BACKEND")
 
 
-def test_a_device_and_a_provider_that_are_not_there() -> None:
+def test_missing_device_and_provider_are_reported() -> None:
     seen = doctor("--backend=UCX", UCX_NET_DEVICES="lo0", FI_PROVIDER="efa")
-    assert seen.failed("devices-there", "UCX_NET_DEVICES names lo0, which this host has not (did you mean lo?)")
-    assert seen.failed("provider-there", "FI_PROVIDER=efa, and there is no EFA on this host")
+    assert seen.failed("devices-there", "UCX_NET_DEVICES", "lo0", "did you mean lo?")
+    assert seen.failed("provider-there", "FI_PROVIDER=efa")
 
 
-def test_a_nixlbench_whose_library_is_missing(tmp_path: Path) -> None:
+def test_nixlbench_whose_library_is_missing_is_reported(tmp_path: Path) -> None:
     needs("gcc")
     (tmp_path / "gflags.c").write_text("int gflags(void) { return 0; }\n")
     (tmp_path / "bench.c").write_text("int gflags(void); int main(void) { return gflags(); }\n")
@@ -291,11 +289,10 @@ def test_a_nixlbench_whose_library_is_missing(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-o", str(program), str(tmp_path / "bench.c"), str(library)], check=True)
     library.unlink()
     seen = doctor(f"--nixlbench={program}", "--image")
-    assert seen.failed("nixlbench-starts", f"{program} does not start: {program}: error while loading shared "
-                       "libraries: libgflags.so.2.1: cannot open shared object file")  # fmt: skip
+    assert seen.failed("nixlbench-starts", f"{program}: error while loading shared libraries: libgflags.so.2.1")
 
 
-def test_an_image_is_asked_nothing_of_gpus_networks_and_etcd() -> None:
+def test_checks_of_an_image_leave_out_gpus_networks_and_etcd() -> None:
     seen = doctor("--image", NIXL_ETCD_ENDPOINTS="http://127.0.0.1:1")
     assert set(seen.checks) == {
         "nixl-loads", "backend-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "etcd-client-patch",
@@ -305,35 +302,35 @@ def test_an_image_is_asked_nothing_of_gpus_networks_and_etcd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "said_by_ucx"),
+    ("text", "values", "said_by_ucx"),
     [
-        ("tpc", "UCX does not know 'tpc' (did you mean tcp?)", "transport 'tpc' is not available"),
-        pytest.param("rc", "this host has no device for rc", "transport 'rc' is not available", marks=pytest.mark.soak),
-        ("ud,rc_x", "this host has no device for ud, rc_x", "transports 'ud','rc_x' are not available"),
+        ("tpc", ("'tpc'", "did you mean tcp?"), "transport 'tpc' is not available"),
+        pytest.param("rc", ("no device for rc",), "transport 'rc' is not available", marks=pytest.mark.soak),
+        ("ud,rc_x", ("no device for ud, rc_x",), "transports 'ud','rc_x' are not available"),
         pytest.param(
             " tcp",
-            "UCX does not know ' tcp' (did you mean tcp?)",
+            ("' tcp'", "did you mean tcp?"),
             "transport ' tcp' is not available",
             marks=pytest.mark.soak,
         ),
-        ("", "names no transport: UCX refuses an empty list", "The TLs list is empty"),
-        ("cuda_copy", "this host has no device for cuda_copy", "transport 'cuda_copy' is not available"),
-        pytest.param(
-            "^tcp", "leaves none that tells of a peer that failed", "no peer failure handler", marks=pytest.mark.soak
-        ),
+        ("", ("UCX_TLS=", "empty list"), "The TLs list is empty"),
+        ("cuda_copy", ("no device for cuda_copy",), "transport 'cuda_copy' is not available"),
+        pytest.param("^tcp", ("UCX_TLS=^tcp", "NIXL_ERR_BACKEND"), "no peer failure handler", marks=pytest.mark.soak),
         pytest.param(
             "tcp:aux",
-            "names none that tells of a peer that failed",
+            ("UCX_TLS=tcp:aux", "NIXL_ERR_BACKEND"),
             "no usable transports/devices (asked tcp:aux",
             marks=pytest.mark.soak,
         ),
     ],
 )
-def test_transports_that_cannot_carry_nixl_are_named_and_ucx_is_quoted(text: str, told: str, said_by_ucx: str) -> None:
+def test_transports_that_cannot_carry_nixl_are_reported_with_the_message_of_ucx(
+    text: str, values: tuple[str, ...], said_by_ucx: str
+) -> None:
     if Path("/sys/class/infiniband").exists() or Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has RDMA or a GPU, so that what is asked for may be there")
+        pytest.skip("this host has RDMA or a GPU, so the requested transports may work")
     seen = doctor(UCX_TLS=text)
-    assert seen.failed("transports-allowed", told)
+    assert seen.failed("transports-allowed", *values)
     assert seen.failed("backend-loads", said_by_ucx)
 
 
@@ -341,12 +338,12 @@ def test_transports_that_cannot_carry_nixl_are_named_and_ucx_is_quoted(text: str
     ("text", "words"),
     [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.soak)],
 )
-def test_a_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
+def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
     seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
     verdict, reason, remedy = seen.checks["transports-allowed"]
     assert verdict == "WARN"
     assert words in reason
-    assert "correct UCX_TLS" in remedy
+    assert "UCX_TLS" in remedy
     assert seen.checks["backend-loads"][0] == "PASS"
 
 
@@ -354,6 +351,6 @@ def test_a_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str
     "text",
     ["tcp,self,sm", *(pytest.param(text, marks=pytest.mark.soak) for text in ("tcp", "\\tcp", "all", "^ib", "^rc,ud"))],
 )
-def test_transports_that_carry_nixl_pass(text: str) -> None:
+def test_transports_that_can_carry_nixl_pass(text: str) -> None:
     seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
     assert {seen.checks[name][0] for name in ("transports-allowed", "backend-loads")} == {"PASS"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin for runs between two hosts of one machine: targets start by the command in ``PYTEST_NIXL_TEST_TARGET``."""
+"""A plugin for runs between two network namespaces: ``PYTEST_NIXL_TEST_TARGET`` is the command that starts targets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC over TCP, on the real NIXL: between two processes of one host, and between two hosts."""
+"""LIBFABRIC over TCP with the real NIXL, between two processes of one host and between two hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MakeSettings = Callable[..., Settings]
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for the CUDA driver."""
+    """Build the stand-in for the CUDA driver."""
     require_tools()
     return build(tmp_path_factory.mktemp("driver"))
 
@@ -61,7 +61,7 @@ def run_in(host: Host, *arguments: str, **env: str) -> Finished:
     return Finished(done.returncode, done.stdout)
 
 
-def test_the_bandwidth_suite_passes_and_records_as_it_does_for_ucx(host: Host, tmp_path: Path) -> None:
+def test_bandwidth_suite_passes_and_records(host: Host, tmp_path: Path) -> None:
     accepted = f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}"
     written = tmp_path / "run.json"
     done = run_in(
@@ -76,17 +76,17 @@ def test_the_bandwidth_suite_passes_and_records_as_it_does_for_ucx(host: Host, t
     assert recorded[0]["extra_info"]["transports"] == ["tcp/veth0"]
 
 
-def test_a_run_that_names_no_profile_is_judged_by_one_of_what_is_here(host: Host) -> None:
+def test_run_without_a_profile_is_judged_by_the_default_profile(host: Host) -> None:
     done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=4KiB,1MiB")
     name, why = default_profile(("LIBFABRIC",))
     assert f"--nixl-profile={name} (default: {why})" in done.output
     assert set(done.verdicts) == {f"{op} {block}" for op in ("WRITE", "READ") for block in ("4KiB", "1MiB")}
-    assert set(done.verdicts.values()) <= {"PASS", "INCONCLUSIVE"}, done.output  # in doubt where others take the cores
+    assert set(done.verdicts.values()) <= {"PASS", "INCONCLUSIVE"}, done.output  # INCONCLUSIVE with contention
     assert re.findall(r" (\S+)  tcp/veth0 ", done.output) == ["0.0095", "0.15"] * 2  # the floors
 
 
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
-def test_the_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, backend: str) -> None:
+def test_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path, backend: str) -> None:
     written = tmp_path / "run.json"
     with two_hosts() as hosts:
         done = run_in(
@@ -101,7 +101,7 @@ def test_the_bandwidth_suite_passes_and_records_between_two_hosts(tmp_path: Path
         assert row["fullname"].startswith(f"{backend}/")
         figures = row["extra_info"]
         assert figures["transports"] == ["tcp/veth0"]
-        # Not by loopback: the cable between the two carried it.
+        # The cable between the hosts carried the bytes, not the loopback.
         assert list(figures["counted_bytes"]) == ["veth0"]
         assert figures["counted_bytes"]["veth0"] >= figures["payload_bytes"]
 
@@ -115,7 +115,7 @@ def test_two_backends_are_compared(host: Host, tmp_path: Path) -> None:
     assert all(float(line[6]) > 0 for line in lines)
 
 
-def test_another_transport_than_the_accepted_one_is_wrong(host: Host, tmp_path: Path) -> None:
+def test_transport_that_is_not_accepted_is_wrong_transport(host: Host, tmp_path: Path) -> None:
     only_efa = profile(tmp_path / "p.toml", "transports = ['efa']")
     accepted = f"--nixl-profile={only_efa}"
     done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", accepted)
@@ -124,11 +124,11 @@ def test_another_transport_than_the_accepted_one_is_wrong(host: Host, tmp_path: 
     assert done.code == 1
 
 
-def test_without_the_driver_the_sentence_names_it_and_three_remedies(host: Host) -> None:
+def test_missing_driver_is_reported_with_its_library_and_variable(host: Host) -> None:
     done = run_in(host, BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", PYTEST_NIXL_LIBCUDA="")
     assert done.code == 1
-    assert "LIBFABRIC of NIXL needs libcuda.so.1 (the CUDA driver" in done.output
-    assert "or set PYTEST_NIXL_LIBCUDA=/path/to/libcuda.so.1" in done.output
+    assert re.search("LIBFABRIC .*libcuda.so.1", done.output)
+    assert "PYTEST_NIXL_LIBCUDA=/path/to/libcuda.so.1" in done.output
     assert "Traceback" not in done.output
 
 
@@ -163,17 +163,17 @@ def test_bytes_cross_from_one_host_to_another(
         (carrier,) = samples.counted.carriers(samples.transports)
         assert carrier.device == "veth0"
         assert payload <= carrier.carried <= payload * (1 + HEADERS_SHARE)
-        # Nothing is logged for each transfer: that would be measured too.
+        # NIXL logs nothing per transfer, because logging would slow the transfers.
         assert len(one.initiator.worker.output().splitlines()) < 1000
 
 
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
-def test_a_device_that_counts_nothing_did_not_carry_the_row(
+def test_row_whose_device_counted_nothing_is_wrong_transport(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     with two_hosts() as hosts:
-        # The double is for bytes that take another way than the backend says: the counters of this host stand still.
+        # Counters that do not change stand in for bytes over another transport than the backend reports.
         counters = "/sys/class/net/veth0/statistics"
         freeze = "mount -t tmpfs none $0 && echo 7 > $0/tx_bytes && echo 7 > $0/rx_bytes"
         hosts[0].run("sh", "-c", freeze, counters)
@@ -181,10 +181,10 @@ def test_a_device_that_counts_nothing_did_not_carry_the_row(
             samples = one.measure(65536)
     judgement = judge(samples, Expectation(source="a test", transports=("tcp",), floor=1.0))
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert f"{backend} reported tcp/veth0, and veth0 and lo counted 0 bytes of a payload of" in judgement.reason
+    assert re.search(rf"{backend} reported tcp/veth0, .*veth0 and lo .* 0 bytes", judgement.reason)
 
 
-def test_the_stand_in_is_refused_where_a_real_driver_is(tmp_path: Path) -> None:
+def test_stand_in_is_refused_on_a_host_with_a_real_driver(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     with pytest.raises(RuntimeError, match=r"has a real CUDA driver .*the stand-in must not hide it"):
         build(tmp_path, device=tmp_path / "nvidiactl")

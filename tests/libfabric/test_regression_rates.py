@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often comparisons of two images are wrong: on launches over a cable that loses 10 % of its rate, or nothing.
+"""The rate of wrong verdicts when two images are compared, with and without a loss of 10 % of the cable's rate.
 
-Real launches are measured, in turn; comparisons are then drawn from them, and made as a run makes them: 5 launches a
-side, 7 where these are INCONCLUSIVE.
+Real launches are measured in turn. Comparisons are then drawn from them and judged like in a run: with 5 launches per
+side, or 7 if these are INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Values = list[float]
 
 
 def launches() -> int:
-    """Launches of each condition: PYTEST_NIXL_LAUNCHES, 60 by default; fewer only show that this runs."""
+    """Launches of each condition: PYTEST_NIXL_LAUNCHES, 60 by default; fewer only show that the test runs."""
     return int(os.environ.get("PYTEST_NIXL_LAUNCHES", "60"))
 
 
@@ -51,7 +51,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Processes that take a core each."""
+    """Run processes that keep a core busy each."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -74,7 +74,7 @@ def in_turn(links: Sequence[Link], count: int, *, depth: int) -> list[Values]:
 
 
 def verdict(before: Values, now: Values) -> Verdict:
-    """Compare as a run does: with two more launches a side where five leave it open."""
+    """Compare like a run: with two more launches per side if five are INCONCLUSIVE."""
     for count in range(COMPARED_LAUNCHES, MOST_LAUNCHES + 1):
         sides = before[:count], now[:count]
         if not wants_launch(RecordedRow("row", tuple(sides[0]), {}), tuple(sides[1]), MARGIN):
@@ -83,7 +83,7 @@ def verdict(before: Values, now: Values) -> Verdict:
 
 
 def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict]:
-    """Compare launches drawn by chance; where both sides are of one image, no launch is on both sides."""
+    """Compare randomly drawn launches; if both sides are of the same image, no launch is on both sides."""
     choose = random.Random(seed)
     found: Counter[Verdict] = Counter()
     for _ in range(count):
@@ -97,7 +97,7 @@ def drawn(before: Values, now: Values, seed: int, count: int) -> Counter[Verdict
 
 
 def successive(before: Values, now: Values) -> Counter[Verdict]:
-    """Compare launches that were made one after the other: with all that drifts and lasts."""
+    """Compare consecutive launches, including drift and lasting changes."""
     found: Counter[Verdict] = Counter()
     if before is now:  # ABBA ABBA ... among the launches of one image
         sides = ([v for n, v in enumerate(before) if n % 4 in kept] for kept in ((0, 3), (1, 2)))
@@ -108,7 +108,7 @@ def successive(before: Values, now: Values) -> Counter[Verdict]:
 
 
 def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]:
-    """Return between what the rate of a verdict is, with 95 % confidence: the launches themselves drawn again."""
+    """Return the 95 % confidence interval of a verdict's rate, from resampled launches."""
     choose, others = random.Random(1), []
     for number in range(100):
         again = choose.choices(before, k=len(before))
@@ -121,7 +121,7 @@ def between(before: Values, now: Values, wanted: Verdict) -> tuple[float, float]
 
 
 def told(name: str, before: Values, now: Values, wanted: Verdict) -> tuple[float, str]:
-    """Return the rate of a verdict and a line on it."""
+    """Return the rate of a verdict, and a line about it."""
     low, high = between(before, now, wanted)
     all_ = drawn(before, now, 0, DRAWN)
     share = all_[wanted] / DRAWN
@@ -140,7 +140,7 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("load", [0, 2], ids=["quiet", "loaded"])
-def test_a_loss_of_ten_percent_is_found_and_no_loss_is_not(
+def test_loss_of_ten_percent_is_found_and_no_loss_is_not(
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], load: int
 ) -> None:
     with ExitStack() as stack:
@@ -163,7 +163,7 @@ def test_a_loss_of_ten_percent_is_found_and_no_loss_is_not(
 
 
 @pytest.mark.soak
-def test_loopback_may_say_inconclusive_and_not_regressed(
+def test_loopback_may_be_inconclusive_but_not_regressed(
     make_settings: MakeSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UCX_TLS")

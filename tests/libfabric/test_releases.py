@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC of other releases of NIXL, over TCP: the bytes arrive, and the provider is told.
+"""LIBFABRIC of other NIXL releases over TCP: the bytes arrive, and the provider is reported.
 
-``PYTEST_NIXL_RELEASES`` is a folder with a release in a folder of its version each; ``tox -e libfabric`` makes two of
-them, and ``tox -e soak`` all.
+``PYTEST_NIXL_RELEASES`` is a folder with one folder per release, named after its version. ``tox -e libfabric`` installs
+two of them, and ``tox -e soak`` all.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def host() -> Iterator[Host]:
 
 
 @pytest.mark.parametrize(("version", "provider"), RELEASES)
-def test_bytes_arrive_and_the_provider_is_told(
+def test_bytes_arrive_and_the_provider_is_reported(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, provider: str
 ) -> None:
     release = Path(os.environ.get("PYTEST_NIXL_RELEASES", "")) / version
     if not os.environ.get("PYTEST_NIXL_RELEASES") and not os.environ.get("CI"):
         pytest.skip("PYTEST_NIXL_RELEASES names no folder with other releases: run tox -e libfabric")
-    assert release.is_dir(), f"{release} is not there"
+    assert release.is_dir(), f"{release} does not exist"
     path = [str(release)]
     if imports_torch(version):
         # A double of torch, which NIXL only asks whether something is one of its tensors.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Over a cable that is shaped to a known rate: what is measured is that rate, and one profile tells 1 Gbit/s from 800.
+"""The measured bandwidth of a shaped cable is its rate, and a profile distinguishes 1 Gbit/s from 800 Mbit/s.
 
-The floor is 90 % of what TCP delivers of 1 Gbit/s; 800 Mbit/s is 11 % below it.
+The floor is 90 % of what TCP delivers at 1 Gbit/s; 800 Mbit/s is 11 % below it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def shaped_link(make_settings: MakeSettings, backend: str, op: str, hosts: tuple
 
 
 def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
-    """Measure 1 MiB as the suite does: launch after launch, until the profile's floor is decided."""
+    """Measure 1 MiB like the suite: launch after launch, until the comparison with the profile's floor is decided."""
     expected = load_profile(profile(path, EXPECTED))
 
     def another(samples: Samples) -> bool:
@@ -92,7 +92,7 @@ def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
 
 
 def agrees(samples: Samples, rate: float, plain: float) -> None:
-    """Assert what holds of any row over the cable."""
+    """Assert what is true of every row over the cable."""
     assert samples.corruption is None
     assert samples.transports == ("tcp/veth0",)
     assert min(samples.transfers) * samples.transfer_bytes >= 20 * BURST
@@ -115,7 +115,7 @@ def agrees(samples: Samples, rate: float, plain: float) -> None:
         ("LIBFABRIC", "WRITE", "800mbit", Verdict.FAIL),
     ],
 )
-def test_delivered_bandwidth_is_that_of_the_cable(
+def test_measured_bandwidth_is_that_of_the_cable(
     make_settings: MakeSettings, tmp_path: Path, backend: str, op: str, rate: str, expected: Verdict
 ) -> None:
     with two_hosts(rate) as hosts, shaped_link(make_settings, backend, op, hosts) as one:
@@ -137,7 +137,7 @@ def test_delivered_bandwidth_is_that_of_the_cable(
 def test_no_verdict_about_the_cable_is_wrong(
     make_settings: MakeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """PYTEST_NIXL_REPEAT verdicts at each rate, in turn over both backends and operations."""
+    """Judge PYTEST_NIXL_REPEAT rows at each rate, in turn for both backends and operations."""
     count = int(os.environ.get("PYTEST_NIXL_REPEAT", "4"))
     kinds = [(backend, op) for backend in ("UCX", "LIBFABRIC") for op in ("WRITE", "READ")]
     found: dict[str, Counter[Verdict]] = {rate: Counter() for rate in RATES}

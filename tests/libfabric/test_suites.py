@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All suites with LIBFABRIC: each uses the backend that is asked for, and no other.
+"""All suites with LIBFABRIC use the requested backend and no other.
 
-Counted in the logs of all workers: NIXL names each backend that an agent makes, and UCX tells its start at ``info``.
+The backends are counted in the logs of all workers: NIXL logs each backend that an agent creates, and UCX logs its
+start at level ``info``.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def host() -> Iterator[Host]:
 
 
 def made(written: list[str]) -> Counter[str]:
-    """How many agents had each backend made."""
+    """Return the number of agents by backend."""
     return Counter(name for text in written for name in _MADE.findall(text))
 
 
 def run_logged(host: Host, tmp_path: Path, *arguments: str) -> tuple[Finished, list[str]]:
-    """Run suites, and return how that ended and what each worker wrote."""
+    """Run suites, and return the result and the log of each worker."""
     folder = tmp_path / "logs"
     folder.mkdir()
     done = run_in(
@@ -65,9 +66,7 @@ def use_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "suites", [pytest.param(SAMPLE, id="sample"), pytest.param(("suites",), id="all", marks=pytest.mark.whole)]
 )
-def test_no_suite_makes_an_agent_of_ucx_where_libfabric_is_asked_for(
-    host: Host, tmp_path: Path, suites: tuple[str, ...]
-) -> None:
+def test_no_suite_creates_ucx_if_libfabric_is_requested(host: Host, tmp_path: Path, suites: tuple[str, ...]) -> None:
     done, written = run_logged(host, tmp_path, *suites, "--nixl-backend=LIBFABRIC")
     assert done.code == 0, done.output
     assert "ERROR " not in done.output, done.output
@@ -77,7 +76,7 @@ def test_no_suite_makes_an_agent_of_ucx_where_libfabric_is_asked_for(
     assert [text for text in written if UCX_STARTS in text] == []
 
 
-def test_each_of_several_backends_is_used_by_metadata_and_faults(host: Host, tmp_path: Path) -> None:
+def test_metadata_and_faults_use_each_requested_backend(host: Host, tmp_path: Path) -> None:
     done, written = run_logged(
         host, tmp_path, "suites/faults/test_workers.py::test_a_target_that_comes_back_under_its_name_is_written_to",
         "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pattern by torch's operations, on torch's own host memory: what an image without NVIDIA's bindings uses.
+"""The pattern with torch's operations, in torch's host memory, as in images without NVIDIA's bindings.
 
-CI has no torch, which is too large: ``tox -e torch``.
+Run it with ``tox -e torch``. CI does not install torch, which is too large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytest_nixl.nixl.worker.pattern import TILE
 
 @pytest.mark.parametrize("size", [1, 7, 8, 4096, 65537, 8 * TILE, 16 * TILE + 3])
 @pytest.mark.parametrize("offset", [0, 1, 8])
-def test_torch_makes_and_compares_what_the_processor_makes(size: int, offset: int) -> None:
+def test_torch_writes_and_compares_the_same_pattern_as_the_processor(size: int, offset: int) -> None:
     device, dram = TorchDevice(torch.device("cpu")), DramBuffer(size + 16)
     address, seed = device.allocate(size + 16), (1 << 63) - size
     for inverted in (True, False):
@@ -34,7 +34,7 @@ def test_torch_makes_and_compares_what_the_processor_makes(size: int, offset: in
     assert found is not None
     assert (wrong.count, wrong.offset, wrong.found) == (found["wrong_bytes"], found["offset"], found["found"])
     device.free(address)
-    with pytest.raises(IndexError, match="are not of this device's buffers"):
+    with pytest.raises(IndexError, match="1 bytes at 0x"):
         device.read(address, 1)
 
 
@@ -44,5 +44,5 @@ def test_arrays_of_torch_are_described() -> None:
     assert descriptor_of(tensor.t()) == (tensor.data_ptr(), 30, 0, "DRAM")
     with pytest.raises(ValueError, match="is not one block of memory"):
         descriptor_of(tensor[:, 1:])
-    with pytest.raises(ValueError, match="gives no DLPack"):
+    with pytest.raises(ValueError, match="DLPack"):
         descriptor_of(torch.zeros(3, requires_grad=True))

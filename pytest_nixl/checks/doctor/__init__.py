@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a machine, in words: checks that judge facts, for the infrastructure suite and the command."""
+"""Checks that judge the facts of a machine, for the infrastructure suite and for ``pytest-nixl doctor``."""

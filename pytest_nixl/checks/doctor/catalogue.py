@@ -11,7 +11,7 @@ from pytest_nixl.model.verdicts import Judgement
 
 
 def checks() -> Mapping[str, Check]:
-    """Return all checks by id, in the order in which they are asked."""
+    """Return all checks by id, in the order in which they run."""
     from pytest_nixl.checks.doctor import environment, etcd, gpu, libraries, limits, network, rdma
 
     order = (libraries, limits, rdma, network, gpu, etcd, environment)
@@ -20,5 +20,8 @@ def checks() -> Mapping[str, Check]:
 
 
 def judge(id: str, facts: Facts, wanted: Requirements) -> Judgement:
-    """Ask one check."""
+    """Run one check.
+
+    :raises KeyError: no check has this id.
+    """
     return checks()[id].judge(facts, wanted)

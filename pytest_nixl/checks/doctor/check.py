@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check: a question, and a pure function that answers it from facts and from what the profile says."""
+"""The registry of checks. A check is a question and a pure function that answers it from facts and the profile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 
 @dataclass(frozen=True)
 class Requirements:
-    """What the machine should be.
+    """The expected state of a machine.
 
-    :param image: whether only the image is judged: it is built where there is no GPU, no network card and no etcd.
+    :param profile: the profile that describes the expected hardware.
+    :param backends: names of the requested NIXL backends, such as ``UCX``.
+    :param image: whether only a container image is judged, as on a build machine without GPU, network card and etcd.
     """
 
     profile: Profile
@@ -25,22 +27,22 @@ class Requirements:
 
     @property
     def machine(self) -> Machine | None:
-        """The hardware that the profile tells of."""
+        """The hardware that the profile describes, or None."""
         return self.profile.machine
 
     @property
     def rdma(self) -> bool:
-        """Whether the profile's machine has network cards that do RDMA."""
+        """Whether the profile's network cards support RDMA."""
         return self.machine is not None and self.machine.nic_kind in RDMA | EFA
 
     @property
     def efa(self) -> bool:
-        """Whether they are EFA."""
+        """Whether the profile's network cards are EFA."""
         return self.machine is not None and self.machine.nic_kind in EFA
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the profile's machine has; 0 where it does not say."""
+        """The number of GPUs in the profile; 0 if it gives none."""
         return (self.machine.gpus or 0) if self.machine is not None else 0
 
 
@@ -49,11 +51,12 @@ Judge = Callable[[Facts, Requirements], Judgement]
 
 @dataclass(frozen=True)
 class Check:
-    """A check.
+    """A question about a machine, and the function that answers it.
 
-    :param id: as profiles and the gate name it.
-    :param question: one sentence.
-    :param image: whether it is asked of an image, too.
+    :param id: the name that profiles and the gate use.
+    :param question: the question, in one sentence.
+    :param judge: the function that answers it.
+    :param image: whether ``pytest-nixl doctor --image`` asks it, too.
     """
 
     id: str
@@ -66,7 +69,7 @@ REGISTERED: dict[str, Check] = {}
 
 
 def check(id: str, question: str, *, image: bool = False) -> Callable[[Judge], Judge]:
-    """Register a function as a check."""
+    """Register the decorated function as a check. The parameters are those of :class:`Check`."""
 
     def register(judge: Judge) -> Judge:
         assert id not in REGISTERED
@@ -77,51 +80,54 @@ def check(id: str, question: str, *, image: bool = False) -> Callable[[Judge], J
 
 
 def passed(reason: str) -> Judgement:
-    """It is as it should be."""
+    """Return a PASS verdict."""
     return Judgement(Verdict.PASS, reason)
 
 
 def failed(reason: str, remedy: str) -> Judgement:
-    """It is not as it should be."""
+    """Return a FAIL verdict with its remedy."""
     return Judgement(Verdict.FAIL, reason, remedy)
 
 
 def warned(reason: str, remedy: str) -> Judgement:
-    """It works, and not as well as it could."""
+    """Return a WARN verdict: it works, but worse than it could."""
     return Judgement(Verdict.WARN, reason, remedy)
 
 
 def unknown(reason: str, remedy: str) -> Judgement:
-    """It cannot be read."""
+    """Return an UNKNOWN verdict: what the check needs could not be read."""
     return Judgement(Verdict.UNKNOWN, reason, remedy)
 
 
 def not_applicable(reason: str) -> Judgement:
-    """The question does not arise here."""
+    """Return a NOT-APPLICABLE verdict: the question makes no sense on this machine."""
     return Judgement(Verdict.NOT_APPLICABLE, reason)
 
 
-NO_RDMA = "there is no RDMA device here, and the profile names none"
-NO_GPU = "there is no GPU here, and the profile names none"
+NO_RDMA = "this host has no RDMA device, and the profile expects none"
+NO_GPU = "this host has no GPU, and the profile expects none"
 
 
 def has_rdma(facts: Facts, wanted: Requirements) -> bool:
-    """Whether questions of RDMA arise."""
+    """Whether checks of RDMA apply: this host or the profile has RDMA devices."""
     return bool(facts.rdma) or wanted.rdma
 
 
 def has_gpu(facts: Facts, wanted: Requirements) -> bool:
-    """Whether questions of GPUs arise: one is seen, or hangs on the bus unseen, or the profile has one."""
+    """Whether checks of GPUs apply: the driver or the PCI bus shows a GPU, or the profile expects one."""
     return bool(facts.gpu.gpus) or any(device.kind == "gpu" for device in facts.pci) or wanted.gpus > 0
 
 
 def named(names: Iterable[str], most: int = 4) -> str:
-    """List names, the first few of many: ``a, b, c, d and 28 more``."""
+    """Join names with commas and shorten a long list: ``a, b, c, d and 28 more``.
+
+    :param most: how many names to print before the rest is only counted.
+    """
     listed = list(names)
     rest = len(listed) - most
     return ", ".join(listed) if rest <= 1 else f"{', '.join(listed[:most])} and {rest} more"
 
 
 def plural(count: int, noun: str) -> str:
-    """Count something: ``1 GPU``, ``8 GPUs``."""
+    """Return a count with its noun: ``1 GPU``, ``8 GPUs``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd that ranks meet in."""
+"""Checks of the etcd server that the ranks use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_app
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
-_NONE = "no etcd is given (NIXL_ETCD_ENDPOINTS, or --etcd of `pytest-nixl doctor`)"
-#: The HTTP gateway that our client speaks to, and leases as NIXL uses them, are as they are now from here on.
+_NONE = "no etcd address is given (NIXL_ETCD_ENDPOINTS, or `pytest-nixl doctor --etcd=URL`)"
+#: The first release whose HTTP gateway and leases work as this client and NIXL use them.
 _LEAST = (3, 4)
 _SLOW, _TOO_SLOW = 0.1, 1.0
 _APART = 5.0
 
 
 def _silent(facts: Facts) -> Judgement | None:
-    """What can be said where there is no answer; None where there is one."""
+    """Return the verdict of an etcd that does not answer; None if it answers."""
     etcd = facts.etcd
     if etcd.endpoints.value is None:
         if "not recorded" in etcd.endpoints.why:
@@ -28,37 +28,37 @@ def _silent(facts: Facts) -> Judgement | None:
 
 @check("etcd-answers", "Does the etcd answer?")
 def etcd_answers(facts: Facts, wanted: Requirements) -> Judgement:
-    """At the address that is given."""
+    """Judge whether etcd answers at the given address."""
     silent = _silent(facts)
-    return silent if silent is not None else passed(f"{facts.etcd.endpoints.value} answers")
+    return silent if silent is not None else passed(f"etcd at {facts.etcd.endpoints.value} answers")
 
 
 @check("etcd-version", "Is the etcd new enough?")
 def etcd_version(facts: Facts, wanted: Requirements) -> Judgement:
-    """From 3.4 on."""
+    """Judge the version of etcd, which must be 3.4 or newer."""
     silent = _silent(facts)
     if silent is not None:
         return silent
     version = facts.etcd.version.value or ""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        return unknown(f"the etcd tells no version ({version!r})", "look at `etcdctl endpoint status`")
+        return unknown(f"etcd reports no readable version ({version!r})", "run `etcdctl endpoint status`")
     if (int(match[1]), int(match[2])) < _LEAST:
-        return failed(f"the etcd is {version}, older than 3.4", "run etcd 3.5 or newer")
+        return failed(f"etcd is version {version}, older than 3.4", "run etcd 3.5 or newer")
     return passed(f"etcd {version}")
 
 
 @check("etcd-latency", "Does the etcd answer within a tenth of a second?")
 def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
-    """The median of five requests: a start of N ranks makes tens of them, one after the other."""
+    """Judge the median of five requests: N ranks that start send tens of requests, one after the other."""
     silent = _silent(facts)
     if silent is not None:
         return silent
     seconds = facts.etcd.latency.value
     if seconds is None:
-        return unknown(f"how fast the etcd answers is not known: {facts.etcd.latency.why}", "record the tree again")
-    told = f"the etcd takes {seconds * 1000:.3g} ms to answer (median of five)"
-    remedy = "look at its disk (`etcd_disk_wal_fsync_duration_seconds`), its load and the way there"
+        return unknown(f"the latency of etcd is unknown: {facts.etcd.latency.why}", "record the tree again")
+    told = f"etcd takes {seconds * 1000:.3g} ms to answer (median of five)"
+    remedy = "check etcd's disk (metric etcd_disk_wal_fsync_duration_seconds), its CPU load and the network to it"
     if seconds >= _TOO_SLOW:
         return failed(told, remedy)
     return warned(told, remedy) if seconds >= _SLOW else passed(told)
@@ -66,14 +66,16 @@ def etcd_latency(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("etcd-clock", "Do the clocks of the etcd and of this host agree?")
 def etcd_clock(facts: Facts, wanted: Requirements) -> Judgement:
-    """Leases do not depend on it; certificates do, and whoever compares the logs of two hosts."""
+    """Judge the clock offset. Leases do not depend on it, but certificates and comparisons of logs do."""
     silent = _silent(facts)
     if silent is not None:
         return silent
     ahead = facts.etcd.clock.value
     if ahead is None:
-        return not_applicable("this etcd does not tell its time over plain HTTP")
+        return not_applicable("this etcd does not report its time over plain HTTP")
     if abs(ahead) > _APART:
         which = "ahead of" if ahead > 0 else "behind"
-        return warned(f"the etcd's clock is {abs(ahead):.0f} s {which} this host's", "let chrony or ntpd run on both")
-    return passed(f"within {max(1, round(abs(ahead)))} s of each other")
+        return warned(
+            f"the clock of etcd's host is {abs(ahead):.0f} s {which} this host's", "run chrony or ntpd on both hosts"
+        )
+    return passed(f"the clocks differ by at most {max(1, round(abs(ahead)))} s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask every check, and show what each came to."""
+"""Run all checks of the doctor, and print their verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from pytest_nixl.model.verdicts import Judgement, Outcome, TextLine, Verdict, ou
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check came to, and what that makes of the command."""
+    """The result of one check.
+
+    :param judgement: its verdict, reason and remedy.
+    :param outcome: what the verdict means for the exit code of the command.
+    :param required: whether the profile requires this check.
+    """
 
     check: Check
     judgement: Judgement
@@ -24,12 +29,16 @@ class CheckResult:
     required: bool
 
 
-#: The checks that the place of the devices alone can answer.
+#: The checks that need only the positions of the devices on the PCI bus.
 PLACED = ("rdma-devices", "gpus", "gpu-nics")
 
 
 def examine(facts: Facts, wanted: Requirements, *, gate: bool, only: Sequence[str] = ()) -> tuple[CheckResult, ...]:
-    """Ask every check, or those of an image, or only some by their ids."""
+    """Run the checks.
+
+    :param gate: whether the gate is on: undecided verdicts then fail, and so does NOT-APPLICABLE of a required check.
+    :param only: the ids of the checks to run; empty for all that apply (with ``wanted.image`` those of an image).
+    """
     answers = []
     for check in checks().values():
         if (check.image or not wanted.image) and (not only or check.id in only):
@@ -42,12 +51,12 @@ def examine(facts: Facts, wanted: Requirements, *, gate: bool, only: Sequence[st
 
 
 def failed(answers: Sequence[CheckResult]) -> bool:
-    """Whether one of them fails."""
+    """Return whether any result fails."""
     return any(answer.outcome is Outcome.FAIL for answer in answers)
 
 
 def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
-    """Yield a line for each answer, with its remedy below where it is not good, and then the sums."""
+    """Yield one line per result, its remedy below it unless it passed, and a summary line at the end."""
     width = max(len(answer.judgement.verdict.value) for answer in answers)
     names = max(len(answer.check.id) for answer in answers)
     for answer in answers:
@@ -64,7 +73,7 @@ def lines(answers: Sequence[CheckResult]) -> Iterator[TextLine]:
 
 
 def plain(facts: Facts, wanted: Requirements, answers: Sequence[CheckResult]) -> dict[str, Any]:
-    """Return the same as JSON values."""
+    """Return the results as a dictionary of JSON values."""
     return {
         "verdict": "FAIL" if failed(answers) else "PASS",
         "host": facts.host.name.value,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL, its plugins, and the libraries that they need."""
+"""Checks of NIXL, its plugins, and the libraries that they need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import Lacking
 from pytest_nixl.model.verdicts import Judgement
 
-#: They come with the host's driver when a container is started, and no image has them.
+#: Libraries that the host's driver provides when a container starts; no image contains them.
 _OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
-#: Two of one of these in a process have two states, and each knows half of what happens.
+#: Libraries with global state: a process with two copies works with two separate states.
 _ONCE = (
     "libucs",
     "libucp",
@@ -23,38 +23,36 @@ _ONCE = (
     "libetcd-cpp-api-core",
     "libcudart",
 )
-#: The UCX of NIXL's wheels brings its own, and its EFA module loads the system's beside it.
+#: The UCX in NIXL's wheels has its own copies of these, and its EFA module also loads the system's copies.
 _CRASH_AT_THE_END = ("libibverbs", "libnl")
 
 
 def _absent(facts: Facts) -> Judgement | None:
-    """Why nothing of NIXL can be told, or None where it was loaded."""
+    """Return the verdict of a NIXL that cannot be loaded; None if it was loaded."""
     nixl = facts.software.nixl
     if nixl.value is not None:
         return None
-    remedy = (
-        facts.software.nixl_remedy or "install NIXL where this Python finds it (pip install --no-deps nixl nixl-cu12)"
-    )
+    remedy = facts.software.nixl_remedy or "install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`"
     if "not recorded" in nixl.why:
         return unknown(f"NIXL: {nixl.why}", "record the tree again")
     return failed(nixl.why, remedy)
 
 
-@check("nixl-loads", "Can NIXL be loaded, and does it make an agent?", image=True)
+@check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True)
 def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
-    """In a process of its own."""
+    """Judge whether NIXL loads in a separate process."""
     absent = _absent(facts)
     if absent is not None:
         return absent
     software = facts.software
     ucx = f", UCX {software.ucx.value}" if software.ucx.value else ""
     folder = os.path.dirname(software.nixl_file.value or "")
-    return passed(f"{software.nixl_package.value} {software.nixl.value}{ucx}, of {folder}")
+    return passed(f"{software.nixl_package.value} {software.nixl.value}{ucx}, in {folder}")
 
 
-@check("backend-loads", "Can every requested backend be made?", image=True)
+@check("backend-loads", "Can every requested backend be created?", image=True)
 def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
-    """And does it move host memory?"""
+    """Judge whether each backend can be created and supports host memory."""
     absent = _absent(facts)
     if absent is not None:
         return absent
@@ -62,7 +60,7 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
     for name in wanted.backends:
         found = facts.software.backend(name)
         if found is None:
-            return unknown(f"whether {name} can be made was not tried", f"give --backend {name}")
+            return unknown(f"creating {name} was not tried", f"add --backend={name}")
         if found.error and wanted.image and any(each.soname in _OF_THE_DRIVER for each in found.missing):
             if len(found.missing) > 1:
                 continue  # plugin-libraries says what else is missing
@@ -70,29 +68,33 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
             continue
         if found.error:
             missing = f" ({named(each.words for each in found.missing)})" if found.missing else ""
-            said = f"; it says: {'; '.join(found.said[:4])}" if found.said else ""
+            said = f"; UCX says: {'; '.join(found.said[:4])}" if found.said else ""
             remedy = found.remedy or _remedy(found.plugin)
             if found.said and not found.remedy:
-                remedy = "mend what its own line names; transports-allowed tells which names UCX_TLS may have here"
-            return failed(f"{name} cannot be made: {found.error}{missing}{said}", remedy)
+                remedy = (
+                    "correct what UCX names; transports-allowed lists the values that UCX_TLS may have on this host"
+                )
+            return failed(f"{name} cannot be created: {found.error}{missing}{said}", remedy)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
-                f"{name} was made, and moves {named(found.memories) or 'nothing'}: no host memory",
-                "look at its own lines: NIXL_LOG_LEVEL=info",
+                f"{name} was created, but supports {named(found.memories) or 'no memory'}, not host memory (DRAM)",
+                "run it again with NIXL_LOG_LEVEL=info and read the log",
             )
-        made.append(f"{name} moves {named(found.memories)}")
-    return passed("; ".join(made) or "no backend is requested that can be made while an image is built")
+        made.append(f"{name} supports {named(found.memories)}")
+    return passed("; ".join(made) or "none of the requested backends can be created on a build machine")
 
 
 def _remedy(plugin: str) -> str:
     if not plugin:
-        return "point NIXL_PLUGIN_DIR at the plugins of this build of NIXL, or unset it"
-    return "run it once more with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info: they tell why"
+        return "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or unset it"
+    return "run it again with NIXL_LOG_LEVEL=info and UCX_LOG_LEVEL=info and read the log"
 
 
-@check("plugin-libraries", "Is every library there that the plugins of the requested backends need?", image=True)
+@check(
+    "plugin-libraries", "Does this host have every library that the plugins of the requested backends need?", image=True
+)
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
-    """With the versions of symbols that they ask for, and what those need in turn."""
+    """Judge the plugins' libraries, including symbol versions and indirect dependencies."""
     absent = _absent(facts)
     if absent is not None:
         return absent
@@ -101,37 +103,37 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
     for name in wanted.backends:
         found = facts.software.backend(name)
         if found is None:
-            return unknown(f"what {name} needs was not looked at", f"give --backend {name}")
+            return unknown(f"the libraries of {name} were not examined", f"add --backend={name}")
         if not found.plugin:
             without.append(name)
         lacking += [each for each in found.missing if not (wanted.image and each.soname in _OF_THE_DRIVER)]
     if without:
         return failed(
             f"NIXL has no plugin file for {named(without)}: it has {named(facts.software.plugins, 12)}",
-            "point NIXL_PLUGIN_DIR at the plugins of this build of NIXL, or build it with that backend",
+            "set NIXL_PLUGIN_DIR to the plugin folder of this NIXL build, or build NIXL with that backend",
         )
     if lacking:
         remedy = "install what is missing, or add its folder to LD_LIBRARY_PATH"
         if any(each.versions for each in lacking):
             remedy = (
-                "install the version that the plugin was linked to, or a NIXL that was linked to the one that is there"
+                "install the library version that the plugin needs, or a NIXL that was linked with the installed one"
             )
         if any(each.soname in _OF_THE_DRIVER for each in lacking):
             remedy += "; libcuda.so.1 comes with the host's driver (docker run --gpus all, the NVIDIA device plugin)"
         return failed(named((each.words for each in lacking), 6), remedy)
-    return passed(f"nothing is missing of what the plugins of {named(wanted.backends)} need")
+    return passed(f"the plugins of {named(wanted.backends)} find all libraries that they need")
 
 
-@check("libraries-once", "Is each library loaded once?", image=True)
+@check("libraries-once", "Does a process with NIXL load each library only once?", image=True)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
-    """A second copy comes by LD_PRELOAD, LD_LIBRARY_PATH, or another package that brings its own."""
+    """Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy."""
     absent = _absent(facts)
     if absent is not None:
         return absent
     copies = facts.software.copies()
     remedy = (
-        "leave one: unset LD_PRELOAD, take the folder of the other out of LD_LIBRARY_PATH, or remove the package that "
-        "brings it"
+        "keep one copy: unset LD_PRELOAD, remove the other copy's folder from LD_LIBRARY_PATH, or uninstall the "
+        "package that contains it"
     )
     grave = {name: paths for name, paths in copies.items() if name in _ONCE}
     if grave:
@@ -140,25 +142,25 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     if copies:
         told = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in copies.items())
         if any(name.startswith(_CRASH_AT_THE_END) for name in copies):
-            told += ", which crashes interpreters when they end (exit code 139)"
+            told += ", which crashes Python at exit (exit code 139)"
             remedy = (
-                "set UCX_MODULES=^ib where there is no RDMA; else have the process leave by os._exit, or use a NIXL "
+                "set UCX_MODULES=^ib if this host has no RDMA; otherwise end the process with os._exit, or use a NIXL "
                 "that was built on this image"
             )
         return warned(f"a process with NIXL has more than one copy of {told}", remedy)
-    return passed(f"one copy of each of the {len(facts.software.libraries)} that NIXL is made of and stands on")
+    return passed(f"one copy of each of NIXL's {len(facts.software.libraries)} libraries and dependencies")
 
 
-@check("etcd-client-library", "Is the library there by which NIXL talks to etcd?", image=True)
+@check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
-    """Where NIXL was built without, its agents exchange metadata by side channel only."""
+    """Judge etcd's client library. Without it, agents exchange metadata only by side channel."""
     absent = _absent(facts)
     if absent is not None:
         return absent
     client = facts.software.etcd_client
     if client.value is None:
         return failed(
-            f"no libetcd-cpp-api is loaded with NIXL: {client.why}",
+            f"NIXL loads no libetcd-cpp-api: {client.why}",
             "build NIXL where etcd-cpp-apiv3 is installed, and copy libetcd-cpp-api*.so into the image",
         )
     return passed(client.value)
@@ -166,27 +168,30 @@ def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check(
     "etcd-client-patch",
-    "Does that library take addresses as they are (ETCD_CPP_API_DISABLE_URI_VALIDATION)?",
+    "Does that library skip the validation of addresses (ETCD_CPP_API_DISABLE_URI_VALIDATION)?",
     image=True,
 )
 def etcd_client_patch(facts: Facts, wanted: Requirements) -> Judgement:
-    """The patch of the library that does not check addresses: images are built with it on purpose, or not at all."""
+    """Report whether the library is patched to skip the validation of addresses. Some images have it on purpose."""
     patched = facts.software.etcd_client_patched
     if patched.value is None:
-        return not_applicable(f"there is no client library that could have it: {patched.why}")
+        return not_applicable(f"NIXL has no client library of etcd: {patched.why}")
     if patched.value:
         return passed(f"{patched.source} has ETCD_CPP_API_DISABLE_URI_VALIDATION")
-    return not_applicable(f"{patched.source} is not patched: it wants http://HOST:PORT, and names that resolve to IPv4")
+    return not_applicable(
+        f"{patched.source} is not patched: it needs http://HOST:PORT, and host names that resolve to IPv4"
+    )
 
 
 @check("nixlbench-starts", "Does nixlbench start?", image=True)
 def nixlbench_starts(facts: Facts, wanted: Requirements) -> Judgement:
-    """It prints its help."""
+    """Judge whether nixlbench prints its help."""
     path, fault = facts.software.nixlbench, facts.software.nixlbench_fault
     if path.value is None:
-        return not_applicable(f"{path.why}, and nothing here needs it")
+        return not_applicable(f"{path.why}; nixlbench is optional")
     if fault:
         return failed(
-            f"{path.value} does not start: {fault}", "install what it names, or add its folder to LD_LIBRARY_PATH"
+            f"{path.value} does not start: {fault}",
+            "install the library that the message names, or add its folder to LD_LIBRARY_PATH",
         )
     return passed(path.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces, addresses and names."""
+"""Checks of network interfaces, addresses and host names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES_DEVICES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 
 def devices_named(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """Return the variables that name network devices, each with the devices, without ports: ``mlx5_0:1`` is mlx5_0."""
+    """Return the names of network devices in variables, by variable, without ports: ``mlx5_0:1`` gives mlx5_0."""
     found = {}
     for variable in _NAMES_DEVICES:
         text = facts.environment.get(variable)
@@ -36,7 +36,7 @@ def devices_named(facts: Facts) -> dict[str, tuple[str, ...]]:
 
 
 def _used(facts: Facts) -> list[Nic]:
-    """The interfaces that traffic is meant to go over: of the default route, with an address, or named."""
+    """Return the interfaces that carry traffic: with the default route or an address, or named by a variable."""
     wanted = {name for names in devices_named(facts).values() for name in names}
     return [
         nic
@@ -46,125 +46,129 @@ def _used(facts: Facts) -> list[Nic]:
     ]
 
 
-@check("nics-up", "Is every interface up that traffic goes over?")
+@check("nics-up", "Is every interface that carries traffic up?")
 def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
-    """The one of the default route, those with an address, and those that a variable names."""
+    """Judge the interfaces with the default route or an address, and those that a variable names."""
     used = _used(facts)
     if not used:
-        return not_applicable("no interface but loopback has an address: nothing leaves this host")
+        return not_applicable("only loopback has an address: no traffic leaves this host")
     down = [nic for nic in used if nic.state not in ("up", "unknown")]
     if down:
         told = named(f"{nic.name} is {nic.state}" for nic in down)
         return failed(
-            f"{plural(len(down), 'interface')} that traffic goes over: {told}",
-            f"ip link set {down[0].name} up; if it stays down, look at the cable and the switch",
+            f"{plural(len(down), 'interface')} in use not up: {told}",
+            f"run `ip link set {down[0].name} up`; if it stays down, check the cable and the switch",
         )
     return passed(f"up: {named(nic.name for nic in used)}")
 
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
 def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """For machines whose network cards do no RDMA; of those that do, see rdma-rate."""
+    """Judge the rates of network cards without RDMA; rdma-rate judges those with RDMA."""
     if wanted.machine is None:
-        return not_applicable("the profile names no network cards")
+        return not_applicable("the profile describes no network cards")
     if wanted.rdma:
-        return not_applicable("the profile's network cards do RDMA: see rdma-rate")
+        return not_applicable("the profile's network cards support RDMA: rdma-rate judges them")
     rates = {nic.name: nic.rate for nic in facts.nics if nic.rate}
     if not rates:
-        return unknown("no driver of an interface tells its rate", "ask `ethtool`, or whoever runs the network")
+        return unknown("no interface reports its rate", "run `ethtool DEVICE`, or ask the network's administrator")
     slow = {name: rate for name, rate in rates.items() if rate < wanted.machine.nic_rate * 0.999}
     if slow:
         told = named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in slow.items())
         return failed(
             f"below the profile's {gigabits(wanted.machine.nic_rate)} Gb/s: {told}",
-            "look at what was negotiated (`ethtool`), at cable and switch port",
+            "check the negotiated speed (`ethtool DEVICE`), the cable and the switch port",
         )
     return passed(named(f"{name} at {gigabits(rate)} Gb/s" for name, rate in rates.items()))
 
 
-@check("mtu", "Do the interfaces of one kind have one MTU?")
+@check("mtu", "Do all interfaces of one kind have the same MTU?")
 def mtu(facts: Facts, wanted: Requirements) -> Judgement:
-    """Across ranks, comparing their facts tells; here, cards with one driver are compared."""
+    """Compare the interfaces of this host that have the same driver; ranks-agree compares hosts."""
     kinds: dict[str, dict[str, int]] = {}
     for nic in facts.nics:
         if nic.mtu is not None and nic.driver and nic.state == "up":
             kinds.setdefault(nic.driver, {})[nic.name] = nic.mtu
     several = {driver: found for driver, found in kinds.items() if len(found) > 1}
     if not several:
-        return not_applicable("there are no two interfaces of one kind to compare")
+        return not_applicable("this host has no two interfaces with the same driver")
     for driver, found in several.items():
         if len(set(found.values())) > 1:
             told = named(f"{name} has {value}" for name, value in found.items())
             return failed(
-                f"the interfaces of {driver} differ in MTU: {told}",
-                "give them one (9001 on EC2, 9000 or 4096 elsewhere): ip link set DEVICE mtu N",
+                f"the interfaces with driver {driver} have different MTUs: {told}",
+                "give them the same MTU (9001 on EC2, 9000 or 4096 elsewhere): `ip link set DEVICE mtu N`",
             )
     return passed(named(f"{driver}: {set(found.values()).pop()}" for driver, found in several.items()))
 
 
-@check("link-local", "Do agents give others no address of 169.254.0.0/16?")
+@check("link-local", "Do agents keep link-local addresses (169.254.0.0/16) to themselves?")
 def link_local(facts: Facts, wanted: Requirements) -> Judgement:
-    """UCX took such an address for one like any other (mended by openucx/ucx#11504), and no other host gets there."""
+    """Judge the addresses that UCX advertises. UCX before openucx/ucx#11504 advertises link-local addresses, which no
+    other host can reach.
+    """
     local = {nic.name: nic.link_local() for nic in facts.network.nics if nic.link_local()}
     if not local:
         return passed("no interface has an IPv4 link-local address")
     told = named(f"{address} of {name}" for name, addresses in local.items() for address in addresses)
     others = [nic.name for nic in facts.network.nics if nic.routable()]
     remedy = (
-        f"UCX_NET_DEVICES={others[0]} in the environment of every rank" if others else "give the host an address"
-    ) + ", and FI_TCP_IFACE likewise for LIBFABRIC over TCP; or a newer UCX, which leaves such addresses out"
+        f"set UCX_NET_DEVICES={others[0]} in the environment of every rank" if others else "give the host an address"
+    ) + ", and FI_TCP_IFACE likewise for LIBFABRIC over TCP; or install a newer UCX, which leaves such addresses out"
     given = [text for text in facts.software.advertised if ipaddress.ip_address(text).is_link_local]
     if given:
-        return failed(
-            f"an agent of UCX gives others the link-local address {named(given)}: no other host reaches it", remedy
-        )
+        return failed(f"UCX advertises the link-local address {named(given)}, which no other host reaches", remedy)
     if not others:
-        return failed(f"every IPv4 address but loopback is link-local ({told}): no other host reaches this one", remedy)
+        return failed(
+            f"every IPv4 address except loopback is link-local ({told}), so no other host reaches this host", remedy
+        )
     if not facts.software.advertised:
-        return unknown(f"{told} is link-local, and no agent of UCX was made that would tell which it gives", remedy)
-    return passed(f"UCX leaves {told} out: it gives {named(facts.software.advertised)}")
+        return unknown(
+            f"{told} is link-local, and no UCX agent was created that would show which address UCX advertises", remedy
+        )
+    return passed(f"UCX leaves out {told} and advertises {named(facts.software.advertised)}")
 
 
-@check("names-resolve", "Do the names resolve that ranks meet by?")
+@check("names-resolve", "Do the host names in etcd's addresses resolve?")
 def names_resolve(facts: Facts, wanted: Requirements) -> Judgement:
-    """A pod with hostNetwork has the node's resolver, which knows no Service, unless its dnsPolicy says otherwise."""
+    """Judge the names. Without a dnsPolicy, a pod with hostNetwork uses the node's resolver, which knows no Service."""
     names = [name for name in facts.etcd.names if not _is_address(name.host)]
     search = facts.network.search.value or ()
     servers = facts.network.nameservers.value or ()
     pod = facts.host.container.value == "kubernetes" or "KUBERNETES_SERVICE_HOST" in facts.environment.launcher
     outside = pod and not any(".svc." in f".{name}." for name in search)
     hint = (
-        "this is a pod whose resolver is the node's (hostNetwork: true): give it dnsPolicy: ClusterFirstWithHostNet"
+        "this pod uses the node's resolver (hostNetwork: true): set dnsPolicy: ClusterFirstWithHostNet in its spec"
         if outside
-        else f"look at /etc/resolv.conf (it asks {named(servers) or 'nobody'}) and at the name"
+        else f"correct the name, or the name servers in /etc/resolv.conf ({named(servers) or 'it has none'})"
     )
     lost = [f"{name.host} ({name.fault})" for name in names if name.fault]
     if lost:
-        return failed(f"no address is known for {named(lost)}", hint)
+        return failed(f"no address found for {named(lost)}", hint)
     if outside:
         return warned(
-            "names of Services do not resolve in this pod: no search domain of its cluster is in /etc/resolv.conf", hint
+            "names of Services do not resolve in this pod: /etc/resolv.conf has no search domain of the cluster", hint
         )
     six = [name.host for name in names if not any("." in address for address in name.addresses)]
     if six:
         return failed(
-            f"{named(six)} has no IPv4 address, and NIXL's client of etcd wants one", "give the name an A record"
+            f"{named(six)} has no IPv4 address, and NIXL's etcd client needs one", "give the name an A record"
         )
     if not names:
-        return not_applicable("no name is given for an etcd: nothing has to be resolved")
+        return not_applicable("no etcd address has a host name: there is nothing to resolve")
     return passed(named(f"{name.host} is {name.addresses[0]}" for name in names))
 
 
-@check("peer-reachable", "Are the other hosts reached?")
+@check("peer-reachable", "Can this host reach the other hosts?")
 def peer_reachable(facts: Facts, wanted: Requirements) -> Judgement:
-    """Packets get to each host that was named, and back."""
+    """Judge whether packets reach each named host and come back."""
     if not facts.peers:
-        return not_applicable("no other host is named (--peer of `pytest-nixl doctor`), and this run has one rank")
+        return not_applicable("no other host is named (`pytest-nixl doctor --peer=HOST`), and this run has one rank")
     lost = [f"{peer.name}: {peer.fault}" for peer in facts.peers if peer.fault]
     if lost:
         return failed(
-            f"{plural(len(lost), 'host')} of {len(facts.peers)} not reached: {named(lost)}",
-            "look at the route (`ip route get`), the firewall, the security group or NetworkPolicy",
+            f"{len(lost)} of {plural(len(facts.peers), 'host')} not reached: {named(lost)}",
+            "check the route (`ip route get HOST`), the firewall, the security group and the NetworkPolicy",
         )
     return passed(f"reached: {named(peer.name for peer in facts.peers)}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be alike on every rank: the facts of several hosts compared, and the odd one named."""
+"""Compare the facts of all ranks' hosts, and name the ranks that differ."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
 _NAMESPACE = "NIXL_ETCD_NAMESPACE"
-#: Variables that steer transfers and may differ from host to host for a good reason.
+#: Variables that influence transfers and may differ between hosts for a good reason.
 _OWN_OF_A_HOST = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "NIXL_PLUGIN_DIR", "NIXL_IMAGE", "NIXL_WORKER_TYPE")
 
 
 @dataclass(frozen=True)
 class RankDifference:
-    """Something that differs between ranks.
+    """A property that differs between ranks.
 
-    :param subject: what differs, such as ``NIXL`` or ``MTU``.
-    :param odd: the ranks that are unlike most of the others; all, where no value is that of most.
+    :param subject: the property, such as ``NIXL`` or ``MTU``.
+    :param odd: the ranks that differ from the majority; all ranks if there is no majority.
+    :param judgement: FAIL or WARN, with the ranks, their hosts and values, and a remedy.
     """
 
     subject: str
@@ -33,7 +34,11 @@ class RankDifference:
 
 @dataclass(frozen=True)
 class _Subject:
-    """Something to compare: how it is read as text, and what it means where it differs."""
+    """A property to compare.
+
+    :param read: returns its value as text; an empty text means that it is unknown, and is not compared.
+    :param grave: whether a difference is a FAIL; otherwise it is a WARN.
+    """
 
     name: str
     read: Callable[[Facts], str]
@@ -42,7 +47,7 @@ class _Subject:
 
 
 def _first(facts: Facts, what: str) -> str:
-    """MTU or rate of the interface of the default route."""
+    """Return the MTU or the rate of the interface with the default route."""
     nic = next((nic for nic in facts.network.nics if nic.name == facts.network.default.value), None)
     if nic is None:
         return ""
@@ -74,30 +79,32 @@ def _memlock(facts: Facts) -> str:
 
 
 _SAME_IMAGE = "run the same image, by its digest, on every rank"
-#: An empty text: it is not known, as where another backend was tried; nothing is then compared.
 _SUBJECTS = (
     _Subject("NIXL", lambda f: f.software.nixl.value or "none", _SAME_IMAGE),
     _Subject("NIXL's package", lambda f: f.software.nixl_package.value or "none", _SAME_IMAGE),
     _Subject("UCX", lambda f: f.software.ucx.value or "", _SAME_IMAGE),
     _Subject("libfabric", lambda f: f.software.libfabric.value or "", _SAME_IMAGE),
     _Subject("Python", lambda f: f.software.python.value or "", _SAME_IMAGE, grave=False),
-    _Subject("the architecture", lambda f: f.host.architecture.value or "", "take hosts of one kind"),
-    _Subject("the kernel", lambda f: f.host.kernel.value or "", "give the hosts one kernel", grave=False),
-    _Subject("the GPU driver", lambda f: f.gpu.driver.value or "none", "install one driver on all hosts"),
-    _Subject("CUDA", lambda f: f.gpu.cuda.value or "none", "install one driver on all hosts"),
-    _Subject("GPUs", _gpus, "take hosts of one kind, and give each rank as many GPUs"),
-    _Subject("RDMA devices", _rdma, "take hosts of one kind, give each rank as many, and look at the slow one's cable"),
+    _Subject("the architecture", lambda f: f.host.architecture.value or "", "use hosts of one kind"),
+    _Subject("the kernel", lambda f: f.host.kernel.value or "", "install the same kernel on all hosts", grave=False),
+    _Subject("the GPU driver", lambda f: f.gpu.driver.value or "none", "install the same driver on all hosts"),
+    _Subject("CUDA", lambda f: f.gpu.cuda.value or "none", "install the same driver on all hosts"),
+    _Subject("GPUs", _gpus, "use hosts of one kind, and give each rank the same number of GPUs"),
+    _Subject("RDMA devices", _rdma,
+             "use hosts of one kind, give each rank the same number of devices, and check the slow device's cable"),
     _Subject("the EFA installer", lambda f: f.software.efa_installer.value or "none", _SAME_IMAGE, grave=False),
-    _Subject("the rate of the interface of the default route", _rates, "look at cable and switch port of the odd one"),
+    _Subject("the rate of the interface of the default route", _rates,
+             "check cable and switch port of the rank that differs"),
     _Subject("the MTU of the interface of the default route", _mtus,
-             "give all interfaces one MTU: a larger packet than the other side takes is lost without a word"),
+             "give all interfaces the same MTU: the other side silently drops larger packets"),
     _Subject("locked memory", _memlock, "set memlock to unlimited on every host"),
-    _Subject("DMA-BUF", lambda f: str(f.gpu.dma_buf.value), "give the hosts one driver and kernel", grave=False),
+    _Subject("DMA-BUF", lambda f: str(f.gpu.dma_buf.value), "install the same driver and kernel on all hosts",
+             grave=False),
     _Subject("the image", lambda f: f.environment.image.value or "", _SAME_IMAGE, grave=False),
 )  # fmt: skip
 
 
-#: From the one that a check of all ranks comes to if any rank has it, to the one that it comes to if all have it.
+#: Verdicts in the order of gravity: the gravest verdict of any rank is the verdict of the check.
 _GRAVEST_FIRST = (
     Verdict.ERROR,
     Verdict.FAIL,
@@ -111,9 +118,10 @@ _GRAVEST_FIRST = (
 
 
 def everywhere(names: Sequence[str], judgements: Sequence[Judgement]) -> Judgement:
-    """Return what one check comes to on all ranks: the gravest verdict, with the ranks that have it.
+    """Combine one check's verdicts on all ranks: return the gravest verdict, with the ranks that have it.
 
-    :param names: of the ranks, such as ``rank 1 on node-b``.
+    :param names: the names of the ranks, such as ``rank 1 on node-b``.
+    :param judgements: the judgement of each rank, in the order of ``names``.
     """
     if len(judgements) == 1:
         return judgements[0]
@@ -132,14 +140,14 @@ def _whose(names: Sequence[str], who: Sequence[str]) -> str:
 
 
 def compare_hosts(hosts: Sequence[Facts]) -> tuple[RankDifference, ...]:
-    """Compare the facts of ranks 0, 1, …, and return what differs; nothing: they are alike."""
+    """Compare the facts of ranks 0, 1, … and return one finding for each property that differs."""
     return (*_compared(hosts), *_namespaces(hosts), *_variables(hosts))
 
 
 def ranks_agree(hosts: Sequence[Facts]) -> Judgement:
-    """Return what the comparison comes to."""
+    """Judge whether all ranks agree: FAIL if a grave property differs, WARN if another one does."""
     if len(hosts) < 2:
-        return not_applicable("this run has one rank: there is nothing that it could differ from")
+        return not_applicable("this run has only one rank")
     findings = compare_hosts(hosts)
     grave = [finding for finding in findings if finding.judgement.verdict is Verdict.FAIL]
     shown = grave or findings
@@ -147,7 +155,7 @@ def ranks_agree(hosts: Sequence[Facts]) -> Judgement:
     remedies = "; ".join(dict.fromkeys(finding.judgement.remedy for finding in shown))
     if grave:
         return failed(reasons, remedies)
-    return warned(reasons, remedies) if findings else passed(f"{plural(len(hosts), 'rank')} are alike")
+    return warned(reasons, remedies) if findings else passed(f"the hosts of {plural(len(hosts), 'rank')} agree")
 
 
 def _compared(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
@@ -162,8 +170,8 @@ def _namespaces(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     if len(set(values)) < 2:
         return
     bare = {value.removesuffix(" (the default)").strip("/") for value in values}
-    why = ", which is one name with and without a slash, and to etcd two" if len(bare) == 1 else ""
-    remedy = f"set {_NAMESPACE}=/nixl/agents, slash for slash, on every rank: as it is, they never find each other"
+    why = "; the names differ only in slashes, but etcd keeps them apart" if len(bare) == 1 else ""
+    remedy = f"set {_NAMESPACE}=/nixl/agents on every rank; with different values the ranks never find each other"
     yield _finding(_NAMESPACE, hosts, values, remedy, why=why)
 
 
@@ -173,7 +181,7 @@ def _variables(hosts: Sequence[Facts]) -> Iterator[RankDifference]:
     for name in names:
         values = [facts.environment.steering.get(name, "not set") for facts in hosts]
         if name != _NAMESPACE and len(set(values)) > 1:
-            remedy = f"give every rank one {name}"
+            remedy = f"set {name} to the same value on every rank"
             yield _finding(name, hosts, values, remedy, grave=name not in _OWN_OF_A_HOST)
 
 
@@ -185,5 +193,5 @@ def _finding(
     clear = most > len(values) / 2
     odd = tuple(rank for rank, value in enumerate(values) if not clear or value != usual)
     told = named((f"rank {rank} ({hosts[rank].host.name.value}) has {values[rank]}" for rank in odd), 8)
-    rest = f", the other {most} {usual}" if clear and most > 1 else f", the other {usual}" if clear else ""
+    rest = f"; the other {most} have {usual}" if clear and most > 1 else f"; the other has {usual}" if clear else ""
     return RankDifference(subject, odd, (failed if grave else warned)(f"{subject} differs: {told}{rest}{why}", remedy))

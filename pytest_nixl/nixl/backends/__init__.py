@@ -14,49 +14,54 @@ __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "shake_hands"
 
 
 class Backend(Protocol):
-    """What the plugin has to know of a backend of NIXL."""
+    """What pytest-nixl must know about a NIXL backend.
+
+    The methods take ``log``, everything that the initiator's worker wrote to stdout and stderr.
+    """
 
     NAME: str
-    #: Whether it moves bytes between an agent's memory and a file of its own, with no other agent.
+    #: Whether it moves bytes between an agent's memory and the agent's own file, without a second agent.
     STORAGE: bool
-    #: Whether a transfer's DONE means that its bytes are in place. Where not, every transfer carries a notification.
+    #: Whether DONE means that the bytes have arrived. If not, every transfer carries a notification.
     COMPLETION_IMPLIES_DELIVERY: bool
-    #: Whether loading another agent's metadata waits until that other agent makes progress too.
+    #: Whether loading another agent's metadata waits until that agent also makes progress.
     SHAKES_HANDS: bool
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that a worker needs besides those ``given``."""
+        """Return the environment variables that a worker needs in addition to ``given``."""
         ...
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
-        """Load the libraries that NIXL's plugin needs and does not bring; return versions worth recording.
+        """Load the libraries that NIXL's plugin needs but does not contain, and return their versions to record.
 
-        Called in a worker, before NIXL's agent is made.
+        Called in a worker before NIXL's agent is created.
 
-        :param nixl: NIXL's version and package, as the worker's ``hello`` tells them.
-        :raises NixlPluginError: where one is missing or of no use.
+        :param nixl: NIXL's version (``nixl``) and package (``nixl_package``), from the worker's ``hello``.
+        :raises NixlPluginError: a library is missing or unusable.
         """
         ...
 
     def creating(self) -> AbstractContextManager[None]:
-        """Return a context, in a worker, in which NIXL makes the backend."""
+        """Return a context manager for the worker, in which NIXL creates the backend."""
         ...
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
-        """Return what carried ``op`` of ``block`` bytes, such as ``cma/memory`` or ``tcp/eth0``, read from ``log``.
+        """Return the transports that carried ``op``, such as ``cma/memory`` or ``tcp/eth0``; empty if unknown.
 
-        ``log`` is all that the initiator's worker wrote to stdout and stderr. Empty: the log does not tell.
+        :param op: ``WRITE`` or ``READ``.
+        :param block: the size of one block in bytes.
+        :param memory: the memory types of initiator and target.
         """
         ...
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
-        """Say what memory of a GPU ``op`` moved as host memory, as ``log`` tells; empty: none, or it does not tell."""
+        """Return a sentence if the log shows that GPU memory was moved as host memory; otherwise an empty text."""
         ...
 
 
 BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)}
 
-#: Plugins of NIXL that are not driven, and why.
+#: NIXL's plugins that pytest-nixl cannot use, with the reason.
 UNSUPPORTED = {
     "AZURE_BLOB": "it needs an Azure storage account",
     "GDS": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
@@ -71,10 +76,13 @@ UNSUPPORTED = {
 
 
 def between_agents(names: Sequence[str]) -> tuple[str, ...]:
-    """Return those backends that move bytes from one agent to another."""
+    """Return the backends that move bytes from one agent to another.
+
+    :raises KeyError: a backend is not supported.
+    """
     return tuple(name for name in names if not BACKENDS[name].STORAGE)
 
 
 def shake_hands(names: Sequence[str]) -> bool:
-    """Whether agents with these backends wait for each other's progress while they load metadata."""
+    """Return whether agents with these backends wait for each other's progress while they load metadata."""
     return any(name in BACKENDS and BACKENDS[name].SHAKES_HANDS for name in names)

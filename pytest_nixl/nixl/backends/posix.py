@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""POSIX: host memory to files, by asynchronous reads and writes of the kernel; and what stood between them."""
+"""The POSIX backend, which moves bytes between host memory and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = re.compile(r"^pytest-nixl: file (\S+)$", re.MULTILINE)
 
 
 class PosixBackend:
-    """The POSIX backend. Its DONE means that the kernel has the bytes; the storage has them after a sync."""
+    """The POSIX backend. DONE means that the kernel has the bytes; storage has them only after a sync."""
 
     NAME = "POSIX"
     STORAGE = True
@@ -21,15 +21,15 @@ class PosixBackend:
     SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Nothing is needed."""
+        """Return no variables: POSIX needs none."""
         return {}
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
-        """NIXL brings what it needs."""
+        """Load nothing: NIXL contains all libraries that POSIX needs."""
         return {}
 
     def creating(self) -> AbstractContextManager[None]:
-        """NIXL tells nothing when it makes it."""
+        """Return an empty context: NIXL logs nothing when it creates the backend."""
         return nullcontext()
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class PosixBackend:
         return tuple(_FILE.findall(log)[-1:])
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
-        """It moves host memory only."""
+        """Return an empty text: POSIX moves only host memory."""
         return ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UCX: which transport it used, as its own protocol report tells."""
+"""The UCX backend: read the transports that it used from its own protocol report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends.libfabric import Finder, LibraryError, find_plugin, needed, open_library
 
-#: The id of the finding that UCX took memory of a GPU for host memory.
+#: The id of the finding that UCX treats GPU memory as host memory.
 VRAM_AS_HOST = "VRAM-AS-HOST-MEMORY"
 PLUGIN = "libplugin_UCX.so"
 _OPERATIONS = {"WRITE": "remote memory write by ucp_put", "READ": "remote memory read by ucp_get"}
 
-# What a heading tells of the memory at the initiator and at the target (proto_debug.c of UCX): "from host memory to
-# cuda/GPU0", "into cuda/dev[0] from host". The name before the slash is one of ucs_memory_type_names.
+# The memory of initiator and target in a table's heading (proto_debug.c of UCX), such as "from host memory to
+# cuda/GPU0" or "into cuda/dev[0] from host". The name before the slash is one of ucs_memory_type_names.
 _MEMORY = re.compile(r" (?:from|into) (?P<here>[a-z-]+)(?: memory|/\S+)? (?:to|from) (?P<there>[a-z-]+)")
-# What NIXL's plugin says (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
+# The message of NIXL's plugin (ucx_utils.cpp, since 0.7) when it refuses to register such memory.
 _REFUSED = re.compile(r"(\S+ memory is detected as host by UCX)")
 
 _RANGE = re.compile(r"([0-9]{1,18})([KMG]?)(?:\.\.(?:([0-9]{1,18})([KMG]?)|inf))?")
@@ -33,10 +33,12 @@ _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True)
 class _ProtocolTable:
-    """One table of the report: to whom (``self``, ``intra-node``, ``inter-node``), and transports by size range.
+    """One table of UCX's protocol report.
 
-    :param memory: what UCX takes the initiator's and the target's memory for, such as ``host`` and ``cuda``; None: it
-        does not say.
+    :param scope: the peers that it is about: ``self``, ``intra-node`` or ``inter-node``.
+    :param memory: UCX's types of the initiator's and the target's memory, such as ``host`` and ``cuda``; None if the
+        report does not say.
+    :param ranges: first size, last size (both in bytes) and the transports for such transfers.
     """
 
     scope: str
@@ -44,13 +46,13 @@ class _ProtocolTable:
     ranges: tuple[tuple[float, float, tuple[str, ...]], ...]
 
     def suits(self, memory: MemoryPair) -> bool:
-        """Whether it is about such memory: everything but the host's is a GPU's."""
+        """Return whether the table is about this memory; every type except ``host`` counts as GPU memory."""
         wanted = (memory.initiator == "VRAM", memory.target == "VRAM")
         return self.memory is None or tuple(kind != "host" for kind in self.memory) == wanted
 
 
 class UcxBackend:
-    """The UCX backend. Its DONE comes after a flush of the endpoint, so the bytes are in place."""
+    """The UCX backend. DONE comes after a flush of the endpoint, so the bytes have arrived."""
 
     NAME = "UCX"
     STORAGE = False
@@ -58,13 +60,13 @@ class UcxBackend:
     SHAKES_HANDS = False
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return what makes UCX report its choice of transport."""
+        """Return the variable that makes UCX print its protocol report."""
         return {"UCX_PROTO_INFO": "y"}
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
-        """NIXL brings its own UCX; before 0.10 its plugin asks for the CUDA driver as well, on hosts without a GPU too.
+        """Load the libraries that NIXL's plugin needs, such as the CUDA driver before NIXL 0.10. UCX is part of NIXL.
 
-        :raises LibraryError: where it does, and there is none.
+        :raises LibraryError: the plugin needs a library that was not found or cannot be loaded.
         """
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
         backend = f"UCX of {nixl['nixl_package']} {nixl['nixl']}"
@@ -74,20 +76,20 @@ class UcxBackend:
                 path = finder.candidates(library, soname)[0]
             except LibraryError as error:
                 raise LibraryError(
-                    error.reason, f"{error.remedy}; or take NIXL 0.10 or newer: its UCX does without"
+                    error.reason, f"{error.remedy}; or install NIXL 0.10 or newer, whose UCX does not need it"
                 ) from None
             open_library(library, path, backend)
         return {}
 
     def creating(self) -> AbstractContextManager[None]:
-        """UCX reports its transports later, when it connects."""
+        """Return an empty context: UCX reports its transports later, when it connects."""
         return nullcontext()
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
-        """Return what carried ``op`` of ``block`` bytes, from the tables that ``UCX_PROTO_INFO=y`` prints.
+        """Return the transports that carried ``op``, from the tables that ``UCX_PROTO_INFO=y`` prints.
 
-        The last table of the operation between such memory counts; one about the agent itself (``self``) only where
-        there is no other.
+        The last table for this operation and memory is used. A table about the agent itself (``self``) is used only
+        if there is no other.
         """
         tables = [table for table in _tables(log, _OPERATIONS[op]) if table.suits(memory)]
         chosen = [table for table in tables if table.scope != "self"] or tables
@@ -97,7 +99,7 @@ class UcxBackend:
         return ()
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
-        """Say what memory UCX took for the host's, where it moved bytes to another agent only as such; or nothing."""
+        """Return a sentence if UCX moved GPU memory to another agent only as host memory; otherwise an empty text."""
         tables = [table for table in _tables(log, _OPERATIONS[op]) if table.scope != "self"]
         if not tables or any(table.suits(memory) for table in tables) or tables[-1].memory is None:
             return ""
@@ -108,7 +110,10 @@ class UcxBackend:
 
 
 def taken_for_host(log: str) -> str:
-    """Return NIXL's words for it where its plugin refused to register a GPU's memory that UCX took for the host's."""
+    """Return NIXL's message if its plugin refused to register GPU memory that UCX detected as host memory.
+
+    :param log: the stdout and stderr of a worker.
+    """
     found = _REFUSED.findall(log)
     return str(found[-1]) if found else ""
 
@@ -124,8 +129,8 @@ def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
         if len(cells) < 2 or cells.pop():
             continue
         if len(cells) < 3:
-            # A heading: the agent and the scope of the configuration, then, on the next line or in older releases
-            # beside it, the operation.
+            # A heading names the agent and the scope. The operation follows on the next line, or on the same line in
+            # older releases.
             wanted = cells[-1].startswith(operation)
             if wanted:
                 told = _MEMORY.search(cells[-1])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker process: ``python __main__.py FD PARENT`` serves commands on the socket FD until its parent has gone.
+"""The worker process: ``python __main__.py FD PARENT`` serves commands on the socket FD until its parent ends.
 
-It ends with ``os._exit``, never by the interpreter's own way out: several NIXL builds crash there, and some hang.
+It ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _IOLBF = 1
 def _prepare_process(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Naps between polls are tens of microseconds; the kernel would add fifty of its own.
+    # Sleeps between polls take tens of microseconds, to which the kernel would add fifty.
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
-    # C libraries write by lines too: what UCX reports is read while the worker runs, and must outlive a crash.
+    # Let C libraries write line by line: UCX's output is read while the worker runs, and must survive a crash.
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     if os.getppid() != parent:
         os._exit(1)
-    # On request, say where every thread is: the parent asks before it ends a worker that hangs.
+    # Print the stack of every thread on SIGUSR1, which the parent sends before it ends a worker that hangs.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.enable()
 
@@ -65,7 +65,7 @@ def _error(error: BaseException) -> dict[str, Any]:
 
 
 class _Lines:
-    """Lines from the parent, and whether another one has come."""
+    """Read lines from the parent, and tell whether another line has arrived."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -97,16 +97,16 @@ def _serve(channel: socket.socket) -> None:
         if command == "exit":
             return
         if command == "cancel":
-            continue  # it was for a command that has ended by now
+            continue  # it was for a command that has already ended
         try:
             reply = encode({"number": number, "result": commands.handle(command, message["arguments"])})
-        except Exception as error:  # every failure is an answer: pytest decides what it means
+        except Exception as error:  # every failure is an answer, which pytest interprets
             reply = encode({"number": number, "error": _error(error)})
         channel.sendall(reply)
 
 
 def main() -> None:
-    """Serve, then leave at once."""
+    """Serve commands, then end the process immediately."""
     sys.path[0] = str(Path(__file__).resolve().parents[3])
     _prepare_process(int(sys.argv[2]))
     status = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries as memory that NIXL can be given: for functions that users run beside the raw agent.
+"""Describe arrays of other libraries for NIXL, in functions that users run with the raw agent.
 
-They are taken by ``__cuda_array_interface__`` (CuPy, Numba, torch), by DLPack (torch, JAX, NumPy and others) or by
-``__array_interface__`` (NumPy): nothing of those libraries is imported.
+Supported are ``__cuda_array_interface__`` (CuPy, Numba, torch), DLPack (torch, JAX, NumPy and others) and
+``__array_interface__`` (NumPy). None of those libraries is imported.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-#: DLDeviceType of dlpack.h that is memory of the host (kDLCPU, kDLCUDAHost, kDLROCMHost), and that of a GPU (kDLCUDA,
-#: kDLROCM, kDLCUDAManaged, kDLOneAPI).
+#: DLDeviceType in dlpack.h for host memory (kDLCPU, kDLCUDAHost, kDLROCMHost) and for GPU memory (kDLCUDA, kDLROCM,
+#: kDLCUDAManaged, kDLOneAPI).
 _HOST, _GPU = (1, 3, 11), (2, 10, 13, 14)
 
 
 class DescribedArray(NamedTuple):
-    """Memory as NIXL wants it told: ``register_memory([(address, size, device, "")], memory)``."""
+    """Memory in NIXL's terms, for ``register_memory([(address, size, device, "")], memory)``.
+
+    :param address: in this process.
+    :param size: in bytes.
+    :param device: the number of the GPU; 0 for host memory.
+    :param memory: ``DRAM`` or ``VRAM``.
+    """
 
     address: int
     size: int
@@ -28,7 +34,7 @@ class DescribedArray(NamedTuple):
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h, which begins a DLManagedTensor."""
+    """DLTensor of dlpack.h, the first member of DLManagedTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -45,12 +51,11 @@ class _Tensor(ctypes.Structure):
 
 
 def descriptor_of(array: Any) -> DescribedArray:
-    """Return address, size in bytes, device and memory type of an array, which must stay alive while NIXL uses it.
+    """Describe an array for NIXL. Keep the array alive while NIXL uses it, and synchronise its stream before.
 
-    What was last written to it must be there: synchronise its stream before.
-
-    :raises TypeError: where it offers none of the three interfaces, or is not in a memory that NIXL knows.
-    :raises ValueError: where it is read-only, empty, or not one block of memory.
+    :param array: an array with one of the three interfaces.
+    :raises TypeError: the array has none of the interfaces, or is in memory that NIXL does not support.
+    :raises ValueError: the array is read-only, empty, or not one contiguous block of memory.
     """
     kind = type(array).__name__
     if hasattr(array, "__cuda_array_interface__"):
@@ -59,22 +64,22 @@ def descriptor_of(array: Any) -> DescribedArray:
         return _by_dlpack(array, kind)
     if hasattr(array, "__array_interface__"):
         return _by_interface(array, kind, array.__array_interface__, "DRAM")
-    raise TypeError(f"a {kind} is no array: expected __cuda_array_interface__, DLPack or __array_interface__")
+    raise TypeError(f"a {kind} is not an array: expected __cuda_array_interface__, DLPack or __array_interface__")
 
 
 def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> DescribedArray:
     address, read_only = told["data"]
     if read_only:
-        raise ValueError(f"this {kind} is read-only: NIXL registers memory for writing, so give it a copy")
+        raise ValueError(f"this {kind} is read-only, but NIXL registers memory for writing: pass a copy")
     if told.get("mask") is not None:
-        raise ValueError(f"this {kind} has a mask: give NIXL the array that it masks")
+        raise ValueError(f"this {kind} has a mask: pass the array without the mask")
     item = np.dtype(told["typestr"]).itemsize
     size = _block(kind, told["shape"], told.get("strides"), item)
     return DescribedArray(int(address), size, _device(array, int(address)) if memory == "VRAM" else 0, memory)
 
 
 def _device(array: Any, address: int) -> int:
-    """The GPU of an array by its own word, else by the driver's."""
+    """Return the number of an array's GPU, from the array if it reports it, otherwise from the driver."""
     if hasattr(array, "__dlpack_device__"):
         return int(array.__dlpack_device__()[1])
     from pytest_nixl.nixl.worker.devices import vendor
@@ -85,14 +90,14 @@ def _device(array: Any, address: int) -> int:
 def _by_dlpack(array: Any, kind: str) -> DescribedArray:
     code = int(array.__dlpack_device__()[0])
     if code not in (*_HOST, *_GPU):
-        raise TypeError(f"this {kind} is on a device of DLPack's type {code}: expected memory of the host or of a GPU")
+        raise TypeError(f"this {kind} is on a device of DLPack type {code}: expected host or GPU memory")
     try:
         capsule = array.__dlpack__()
     except (BufferError, RuntimeError, ValueError) as error:
-        raise ValueError(f"this {kind} gives no DLPack ({error}): give NIXL a plain, writable copy") from None
+        raise ValueError(f"this {kind} cannot be exported by DLPack ({error}): pass a plain, writable copy") from None
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # The capsule is only looked at: it keeps its name, and so gives its tensor back itself.
+    # The capsule is only read. It keeps its name, so it frees its tensor itself.
     tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
     item = -(-tensor.bits * tensor.lanes // 8)
     shape = tensor.shape[: tensor.ndim]
@@ -104,7 +109,7 @@ def _by_dlpack(array: Any, kind: str) -> DescribedArray:
 
 
 def _block(kind: str, shape: Sequence[int], strides: Sequence[int] | None, item: int) -> int:
-    """Return the bytes of an array that is one block of memory, in whatever order its axes are."""
+    """Return the size in bytes of an array that is one block of memory, whatever the order of its axes."""
     size = item
     for length in shape:
         size *= length
@@ -114,6 +119,6 @@ def _block(kind: str, shape: Sequence[int], strides: Sequence[int] | None, item:
     for step, length in sorted(zip(strides, shape, strict=True)) if strides is not None else ():
         if length > 1 and step != expected:
             told = tuple(strides or ())
-            raise ValueError(f"this {kind} is not one block of memory (strides {told}): give NIXL a copy")
+            raise ValueError(f"this {kind} is not one block of memory (strides {told}): pass a contiguous copy")
         expected *= length
     return size

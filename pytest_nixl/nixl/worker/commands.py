@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closed set of things that a worker does when asked."""
+"""The commands that a worker accepts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_nixl.nixl.worker.foreign_memory import obstacle
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.tools import Tools
 
-#: The public methods of NIXL's agent that may be called by name.
+#: The methods of NIXL's agent that the command ``call`` accepts.
 AGENT_METHODS = frozenset(
     {
         "add_remote_agent",
@@ -72,13 +72,13 @@ AGENT_METHODS = frozenset(
 
 
 class CommandRefusedError(Exception):
-    """The command is none of ours, or its arguments make no sense."""
+    """The command does not exist, or its arguments are wrong."""
 
 
 class Commands:
-    """The commands, as methods, over the objects that this worker holds.
+    """The commands, as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
-    :param cancelled: whether pytest has asked for the running command to end.
+    :param cancelled: returns whether pytest has asked to end the running command.
     """
 
     def __init__(self, cancelled: Callable[[], bool]) -> None:
@@ -88,14 +88,17 @@ class Commands:
         self._tools = Tools(cancelled)
 
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
-        """Run one command by name. :raises RefusedError: if there is none of that name."""
+        """Run one command.
+
+        :raises RefusedError: the command does not exist.
+        """
         method = getattr(self, f"do_{command}", None)
         if method is None:
             raise CommandRefusedError(f"there is no command {command!r}")
         return method(**arguments)
 
     def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
-        """Load NIXL, if this worker ``loads`` it; ``path`` is pytest's ``sys.path``, for functions that tests name."""
+        """Load NIXL if ``loads``, and return its version; ``path`` is pytest's ``sys.path``, for functions of tests."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
         found = {"pid": os.getpid(), "python": platform.python_version(), "host": platform.node()}
         return {**found, **nixl_api.load()} if loads else found
@@ -109,7 +112,7 @@ class Commands:
         listen_port: int,
         telemetry: bool,
     ) -> dict[str, Any]:
-        """Load what its backends need, create an agent with none, then each, so that a failure names it."""
+        """Load the backends' libraries, create an agent, then each backend separately, so that an error names it."""
         nixl = nixl_api.load()
         versions: dict[str, str] = {}
         for backend in backends:
@@ -123,8 +126,10 @@ class Commands:
                 listen_port=listen_port,
                 telemetry=telemetry,
             )
-        except RuntimeError as error:  # what NIXL finds wrong before there is an agent: no plugin, an empty variable
-            raise NixlPluginError(f"NIXL makes no agent: {error}", _plugin_remedy()) from error
+        except (
+            RuntimeError
+        ) as error:  # NIXL refuses the agent, for example because it finds no plugin or a variable is empty
+            raise NixlPluginError(f"NIXL cannot create an agent: {error}", _plugin_remedy()) from error
         for backend in backends:
             if backend not in agent.get_plugin_list():
                 has = ", ".join(agent.get_plugin_list())
@@ -138,9 +143,9 @@ class Commands:
         return {"agent": self._keep(agent, "agent"), "versions": versions}
 
     def do_call(self, agent: Ref, method: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Call a public method of the agent; what it returns and JSON cannot express stays here as a reference."""
+        """Call a public method of the agent. A result that JSON cannot express stays in the worker as a reference."""
         if method not in AGENT_METHODS:
-            raise CommandRefusedError(f"{method!r} is no public method of NIXL's agent")
+            raise CommandRefusedError(f"{method!r} is not a public method of NIXL's agent")
         resolved = [self._resolve(value) for value in arguments]
         named = {key: self._resolve(value) for key, value in keywords.items()}
         if method in nixl_api.LISTS and resolved[:1] == [[]]:
@@ -148,9 +153,9 @@ class Commands:
         return self._reply(getattr(self._get(agent), method)(*resolved, **named))
 
     def do_run(self, agent: Ref, function: str, arguments: dict[str, Any]) -> Any:
-        """Call ``module:function`` with the raw agent and ``arguments``; it returns JSON values or bytes.
+        """Call ``module:function`` with the raw agent and ``arguments``, and return its JSON values or bytes.
 
-        A reference among the arguments becomes what it stands for, such as a buffer.
+        References in the arguments are replaced by their objects, such as a buffer.
         """
         module, colon, name = function.partition(":")
         if not colon:
@@ -159,7 +164,7 @@ class Commands:
         return getattr(importlib.import_module(module), name)(self._get(agent), **given)
 
     def do_devices(self) -> dict[str, Any]:
-        """Return the GPUs that this worker sees and by what, or why none."""
+        """Return the GPUs that this worker sees and the library that it used, or why it sees none."""
         from pytest_nixl.nixl.worker.devices import vendor
 
         try:
@@ -169,7 +174,7 @@ class Commands:
         return {"devices": [asdict(each) for each in found.devices()], "by": found.name, "why": "", "remedy": ""}
 
     def do_activate(self, device: int) -> None:
-        """Make a GPU that of this worker before there is an agent, as programs do that move its memory."""
+        """Make a GPU the current one of this worker before the agent is created, as programs with GPU memory do."""
         from pytest_nixl.nixl.worker.devices import device as of
 
         of(device).activate()
@@ -177,7 +182,7 @@ class Commands:
     def do_allocate(
         self, size: int, memory_type: str, directory: str = "", alignment: int = 1, device: int = 0
     ) -> dict[str, Any]:
-        """Make a buffer; ``device`` is of VRAM, ``directory`` and ``alignment`` are of a file (:class:`FileBuffer`)."""
+        """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`."""
         buffer: PatternBuffer
         if memory_type == "FILE":
             buffer = FileBuffer(size, directory, alignment)
@@ -188,11 +193,11 @@ class Commands:
         elif memory_type == "DRAM":
             buffer = DramBuffer(size)
         else:
-            raise CommandRefusedError(f"there are no buffers of {memory_type}: expected DRAM, VRAM or FILE")
+            raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM or FILE")
         return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
     def do_register(self, agent: Ref, buffer: Ref) -> Any:
-        """Register the whole of a buffer; return what ``deregister_memory`` takes."""
+        """Register a whole buffer, and return the argument for ``deregister_memory``."""
         whole: PatternBuffer = self._get(buffer)
         whole.activate()
         descriptor = (whole.address, whole.size, whole.device, "")
@@ -217,13 +222,13 @@ class Commands:
         self._get(buffer).write(offset, data)
 
     def do_connect(self, agent: Ref, target: str, patience: float) -> None:
-        """Connect to a target that serves."""
+        """Connect to a target that runs ``serve``."""
         self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
 
     def do_move(
         self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
     ) -> None:
-        """Make each prepared transfer once, and wait until it is delivered."""
+        """Run each prepared transfer once, and wait until its bytes have arrived."""
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
         initiator.window(len(plain), transfer.stamps_for(len(plain)))
 
@@ -242,9 +247,9 @@ class Commands:
         duration: float,
         **how: Any,
     ) -> dict[str, Any]:
-        """Time windows of the prepared transfers, and see what this host's devices and other processes do meanwhile.
+        """Time windows of the prepared transfers, and measure this host's device counters and contention.
 
-        :param own: processes of this host that belong to the row, besides this one.
+        :param own: the pids of other processes on this host that belong to the row.
         """
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
         counting, others = CarrierByteCounter(op), CpuContention(own)
@@ -259,16 +264,16 @@ class Commands:
         return {**found, "counted": counting.plain(), "others": others.cores}
 
     def do_serve(self, agent: Ref, patience: float) -> int:
-        """Be the target of another worker's ``connect``, ``move`` or ``measure``, until cancelled: windows served."""
+        """Be the target of another worker's commands until cancelled, and return the number of windows served."""
         return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
 
     def do_free_port(self) -> int:
-        """Return a TCP port of this host that nobody has at the moment, for a program that cannot choose one itself."""
+        """Return a free TCP port of this host, for a program that cannot choose one itself."""
         with socket.create_server(("", 0)) as server:
             return int(server.getsockname()[1])
 
     def do_tool_find(self, tool: str) -> dict[str, str] | None:
-        """Say where this rank has a program; None: nowhere."""
+        """Return path and versions of a program on this rank; None if it has none."""
         return self._tools.find(tool)
 
     def do_tool_start(self, tool: str, arguments: list[str], variables: dict[str, str | None]) -> dict[str, Any]:
@@ -277,19 +282,19 @@ class Commands:
         return {"program": self._keep(program, "program"), "pid": program.pid}
 
     def do_tool_look(self, program: Ref, seen: int, patience: float) -> dict[str, Any]:
-        """Return what a program has written after the first ``seen`` bytes, and its exit code."""
+        """Return a program's output after the first ``seen`` bytes, and its exit code."""
         return self._tools.look(self._get(program), seen, patience)
 
     def do_tool_listens(self, program: Ref, port: int) -> bool:
-        """Whether a program listens on a TCP port."""
+        """Return whether a program listens on a TCP port."""
         return self._tools.listens(self._get(program), port)
 
     def do_tool_end(self, program: Ref, number: int) -> None:
-        """Send a program a signal."""
+        """Send a signal to a program."""
         self._tools.end(self._get(program), number)
 
     def do_forget(self, objects: list[Ref]) -> None:
-        """Drop references, which releases what NIXL holds for them, and gives a buffer's memory back."""
+        """Drop references, which frees buffers and releases NIXL's objects."""
         for ref in objects:
             dropped = self._objects.pop(ref.number, None)
             if isinstance(dropped, PatternBuffer):
@@ -335,7 +340,7 @@ class Commands:
         if isinstance(value, Ref):
             return self._get(value)
         if isinstance(value, list):
-            # NIXL wants descriptors as tuples; JSON has only lists.
+            # NIXL needs descriptors as tuples, but JSON has only lists.
             return [tuple(part) if isinstance(part, list) else self._resolve(part) for part in value]
         return value
 
@@ -359,12 +364,12 @@ def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None
 
 def _plugin_remedy() -> str:
     folder = os.environ.get("NIXL_PLUGIN_DIR")
-    where = f"NIXL_PLUGIN_DIR={folder}: unset it, or point it at" if folder else "NIXL_PLUGIN_DIR is not set: look at"
-    return f"{where} the plugins of this build of NIXL; NIXL_LOG_LEVEL=info tells why one does not load"
+    what = f"unset NIXL_PLUGIN_DIR (now {folder}), or set it" if folder else "set NIXL_PLUGIN_DIR"
+    return f"{what} to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"
 
 
 def ucx_version() -> str:
-    """Return the version of the UCX that this process has loaded, by its own word; empty where it has none."""
+    """Return the version that the loaded UCX reports; empty if this process has not loaded UCX."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[-1]
         if Path(path).name.startswith("libucp") and ".so" in path:

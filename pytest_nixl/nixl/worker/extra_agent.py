@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a worker: further agents, each with endpoints of its own: NIXL reads the variable for each agent afresh."""
+"""Create additional agents in a worker with different endpoints: NIXL reads the variable anew for each agent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 
 from pytest_nixl.nixl.worker import nixl_api
 
-#: They live as long as the worker: one that cannot reach its etcd may take minutes to end.
+#: The agents are kept until the worker ends, because an agent that cannot reach etcd may take minutes to end.
 _kept: list[Any] = []
 
 
 def make(agent: Any, name: str, endpoints: str) -> str:
-    """Make an agent with ``NIXL_ETCD_ENDPOINTS=endpoints``; return NIXL's words where it makes none, else nothing.
+    """Create an agent with other endpoints.
 
-    The variable is there already, so that to set it moves nothing that another thread may read.
+    The variable is already set, so setting it again does not move memory that another thread may read.
+
+    :param agent: the raw agent of the worker, which is not used.
+    :param name: the name of the new agent.
+    :param endpoints: the value of ``NIXL_ETCD_ENDPOINTS``.
+    :return: NIXL's message if it refuses the agent; otherwise an empty text.
     """
     os.environ["NIXL_ETCD_ENDPOINTS"] = endpoints
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that NIXL moves bytes to and from: without a name, so that nothing of them stays, however the worker ends."""
+"""Files without a name as targets of storage backends. They disappear when the worker ends, for any reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pathlib import Path, PurePath
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.nixl.worker.memory import PatternBuffer
 
-#: What offsets, lengths and addresses must be multiples of where the page cache is passed by.
+#: Offsets, lengths and addresses must be multiples of this (in bytes) to bypass the page cache.
 ALIGNMENT = 4096
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class FileBuffer(PatternBuffer):
-    """``size`` bytes of a file, on which room is taken at once.
+    """A file whose space is allocated immediately.
 
-    :param directory: where it is made; empty: the system's directory for temporary files.
-    :param alignment: every offset and length that NIXL will be given is a multiple of it. Of 4 KiB, and where the file
-        system can, the page cache is passed by (``O_DIRECT``): what is timed is then the storage.
-    :raises NixlPluginError: where no file of this size can be made there.
+    :param size: in bytes.
+    :param directory: the directory of the file; empty for the system's temporary directory.
+    :param alignment: a divisor of all offsets and lengths that NIXL will use, in bytes. If it is a multiple of 4 KiB
+        and the file system supports ``O_DIRECT``, the page cache is bypassed, so that the storage itself is timed.
+    :raises NixlPluginError: the directory cannot hold a file of this size.
     """
 
     memory = "FILE"
@@ -36,28 +37,28 @@ class FileBuffer(PatternBuffer):
         try:
             self.device, direct = _open(directory, direct=alignment % ALIGNMENT == 0)
             os.posix_fallocate(self.device, 0, size)
-            # For our own reads and writes, which need not be aligned.
+            # A second descriptor for own reads and writes, which need not be aligned.
             self._ours = os.open(f"/proc/self/fd/{self.device}", os.O_RDWR)
         except OSError as error:
             raise NixlPluginError(
-                f"no file of {size} bytes can be made in {directory}: {error.strerror}",
-                "name a directory with room for it by --nixl-file-dir, on the storage that is to be measured",
+                f"a file of {size} bytes cannot be created in {directory}: {error.strerror}",
+                "set --nixl-file-dir to a directory with enough space, on the storage that is to be measured",
             ) from None
         system = file_system(directory, Path("/proc/self/mountinfo").read_text())
         how = "memory" if system in _IN_MEMORY else "direct" if direct else "cached"
         print(f"pytest-nixl: file {how}/{system}", file=sys.stderr, flush=True)
 
     def sync(self) -> None:
-        """Wait until the storage has what was written."""
+        """Wait until the storage has all written bytes."""
         os.fdatasync(self.device)
 
     def free(self) -> None:
-        """Close the file, which has no name: nothing of it stays."""
+        """Close the file, which deletes it because it has no name."""
         os.close(self._ours)
         os.close(self.device)
 
     def _get(self, offset: int, size: int) -> bytes:
-        # From the storage, not from what the kernel still holds of it.
+        # Read from the storage, not from the page cache.
         os.posix_fadvise(self._ours, offset, size, os.POSIX_FADV_DONTNEED)
         return os.pread(self._ours, size, offset)
 
@@ -69,11 +70,11 @@ class FileBuffer(PatternBuffer):
 
 
 def _open(directory: str, *, direct: bool) -> tuple[int, bool]:
-    """Open a file without a name; return its descriptor, and whether the page cache is passed by."""
+    """Open a file without a name; return its descriptor, and whether the page cache is bypassed."""
     for flags in (os.O_DIRECT, 0) if direct else (0,):
         with contextlib.suppress(OSError):
             return os.open(directory, os.O_TMPFILE | os.O_RDWR | flags, 0o600), bool(flags)
-    # A file system that has no files without a name.
+    # The file system does not support files without a name: create one and delete its name.
     made, path = tempfile.mkstemp(prefix="pytest-nixl-", dir=directory)
     try:
         for flags in (os.O_DIRECT, 0) if direct else (0,):
@@ -86,8 +87,9 @@ def _open(directory: str, *, direct: bool) -> tuple[int, bool]:
 
 
 def file_system(directory: str, mounts: str) -> str:
-    """Return the type of the file system that a directory is on.
+    """Return the type of a directory's file system, such as ``ext4``; ``unknown`` if no mount matches.
 
+    :param directory: its absolute path.
     :param mounts: the text of ``/proc/self/mountinfo``.
     """
     best, found = -1, "unknown"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a worker: what forbids that one process reads another's memory here, as UCX's transport ``cma`` does."""
+"""Find out in a worker what forbids UCX's transport ``cma`` to read another process's memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-#: The bit of CAP_SYS_PTRACE in a set of capabilities, and what ``Seccomp:`` says of a process under a filter.
+#: The bit of CAP_SYS_PTRACE in a capability set, and the value of ``Seccomp:`` for a process with a filter.
 _SYS_PTRACE, _FILTERED = 19, 2
-#: Words of UCX_TLS that stand for ``cma`` too.
+#: Values of UCX_TLS that include ``cma``.
 _HAVE_CMA = frozenset({"all", "cma", "shm", "sm"})
 
 
@@ -23,10 +23,13 @@ class _Range(ctypes.Structure):
 
 
 def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")) -> str:
-    """Say what forbids ``cma`` in this process; empty: nothing does, or UCX_TLS leaves it out by itself.
+    """Return a sentence about what forbids ``cma`` in this process; empty if nothing does, or if UCX_TLS excludes cma.
 
-    The system call is tried on this process's own memory, which the kernel always grants: it fails only where a seccomp
-    filter forbids it. What the kernel grants of other processes' memory is Yama's to say, if it is there.
+    The system call is tried on this process's own memory, which the kernel always permits, so it fails only if a
+    seccomp filter forbids it. Access to other processes' memory is controlled by Yama, if the kernel has it.
+
+    :param environ: the environment variables.
+    :param proc: the folder ``/proc``.
     """
     if not _asked_for(environ.get("UCX_TLS", "")):
         return ""
@@ -36,19 +39,19 @@ def obstacle(environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
     if _forbidden():
         filtered = status.get("Seccomp") == str(_FILTERED)
         who = "a seccomp filter (the container's) forbids" if filtered else "the kernel forbids"
-        return f"{who} process_vm_readv, by which cma reads the other process's memory{lacks}"
+        return f"{who} process_vm_readv, with which cma reads the other process's memory{lacks}"
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         return ""
-    # With 1 UCX lets its peers in by itself (PR_SET_PTRACER).
+    # With 1, UCX itself permits its peers (PR_SET_PTRACER).
     if scope > 2 or (scope == 2 and not capable):
-        return f"kernel.yama.ptrace_scope={scope} forbids that cma reads the other process's memory{lacks}"
+        return f"kernel.yama.ptrace_scope={scope} forbids cma to read the other process's memory{lacks}"
     return ""
 
 
 def _asked_for(transports: str) -> bool:
-    """Whether a value of UCX_TLS lets UCX take cma."""
+    """Return whether a value of UCX_TLS permits cma."""
     words = {word.strip() for word in transports.removeprefix("^").split(",") if word.strip()}
     named = bool(words & _HAVE_CMA)
     return not named if transports.startswith("^") else named or not words
@@ -63,7 +66,7 @@ def _status(proc: Path) -> dict[str, str]:
 
 
 def _forbidden() -> bool:
-    """Whether this process may not even read its own memory by the system call that cma uses."""
+    """Return whether this process cannot even read its own memory with the system call that cma uses."""
     source, copy = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(6)
     here, there = _Range(ctypes.addressof(copy), 6), _Range(ctypes.addressof(source), 6)
     library = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that outlives its worker for an instant, to end what the worker's programs have started themselves.
+"""A process that ends the children of a worker's programs after the worker has ended.
 
-The kernel ends a program with its worker, but not the children of a program that is a script.
+The kernel ends a worker's programs with the worker, but not the children of those programs, for example of a script.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 
 
 class ProgramGuard:
-    """Ends the watched process groups when this process has gone, however it went. Made before there are threads."""
+    """End the watched process groups when this process has ended, for any reason. Create it before any thread."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
@@ -26,16 +26,16 @@ class ProgramGuard:
         os.close(reading)
 
     def watch(self, group: int) -> None:
-        """End this group when this process has gone."""
+        """End this process group when this process has ended."""
         os.write(self._writing, b"+%d\n" % group)
 
     def forget(self, group: int) -> None:
-        """The group has ended."""
+        """Stop watching a process group, because it has ended."""
         os.write(self._writing, b"-%d\n" % group)
 
 
 def _keep_only(descriptor: int) -> None:
-    """Close all else: pytest must see that the worker's socket is closed when the worker has gone."""
+    """Close all other descriptors, so that pytest sees the worker's socket close when the worker ends."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory that NIXL moves, filled with a pattern and compared with it byte by byte."""
+"""Buffers in host memory that are filled with a pattern and compared with it byte by byte."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HUGE_PAGE = 2 << 20
 
 
 class PatternBuffer(ABC):
-    """``size`` bytes that are filled with a pattern and compared with it; ``_get`` and ``_put`` say where they are.
+    """A buffer of ``size`` bytes that is filled with a pattern and compared with it.
 
-    ``memory``, ``address`` and ``device`` are what NIXL is told of them.
+    ``memory``, ``address`` and ``device`` describe it for NIXL. Subclasses define ``_get`` and ``_put`` to access it.
     """
 
     memory: str
@@ -29,12 +29,12 @@ class PatternBuffer(ABC):
         self.size = size
 
     def activate(self) -> None:
-        """Do what must be done before NIXL is given the address."""
+        """Prepare this thread before NIXL gets the address."""
         return
 
     @abstractmethod
     def free(self) -> None:
-        """Give back what it is made of."""
+        """Free the memory or the file."""
 
     def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
         """Write the pattern of ``seed``, or its complement, in which every byte is wrong."""
@@ -42,10 +42,10 @@ class PatternBuffer(ABC):
             self.write(offset + start, np.bitwise_not(chunk).data if inverted else chunk.data)
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
-        """Compare every byte with the pattern of ``seed``: None, or how many are wrong and the first of them."""
+        """Compare every byte with the pattern of ``seed``; return None, or the number of wrong bytes and the first."""
         wrong, first = 0, None
         for start, chunk in chunks(seed, size):
-            # A copy: what is compared must be what is reported, though another process writes to it meanwhile.
+            # A copy, so that the compared bytes are the reported ones even if another process writes at the same time.
             found = np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8)
             if np.array_equal(found, chunk):
                 continue
@@ -78,14 +78,14 @@ class PatternBuffer(ABC):
 
 
 class DramBuffer(PatternBuffer):
-    """``size`` bytes of host memory: private, in huge pages where the kernel gives them, and touched."""
+    """A buffer in private host memory, in huge pages if the kernel has them; every page is touched."""
 
     memory = "DRAM"
     device = 0
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        # Whole huge pages from a boundary on: else the speed of a small block would depend on the size of the buffer.
+        # Aligned whole huge pages, because otherwise the bandwidth of a small block would depend on the buffer's size.
         length = -(-size // _HUGE_PAGE) * _HUGE_PAGE
         pages = mmap.mmap(-1, length + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -98,11 +98,11 @@ class DramBuffer(PatternBuffer):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """For NumPy, in functions that are run beside the agent."""
+        """The interface for NumPy, in functions that are run with the raw agent."""
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def free(self) -> None:
-        """Leave the memory to the kernel."""
+        """Return the memory to the kernel."""
         self._bytes = self._bytes[:0].copy()
 
     def _get(self, offset: int, size: int) -> bytes:

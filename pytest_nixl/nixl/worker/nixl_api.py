@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a worker: NIXL's Python interface, as this release has it: :mod:`pytest_nixl.model.nixl_releases` knows what differs."""
+"""NIXL's Python interface in a worker. :mod:`pytest_nixl.model.nixl_releases` knows the differences between releases."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from typing import Any
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model import nixl_releases
 
-#: The methods that make a descriptor list, and the class of what they return.
+#: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
 
 
 class NixlImportError(ImportError):
-    """NIXL itself cannot be imported; what a user's own function cannot import is another error."""
+    """NIXL cannot be imported. A failed import in a user's function is another error."""
 
 
 def load() -> dict[str, str]:
-    """Load NIXL, and return its version, the package that it is of, and its file.
+    """Load NIXL, and return its version, its package and its file.
 
-    :raises NixlPluginError: where it is a release that wants torch, and there is none.
-    :raises NixlImportError: where it cannot be imported for any other reason.
+    :raises NixlPluginError: this release needs torch, which is not installed.
+    :raises NixlImportError: it cannot be imported for another reason.
     """
     try:
         module = importlib.import_module("nixl._api")
     except ImportError as error:
         package, version = installed()
-        # By itself it says that there is no NIXL for this CUDA: its package hides what that one lacks.
+        # NIXL's own message would only say that there is no NIXL for this CUDA version.
         if nixl_releases.imports_torch(version) and importlib.util.find_spec("torch") is None:
             raise NixlPluginError(
-                f"NIXL cannot be loaded: {package} {version} imports torch, as every release before 1.4 does, and "
-                "there is none",
-                "install the torch that NIXL is used with (on a machine without a GPU its CPU build will do), or NIXL "
-                "1.4 or newer",
+                f"NIXL cannot be loaded: {package} {version} imports torch, like every release before 1.4, "
+                "but torch is not installed",
+                "install NIXL 1.4 or newer, or run `pip install torch` (without a GPU, its CPU build is enough)",
             ) from error
         raise NixlImportError(str(error)) from error
     package, version = installed()
@@ -49,9 +48,9 @@ def load() -> dict[str, str]:
 
 
 def installed() -> tuple[str, str]:
-    """Return the package that carries the NIXL that is loaded, and its version.
+    """Return the package and the version of the loaded NIXL.
 
-    Where none is loaded, or no package owns it, as with an image's own build: the first one that is installed.
+    If NIXL is not loaded, or belongs to no package (like an image's own build), this is the first installed package.
     """
     module = sys.modules.get("nixl._api")
     if module is not None and (owner := _owner(str(module.__file__))):
@@ -66,7 +65,7 @@ def installed() -> tuple[str, str]:
 
 @functools.cache
 def _owner(file: str) -> tuple[str, str] | None:
-    """Return name and version of the package that installed a file; None where it is none that carries NIXL."""
+    """Return name and version of the NIXL package that installed a file; None if there is none."""
     for name in nixl_releases.PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.distribution(name)
@@ -76,7 +75,7 @@ def _owner(file: str) -> tuple[str, str] | None:
 
 
 def _files(package: importlib.metadata.Distribution, name: str) -> Iterator[str]:
-    """Yield the files of a package that have a name, and are there."""
+    """Yield the existing files of a package with a given name."""
     for each in package.files or ():
         if each.name == name and os.path.exists(path := os.fspath(each.locate())):
             yield path
@@ -90,11 +89,12 @@ def make_agent(
     listen_port: int = 0,
     telemetry: bool = False,
 ) -> Any:
-    """Make an agent without a backend.
+    """Create an agent without a backend.
 
-    :param listen_port: 0: a free one.
-    :raises NixlPluginError: where the port is taken, and this NIXL would make an agent that nobody reaches.
-    :raises RuntimeError: where NIXL finds something wrong before there is an agent.
+    :param name: the agent's name for other agents.
+    :param listen_port: the port of its listener; 0 for a free one.
+    :raises NixlPluginError: the port is in use, and this NIXL would create an agent that no peer can reach.
+    :raises RuntimeError: NIXL refuses to create the agent.
     """
     api = sys.modules["nixl._api"]
     config = api.nixl_agent_config(
@@ -108,9 +108,11 @@ def make_agent(
 
 
 def port_for(version: str, port: int) -> int:
-    """Return the port to give to a listener of this version: 0 where NIXL picks a free one for 0.
+    """Return the port to give to a listener of this NIXL version; 0 if NIXL itself chooses a free one.
 
-    :raises NixlPluginError: where ``port`` is taken, and this version would not say so.
+    :param version: the version of NIXL.
+    :param port: the requested port; 0 for a free one.
+    :raises NixlPluginError: the port is in use, and this version would not report it.
     """
     if port == 0:
         return 0 if nixl_releases.picks_a_free_port(version) else _bound(0)
@@ -119,15 +121,15 @@ def port_for(version: str, port: int) -> int:
             _bound(port)
         except OSError as error:
             raise NixlPluginError(
-                f"the agent's port {port} cannot be had ({error.strerror}), and NIXL {version} would make an agent "
-                "that nobody reaches, without a word",
-                "choose another listen_port, or 0 for a free one",
+                f"the agent cannot listen on port {port} ({error.strerror}), and NIXL {version} would silently create "
+                "an agent that no peer can reach",
+                "set another listen_port, or 0 for a free one",
             ) from None
     return port
 
 
 def _bound(port: int) -> int:
-    """Bind a port as NIXL's listener does, give it back and return its number."""
+    """Bind a port like NIXL's listener, release it, and return its number."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         asking.bind(("", port))
@@ -135,6 +137,6 @@ def _bound(port: int) -> int:
 
 
 def empty_list(agent: Any, method: str, mem_type: str) -> Any:
-    """Make a list of no descriptors: metadata of connections alone wants one, and NIXL's own method cannot."""
+    """Return an empty descriptor list, which NIXL's own method cannot create, for metadata with only connections."""
     bindings = sys.modules[type(agent.agent).__module__]
     return getattr(bindings, LISTS[method])(agent.nixl_mems[mem_type])

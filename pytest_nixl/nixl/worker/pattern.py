@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pattern that buffers are filled with: the same bytes in host memory, in a file and on a GPU.
+"""The pattern that fills buffers, with the same bytes in host memory, in a file and on a GPU.
 
-It is a stream of 64-bit words, little endian. Word ``i`` is ``tile[i % TILE] ^ key(seed, i // TILE)``: the tile is the
-beginning of the raw stream of SFC64 of the seed (alike in every NumPy), and the key is another random word for each
-repetition of it. A processor makes it by one XOR a word, and a GPU every word by itself, from a tile that it is given.
-TILE is a prime, so that no repetition falls on a boundary of blocks: blocks that were swapped, shifted, repeated or
-left from another seed differ in all but one of 256 bytes or so.
+The pattern is a stream of 64-bit little-endian words. Word ``i`` is ``tile[i % TILE] ^ key(seed, i // TILE)``. The tile
+is the beginning of the raw SFC64 stream of the seed (the same in every NumPy). The key is another random word for each
+repetition of the tile. A processor computes one XOR per word, and a GPU computes each word separately from a given
+tile. TILE is prime, so that no repetition falls on a boundary of blocks. Blocks that are swapped, shifted, repeated or
+left from another seed therefore differ in about 255 of 256 bytes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
-#: Words of 8 bytes in a tile, of 1 MiB less 8 bytes.
+#: The number of 8-byte words in a tile, which has 1 MiB less 8 bytes.
 TILE = (1 << 17) - 1
-#: Tiles that are made at once.
+#: The number of tiles that are computed at a time.
 _TILES = 4
 _ALL = (1 << 64) - 1
 
 
 def tile(seed: int, words: int = TILE) -> Words:
-    """Return the first ``words`` of the tile of ``seed``, or all of it."""
+    """Return the first ``words`` words of the tile of ``seed``, at most the whole tile."""
     found: Words = np.random.SFC64(seed).random_raw(min(words, TILE))
     return found
 
 
 def key(seed: int, number: int) -> int:
-    """Return what repetition ``number`` of the tile is XORed with: SplitMix64 of the seed, counted from its first."""
+    """Return the word that is XORed with repetition ``number`` of the tile: SplitMix64 of the seed, counted from 0."""
     word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _ALL
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _ALL
@@ -40,14 +40,14 @@ def key(seed: int, number: int) -> int:
 
 
 def byte_at(seed: int, offset: int) -> int:
-    """Return the byte at ``offset``."""
+    """Return the byte of the pattern at ``offset``."""
     number, place = divmod(offset // 8, TILE)
     word = int(tile(seed, place + 1)[place]) ^ key(seed, number)
     return (word >> 8 * (offset % 8)) & 0xFF
 
 
 def chunks(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
-    """Yield ``size`` bytes of the pattern as (offset, bytes). Each of them is gone when the next one is asked for."""
+    """Yield ``size`` bytes of the pattern as (offset, bytes). The next item overwrites the bytes of the last one."""
     words = -(-size // 8)
     first = tile(seed, words)
     room: Words = np.empty(min(words, _TILES * TILE), dtype=np.uint64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of other projects, started by a worker from a closed set of names; each ends with the worker.
+"""External programs that a worker starts from a fixed list of names, and that end with the worker.
 
-What comes from rank 0 is a name, arguments and a few variables. Where the program is, and so which code runs, is for
-the rank itself to say: by its own option, which reaches the worker as a variable, or by its own PATH.
+Rank 0 sends a name, arguments and a few variables. Each rank itself determines the path of the program, and so which
+code runs: by its own option, which reaches the worker as a variable, or by its own PATH.
 """
 
 from __future__ import annotations
@@ -28,38 +28,40 @@ from pytest_nixl.model.tools import TOOLS, variable
 from pytest_nixl.nixl.worker.guard import ProgramGuard
 
 _VARIABLES = re.compile(r"(UCX|FI|NIXL)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES")
-#: These name where libraries are loaded from, or what is written to: the rank's own to say.
+#: Variables with paths of libraries or of output files, which only the rank itself may set.
 _OF_FILES = re.compile(r"\w*_(DIR|PATH|PATHS|FILE)")
-#: Seconds for which what a program has started may hold its output open once it has itself ended.
+#: The time for which a program's children may keep its output open after the program has ended, in seconds.
 _STRAGGLERS = 0.5
-#: How often a wait looks for rank 0's word that it is over, in seconds.
+#: The interval at which a wait checks for a cancellation, in seconds.
 _SLICE = 0.05
 _PR_SET_PDEATHSIG = 1
-#: Looked up here, not between fork and exec.
+#: Looked up here, because between fork and exec it would not be safe.
 _prctl = ctypes.CDLL(None).prctl
 #: A socket that listens, in /proc/net/tcp.
 _LISTENS = "0A"
 
 
 class Program:
-    """A program that was started: its output so far, and how it has ended.
+    """A running program with its output and, after its end, its exit code.
 
-    :raises OSError: where it cannot be executed.
+    :param argv: its path and arguments.
+    :param environment: its environment variables.
+    :raises OSError: it cannot be executed.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         self.output = RingBuffer()
         self.changed = threading.Condition()
         self.code: int | None = None
-        #: When it has ended, in seconds: of the clock, and of processor time that it took and that all took meanwhile,
-        #: of how many processors.
+        #: After its end: seconds of the clock, its own CPU seconds, the CPU seconds of all processes in that time, and
+        #: the number of processors.
         self.cost: dict[str, float] = {}
         self._began = time.monotonic(), busy_seconds(own_processors())
         self._ended = self._silent = False
         parent = os.getpid()
         self._reading, writing = _line_by_line()
         try:
-            # Its own group, so that what it starts itself is ended with it.
+            # Its own process group, so that its children are ended with it.
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -80,16 +82,16 @@ class Program:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and all that it wrote has been read."""
+        """Whether the program has ended and all its output has been read."""
         return self._ended and self._silent
 
     def signal(self, number: int) -> None:
-        """Send it, and what it has started, a signal."""
+        """Send a signal to the program and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # how a terminal ends
+        with contextlib.suppress(OSError):  # a closed terminal raises EIO
             while data := os.read(self._reading, 1 << 16):
                 with self.changed:
                     self.output.write(data)
@@ -100,7 +102,7 @@ class Program:
             self.changed.notify_all()
 
     def _wait(self) -> None:
-        # Not reaped until its group is ended: nobody else can have its number meanwhile.
+        # Not reaped until its group is ended, so that no other process gets its pid.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self.changed:
             self.changed.wait_for(lambda: self._silent, _STRAGGLERS)
@@ -122,9 +124,10 @@ class Program:
 class Tools:
     """The programs of one worker.
 
-    :param cancelled: whether pytest has asked for something else meanwhile.
-    :raises NixlPluginError: by each method, where a name is none of :data:`TOOLS`, a program is not there, or it cannot
-        be executed.
+    Its methods raise :class:`NixlPluginError` if a name is not in :data:`TOOLS`, or if a program is missing or cannot
+    be executed.
+
+    :param cancelled: returns whether pytest has sent another command.
     """
 
     def __init__(self, cancelled: Callable[[], bool]) -> None:
@@ -132,24 +135,27 @@ class Tools:
         self._guard: ProgramGuard | None = None
 
     def find(self, tool: str) -> dict[str, str] | None:
-        """Return the program's ``path`` and, as far as they tell, the versions ``ucx`` and ``libfabric`` that it runs
-        on; None: it is not there.
+        """Return the program's ``path`` and, if known, the versions of its ``ucx`` and ``libfabric``; None if it is
+        missing.
         """
         path = _path(tool)
         return None if path is None else {"path": path, **_versions(path)}
 
     def start(self, tool: str, arguments: Sequence[str], variables: Mapping[str, str | None]) -> Program:
-        """Start a program, with what differs from this rank's own variables; None unsets one."""
+        """Start a program.
+
+        :param variables: changes to this rank's environment variables; None unsets one.
+        """
         path = _path(tool)
         if path is None:
-            raise NixlPluginError(f"there is no {tool} on this rank's PATH", TOOLS[tool])
+            raise NixlPluginError(f"{tool} is not on this rank's PATH", TOOLS[tool])
         for name in variables:
             named = variables[name] is not None and _OF_FILES.fullmatch(name)
             if not _VARIABLES.fullmatch(name) or named:
                 raise NixlPluginError(
-                    f"the variable {name} is not given to {tool}: expected one of UCX, libfabric or NIXL that names no "
-                    "file, or CUDA_VISIBLE_DEVICES",
-                    "set it on the rank itself, where it is started",
+                    f"the variable {name} cannot be passed to {tool}: expected CUDA_VISIBLE_DEVICES, or a variable of "
+                    "UCX, libfabric or NIXL that does not name a file",
+                    f"set {name} in the environment of the rank itself",
                 )
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
         if self._guard is None:
@@ -157,17 +163,18 @@ class Tools:
         try:
             program = Program([path, *map(str, arguments)], environment)
         except OSError as error:
-            remedy = "see that it is built for this machine, and that its file may be executed"
+            remedy = f"run `chmod +x {path}`, and check that it is built for this machine's architecture"
             raise NixlPluginError(f"{path} cannot be executed: {error.strerror}", remedy) from None
         self._guard.watch(program.pid)
         return program
 
     def look(self, program: Program, seen: int, patience: float) -> dict[str, Any]:
-        """Return what a program has written after the first ``seen`` bytes, as soon as there is some or it has ended.
+        """Wait until a program has written more than ``seen`` bytes or has ended, and return its new output.
 
-        :param patience: seconds to wait for that, at most.
-        :returns: ``from`` (of which byte on), ``bytes``, ``more`` (whether there are more already), ``code`` (negative
-            for a signal; None: it runs, or has more to say), and ``cost`` when it has ended: see :class:`Program`.
+        :param patience: the longest time to wait, in seconds.
+        :returns: ``from`` (the offset of the first returned byte), ``bytes``, ``more`` (whether more bytes are ready),
+            ``code`` (negative for a signal; None while the program runs or has unread output) and, after its end,
+            ``cost`` (see :class:`Program`).
         """
         deadline = time.monotonic() + patience
         with program.changed:
@@ -183,7 +190,7 @@ class Tools:
             return {"from": first, "bytes": data, "more": more, "code": code, "cost": program.cost}
 
     def listens(self, program: Program, port: int) -> bool:
-        """Whether a program, or what it has started, listens on a TCP port: the kernel says so, nothing connects."""
+        """Return whether a program or its children listen on a TCP port, from the kernel's tables."""
         sockets = set()
         for name in ("tcp", "tcp6"):
             with contextlib.suppress(OSError):
@@ -194,19 +201,19 @@ class Tools:
         return bool(sockets) and not sockets.isdisjoint(_opened_by(program.pid))
 
     def end(self, program: Program, number: int) -> None:
-        """Send a program, and what it has started, a signal."""
+        """Send a signal to a program and its children."""
         if not program.over:
             program.signal(number)
 
 
 def _path(tool: str) -> str | None:
     if tool not in TOOLS:
-        raise NixlPluginError(f"{tool!r} is no program that a worker starts: expected {', '.join(TOOLS)}")
+        raise NixlPluginError(f"a worker cannot start {tool!r}: expected {', '.join(TOOLS)}")
     return os.environ.get(variable(tool)) or shutil.which(tool)
 
 
 def _opened_by(group: int) -> Iterator[str]:
-    """Yield what the processes of a group have open, as the kernel names it."""
+    """Yield the kernel's names of the open files of a process group."""
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError, ValueError):
             if os.getpgid(int(entry.name)) == group:
@@ -216,8 +223,9 @@ def _opened_by(group: int) -> Iterator[str]:
 
 
 def _line_by_line() -> tuple[int, int]:
-    """Return the two ends of what takes a program's output: a terminal where there is one to be had, as programs write
-    to it line by line and keep back what goes to a pipe.
+    """Return the two ends of a terminal for a program's output, or of a pipe if there is no terminal.
+
+    Programs write to a terminal line by line, but buffer what they write to a pipe.
     """
     try:
         reading, writing = os.openpty()
@@ -228,14 +236,14 @@ def _line_by_line() -> tuple[int, int]:
 
 
 def _die_with(parent: int) -> None:
-    """In the program's process, before it becomes the program: be killed with the worker."""
+    """Let the kernel kill this process with the worker. Called in the child before it executes the program."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _versions(path: str) -> dict[str, str]:
-    """Ask the libraries that a program would load for their versions, without running the program."""
+    """Return the versions of a program's UCX and libfabric, without running the program."""
     try:
         done = subprocess.run(
             [path], env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1"}, stdin=subprocess.DEVNULL, capture_output=True,

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer loop: the initiator's timed windows, and the target's proof that the bytes arrived.
+"""The transfer loop: the initiator's timed windows, and the target's acknowledgement that the bytes have arrived.
 
-A window is ``n`` transfers, ``depth`` of them in flight. A WRITE's window ends when the target's acknowledgement is
-here: the initiator tags its last transfer (or each one, where DONE does not mean delivered) with a notification that
-NIXL delivers after the data, and the target answers when it has them all. A WRITE to storage ends with a sync of the
-file. A READ's window ends with its last DONE, as the bytes are then at the initiator.
+A window is ``n`` transfers, of which ``depth`` are in flight. A window of WRITE ends when the target's acknowledgement
+arrives. For that, the initiator tags its last transfer (or each transfer, if DONE does not mean that the bytes have
+arrived) with a notification, which NIXL delivers after the data. The target answers when it has all notifications. A
+WRITE to storage ends with a sync of the file. A window of READ ends with its last DONE, because the bytes have then
+arrived at the initiator.
 
-A handle that was once posted with a notification sends it again with every later post, also with an empty one: so each
-slot has two handles, one plain and one tagged.
+After a handle was posted once with a notification, every later post of it sends that notification again, even if the
+later one is empty. Each transfer in flight therefore has two handles, one plain and one tagged.
 
-LIBFABRIC before NIXL 1.0 sends the notification that a handle was made with, whatever is given to its posts, and none
-where it was made with none. There each tagged handle is made with :data:`COUNTED`, and before a window starts the
-initiator tells the target how many of those to wait for.
+LIBFABRIC before NIXL 1.0 sends only the notification with which a handle was created. For these releases each tagged
+handle is created with :data:`COUNTED`, and before a window the initiator tells the target how many to wait for.
 
-Both sides poll and yield the processor between polls; no progress thread is needed. On few cores that is far steadier
-than a spinning thread.
+Both sides poll and yield the processor between polls, without a progress thread. On few cores the results vary far
+less than with a spinning thread.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 WINDOWS = 10
-#: Seconds that a window lasts at least, so that its one acknowledgement weighs nothing.
+#: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
 WINDOW_SECONDS = 0.01
-#: Order statistics of the latencies that are reported, at most.
+#: The largest number of order statistics of latencies in a result.
 LATENCIES = 1000
 
 _BUSY_SECONDS = 0.0002
-# Not two microseconds: a target that looks so often takes a third of the bandwidth of 64 KiB blocks by cma.
+# With two microseconds, the target's polling would cost a third of the bandwidth of 64 KiB blocks over cma.
 _NAP_SECONDS = 0.00002
 _POLLS_BETWEEN_LOOKS = 512
 _NAPS_BETWEEN_LOOKS = 8
 
 
-#: What announces each transfer of a window where all have to carry the same notification.
+#: The notification of every tagged transfer, if NIXL can send only the one given at a handle's creation.
 COUNTED = b"pytest-nixl:counted"
 _TOKEN = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
 _ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
 
 
 class StepTimeoutError(Exception):
-    """A wait inside the worker went past its deadline."""
+    """A wait in the worker passed its deadline."""
 
 
 def stamps_for(transfers: int) -> array[int]:
-    """Return room for the latencies of a window in nanoseconds."""
+    """Return an array for the latencies of a window, in nanoseconds."""
     return array("q", bytes(8 * transfers))
 
 
@@ -69,15 +69,17 @@ def _acknowledgement(window: int) -> bytes:
 
 
 class Initiator:
-    """Posts prepared transfers to one target and times them.
+    """Post prepared transfers to one target, and time them.
 
-    :param plain: one prepared transfer for each slot in flight; its length is the depth.
-    :param tagged: the same transfers once more, for those that carry a notification.
+    :param agent: the raw agent.
+    :param target: the name of the target's agent.
+    :param plain: one prepared transfer per transfer in flight; the length is the depth.
+    :param tagged: the same transfers with a notification.
     :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
-    :param sync: what a window ends with where no agent is the target (WRITE to storage); None: nothing.
-    :param tag_each: whether every transfer carries a notification, not only a window's last.
-    :param announced: whether tagged transfers carry :data:`COUNTED`, with which their handles were made.
-    :param deadline: ``time.monotonic()`` at which any wait gives up.
+    :param tag_each: whether every transfer carries a notification, not only the last one of a window.
+    :param deadline: the value of ``time.monotonic()`` at which every wait ends.
+    :param announced: whether tagged transfers carry :data:`COUNTED`, with which their handles were created.
+    :param sync: called at the end of a window (WRITE to storage); None for nothing.
     """
 
     def __init__(
@@ -106,17 +108,20 @@ class Initiator:
 
     @property
     def depth(self) -> int:
-        """Transfers in flight, at most."""
+        """The number of transfers in flight."""
         return len(self._plain)
 
     def window(self, transfers: int, stamps: array[int]) -> float:
-        """Make ``transfers`` transfers and return the seconds until the last was delivered.
+        """Run transfers, and return the seconds until the bytes of the last one have arrived.
 
-        ``stamps`` takes the latency of each in nanoseconds.
+        :param transfers: their number.
+        :param stamps: receives the latency of each transfer in nanoseconds.
+        :raises StepTimeoutError: the deadline has passed.
+        :raises RuntimeError: a transfer failed.
         """
         self._window += 1
         token = _token(self._window, transfers if self._tag_each else 1)
-        # Which posts carry the token: none, the last one, or all.
+        # The first post that carries the token: none does, only the last one, or all.
         first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
         run = self._one_by_one if len(self._plain) == 1 else self._in_flight
         if self._announced and self._acknowledged:
@@ -130,7 +135,7 @@ class Initiator:
         return (time.perf_counter_ns() - start) / 1e9
 
     def greet(self) -> None:
-        """Connect, and exchange a word with a target that serves: then both ways are open."""
+        """Connect to a target, and exchange a notification in each direction."""
         self._agent.make_connection(self._target)
         self._agent.send_notif(self._target, _token(0, 1))
         self._wait_for(_acknowledgement(0))
@@ -154,7 +159,7 @@ class Initiator:
         transfer, check, clock = self._agent.transfer, self._agent.check_xfer_state, time.perf_counter_ns
         posted = done = polls = 0
         begun: dict[int, tuple[int, Any]] = {}
-        free = deque(range(len(self._plain)))  # in turn, so that every slot carries its share
+        free = deque(range(len(self._plain)))  # in turn, so that every handle is used equally
         while done < transfers:
             while free and posted < transfers:
                 slot = free.popleft()
@@ -198,7 +203,7 @@ class Initiator:
                 if message in messages:
                     return
             polls += 1
-            self._pause(polls, "the target to say that the bytes arrived")
+            self._pause(polls, "the target's acknowledgement that the bytes have arrived")
 
     def _pause(self, polls: int, what: str) -> None:
         os.sched_yield()
@@ -217,16 +222,17 @@ def measure(
 ) -> dict[str, Any]:
     """Warm up, time at least :data:`WINDOWS` windows, and return their seconds, transfers and latencies.
 
-    :param iterations: transfers to time at least.
-    :param warmup: transfers before anything else.
+    :param iterations: the least number of transfers to time.
+    :param warmup: the number of transfers before anything else.
     :param settle: seconds of transfers before the first window.
-    :param duration: seconds to measure at least.
-    :param around: entered before the first window and left after the last.
+    :param duration: the least time to measure, in seconds.
+    :param around: a context manager that is entered before the first window and exited after the last.
+    :raises StepTimeoutError: the deadline has passed.
     """
     if warmup:
         initiator.window(warmup, stamps_for(warmup))
     estimate = _settle(initiator, settle)
-    # Every slot carries what is compared afterwards.
+    # Every handle is used at least once, because the bytes of all are compared afterwards.
     per_window = max(initiator.depth, -(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
@@ -243,7 +249,7 @@ def measure(
 
 
 def _settle(initiator: Initiator, least: float) -> float:
-    """Make transfers for ``least`` seconds, and return the seconds that one of them takes."""
+    """Run transfers for ``least`` seconds, and return the seconds per transfer."""
     transfers, seconds = 5, 0.0
     while seconds < least:
         taken = initiator.window(transfers, stamps_for(transfers))
@@ -261,10 +267,14 @@ def _order_statistics(stamps: array[int]) -> list[int]:
 
 
 def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool]) -> int:
-    """Be the target: acknowledge every window whose notifications have all arrived, until told to stop.
+    """Be the target: acknowledge every window whose notifications have all arrived, until cancelled.
 
-    :param cancelled: asked now and then; True ends the loop. Until then the loop makes progress, so that what was sent
-        last is delivered.
+    :param agent: the raw agent.
+    :param deadline: the value of ``time.monotonic()`` at which the loop ends.
+    :param cancelled: called regularly; the loop ends when it returns True. Until then the loop makes progress, so that
+        the last notifications are sent.
+    :return: the number of acknowledged windows.
+    :raises StepTimeoutError: the deadline has passed.
     """
     arrived: dict[tuple[str, bytes], int] = {}
     expected: dict[str, tuple[int, int]] = {}
@@ -281,7 +291,7 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool]) -> int:
                     arrived[sender, COUNTED] = arrived.get((sender, COUNTED), 0) + 1
                     continue
                 token = _TOKEN.fullmatch(message)
-                if token is None:  # LIBFABRIC of 0.7 announces transfers that carry no notification, with an empty one
+                if token is None:  # LIBFABRIC of NIXL 0.7 sends an empty notification for transfers without one
                     continue
                 count = arrived[sender, message] = arrived.get((sender, message), 0) + 1
                 if count == int(token[2]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory that NIXL moves: filled with a pattern and compared with it where it is."""
+"""Buffers in GPU memory that are filled with a pattern and compared with it on the GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pytest_nixl.nixl.worker.pattern import byte_at
 
 
 class VramBuffer(PatternBuffer):
-    """``size`` bytes of a GPU's memory.
+    """A buffer in GPU memory.
 
-    :param number: the GPU, as CUDA counts those that this process sees.
-    :raises NotApplicableError: where there is no such GPU.
-    :raises NixlPluginError: where it has not that much memory.
+    :param size: in bytes.
+    :param number: the GPU, as CUDA numbers the GPUs that this process sees.
+    :raises NotApplicableError: this process does not see this GPU.
+    :raises NixlPluginError: the GPU does not have enough free memory.
     """
 
     memory = "VRAM"
@@ -28,15 +29,15 @@ class VramBuffer(PatternBuffer):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """For CuPy, Numba and torch, in functions that are run beside the agent."""
+        """The interface for CuPy, Numba and torch, in functions that are run with the raw agent."""
         return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     def activate(self) -> None:
-        """Make the GPU that of this thread: NIXL and UCX expect that of who gives them its addresses."""
+        """Make this GPU the current one of this thread, which NIXL and UCX need to use its addresses."""
         self._device.activate()
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._device.free(self.address)
 
     def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
@@ -45,7 +46,9 @@ class VramBuffer(PatternBuffer):
         self._device.fill(self.address + offset, size, seed, inverted=inverted)
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
-        """Compare every byte with the pattern of ``seed``, on the GPU."""
+        """Compare every byte with the pattern of ``seed`` on the GPU; return None, or the number of wrong bytes and the
+        first one.
+        """
         self._check(offset, size)
         wrong = self._device.compare(self.address + offset, size, seed)
         if wrong is None:

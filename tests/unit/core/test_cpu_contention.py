@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other processes take beside a row, and that a launch which they disturbed fails nothing."""
+"""Contention: CPU time that other processes take during a launch. A launch with contention fails no row."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FLOOR = Expectation(source="a test", floor=1e9)
 
 
-def test_what_others_take_is_told_from_what_the_row_takes() -> None:
+def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
     with spinning() as pid:
         with CpuContention() as everybody, CpuContention([pid]) as others:
             end = time.monotonic() + 1
             while time.monotonic() < end:
                 pass
-    # Whatever else runs here: the one process is in the first figure, and not in the second.
+    # Only the first value includes the spinning process, whatever else runs on this machine.
     assert everybody.taken - others.taken > 0.05
 
 
@@ -39,7 +39,7 @@ def test_what_others_take_is_told_from_what_the_row_takes() -> None:
     ("taken", "processors", "own", "of_ours"),
     [(0.4, 2, 2, 0.4), (0.4, 2, 1, 0.0), (1.4, 2, 1, 0.4), (9.0, 192, 2, 0.0), (191.0, 192, 2, 1.0), (0.4, 1, 2, 0.4)],
 )
-def test_what_is_free_on_a_larger_host_disturbs_nobody(taken: float, processors: int, own: int, of_ours: float) -> None:
+def test_use_of_free_cores_is_not_contention(taken: float, processors: int, own: int, of_ours: float) -> None:
     assert too_many(taken, processors, own) == pytest.approx(of_ours)
 
 
@@ -74,26 +74,26 @@ def test_enough_launches_without_contention_fail_a_row() -> None:
     assert not another_launch(row, FLOOR)
 
 
-def test_a_disturbed_launch_may_support_a_pass() -> None:
+def test_launch_with_contention_can_pass_a_row() -> None:
     assert judge(samples((1.1, 1.1, 1.1), (2.0, 2.0, 2.0)), FLOOR).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(("others", "verdict"), [(0.1, Verdict.FAIL), (1.5, Verdict.INCONCLUSIVE)])
-def test_a_single_launch_is_judged_alike(others: float, verdict: Verdict) -> None:
+def test_single_launch_with_contention_is_inconclusive(others: float, verdict: Verdict) -> None:
     one = samples((0.9,), (others,))
     assert judge(one, FLOOR).verdict is verdict
     far = samples((0.2,), (others,))
     assert another_launch(far, FLOOR) is (verdict is Verdict.INCONCLUSIVE)
 
 
-def test_launches_of_which_nothing_is_known_are_taken_for_quiet() -> None:
+def test_launches_with_unknown_contention_count_as_without() -> None:
     assert decide_floor((0.9, 0.9, 0.9), 1.0).verdict is Verdict.FAIL
 
 
-def test_a_row_knows_what_others_took(make_pairs: Callable[..., WorkerPairs]) -> None:
+def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callable[..., WorkerPairs]) -> None:
     link = make_pairs(duration=1.0, iterations=10).link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
     quiet = link.measure(65536)
-    # All cores but one: where there are two, three processes that never rest share them.
+    # One process fewer than cores: on two cores, it competes with the initiator and the target.
     with ExitStack() as stack:
         for _ in range(len(os.sched_getaffinity(0)) - 1):
             stack.enter_context(spinning())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs a process sees, by what NVIDIA's guides say of ``CUDA_VISIBLE_DEVICES``: there need be no GPU here."""
+"""The GPUs that CUDA shows to a process, according to NVIDIA's guides about ``CUDA_VISIBLE_DEVICES``. No GPU needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_nixl.host.gpu import GpuFacts, read_gpus
 from pytest_nixl.host.hwloc import hwloc_facts
 from pytest_nixl.host.recorded_tree import FactsRoot
 
-#: Two begin alike.
+#: The first two begin with the same characters.
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-cc33", "GPU-dd44", "GPU-ee55", "GPU-ff66", "GPU-0177", "GPU-0288"]
 
 
@@ -70,41 +70,42 @@ def test_cuda_shows(gpus: tuple[GpuFacts, ...], text: str | None, seen: list[int
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "values"),
     [
-        ("", "CUDA_VISIBLE_DEVICES is empty: CUDA shows no GPU"),
-        ("-1", "CUDA_VISIBLE_DEVICES=-1 shows 0 of the 8 GPUs here, and ends at '-1', which is none"),
-        ("0,1", "CUDA_VISIBLE_DEVICES=0,1 shows 2 of the 8 GPUs here"),
-        ("0,1,2,3,4,5,6,7", ""),
-        ("0,1,2,3,4,5,6,7,8",
-         "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8 shows 8 of the 8 GPUs here, and ends at '8', which is none"),
-        ("1,1", "CUDA_VISIBLE_DEVICES=1,1 names one GPU twice (1): CUDA then shows none"),
-        ("MIG-GPU-dd44/1/0,2",
-         "CUDA_VISIBLE_DEVICES=MIG-GPU-dd44/1/0 is an instance of a GPU (MIG), and CUDA shows that alone"),
+        ("", ("CUDA_VISIBLE_DEVICES", "empty")),
+        ("-1", ("CUDA_VISIBLE_DEVICES=-1 ", "0 of", "8 GPUs", "'-1'")),
+        ("0,1", ("CUDA_VISIBLE_DEVICES=0,1 ", "2 of", "8 GPUs")),
+        ("0,1,2,3,4,5,6,7,8", ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8 ", "8 of", "8 GPUs", "'8'")),
+        ("1,1", ("CUDA_VISIBLE_DEVICES=1,1 ", "twice (1)")),
+        ("MIG-GPU-dd44/1/0,2", ("CUDA_VISIBLE_DEVICES=MIG-GPU-dd44/1/0 ", "MIG instance")),
     ],
-)  # fmt: skip
-def test_what_is_hidden_is_said(gpus: tuple[GpuFacts, ...], text: str, words: str) -> None:
-    assert visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why == words
+)
+def test_reason_names_the_hidden_gpus(gpus: tuple[GpuFacts, ...], text: str, values: tuple[str, ...]) -> None:
+    why = visible(gpus, {"CUDA_VISIBLE_DEVICES": text}).why
+    assert [value for value in values if value not in why] == [], why
 
 
-def test_gpus_of_several_models_are_counted_by_the_bus_only_where_cuda_is_told_to(gpus: tuple[GpuFacts, ...]) -> None:
+def test_reason_is_empty_if_no_gpu_is_hidden(gpus: tuple[GpuFacts, ...]) -> None:
+    assert visible(gpus, {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}).why == ""
+
+
+def test_gpus_of_several_models_are_numbered_by_pci_address_only_on_request(gpus: tuple[GpuFacts, ...]) -> None:
     mixed = (replace(gpus[0], name="NVIDIA T4"), *gpus[1:3])
     assert indices(mixed, None) == [None] * 3
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in visible(mixed, {}).why
     assert indices(mixed, "1") == [None]
     assert indices(mixed, None, CUDA_DEVICE_ORDER="PCI_BUS_ID") == [0, 1, 2]
     assert indices(mixed, "1", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
-    # A UUID says which, whatever the order.
+    # A UUID identifies a GPU whatever the order.
     assert indices(mixed, "GPU-aa22") == [1]
 
 
-def test_no_gpu_is_seen_where_there_is_none() -> None:
+def test_host_without_gpus_shows_none() -> None:
     assert visible((), {}).gpus == ()
     assert visible((), {"CUDA_VISIBLE_DEVICES": "0"}).gpus == ()
 
 
-def test_uuids_are_read_from_the_drivers_files(tmp_path: Path) -> None:
-
+def test_uuids_are_read_from_the_files_of_the_driver(tmp_path: Path) -> None:
     folder = tmp_path / "proc" / "driver" / "nvidia"
     place = folder / "gpus" / "0000:53:00.0"
     place.mkdir(parents=True)

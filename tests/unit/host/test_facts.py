@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts: gathered here, recorded, read back; compared between ranks; and nowhere a secret."""
+"""Facts are gathered, recorded, read back and compared between ranks, and contain no secret."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def node(healthy: Tree) -> Facts:
     return gather(FactsRoot(healthy.folder), backends=("UCX",), environ={})
 
 
-def test_a_recording_of_this_machine_reads_back_to_the_same_facts(tmp_path: Path) -> None:
+def test_recorded_tree_of_this_machine_gives_the_same_facts(tmp_path: Path) -> None:
     live = FactsRoot()
     facts = gather(live, environ={})
     close_supervisor()
     live.write(tmp_path / "tree", hider({}))
     recorded = FactsRoot(tmp_path / "tree")
     assert gather(recorded, environ={}) == facts
-    # Whatever we ask, a recording has the answer to.
+    # The recorded tree contains every answer.
     assert set(recorded.answers) == set(live.answers)
 
 
-def test_a_host_with_gpus_and_network_cards_is_recorded_with_its_links(
+def test_recorded_tree_of_a_host_with_gpus_and_network_cards_keeps_links(
     healthy: Tree, node: Facts, tmp_path: Path
 ) -> None:
     root = FactsRoot(healthy.folder)
@@ -70,7 +70,7 @@ def test_a_host_with_gpus_and_network_cards_is_recorded_with_its_links(
     assert gather(FactsRoot(tmp_path / "again"), backends=("UCX",), environ={}) == node
 
 
-def test_a_recording_holds_nothing_that_no_fact_is_made_of(tmp_path: Path) -> None:
+def test_recorded_tree_contains_only_files_that_facts_need(tmp_path: Path) -> None:
     live = FactsRoot()
     gather(live, environ={})
     close_supervisor()
@@ -80,7 +80,7 @@ def test_a_recording_holds_nothing_that_no_fact_is_made_of(tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "tree" / "etc").iterdir()} <= {"os-release", "resolv.conf"}
 
 
-def test_the_trees_that_we_write_by_hand_have_the_form_of_a_recording(tmp_path: Path, healthy: Tree) -> None:
+def test_hand_written_trees_have_the_form_of_a_recorded_tree(tmp_path: Path, healthy: Tree) -> None:
     live = FactsRoot()
     gather(live, environ={})
     close_supervisor()
@@ -104,22 +104,22 @@ def test_facts_survive_json(tmp_path: Path, node: Facts) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"host": 1}'])
-def test_what_holds_no_facts_is_said_in_one_sentence(tmp_path: Path, content: str) -> None:
+def test_file_without_facts_is_refused_in_one_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
     with pytest.raises(ValueError) as caught:
         read_facts(path)
-    assert str(caught.value).startswith(f"{path} holds no facts (")
+    assert str(caught.value).startswith(f"{path} ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_fact_of_another_type_is_refused() -> None:
+def test_fact_of_another_type_is_refused() -> None:
     assert from_plain(Fact[int], {"value": 3, "source": "a", "why": ""}) == Fact(3, "a")
     with pytest.raises(ValueError, match="not int"):
         from_plain(Fact[int], {"value": "3", "source": "a", "why": ""})
 
 
-def test_every_fact_says_where_it_was_read(node: Facts) -> None:
+def test_every_fact_names_its_source(node: Facts) -> None:
     def look(value: object, where: str) -> None:
         if isinstance(value, Fact):
             assert value.source, where
@@ -134,7 +134,7 @@ def test_every_fact_says_where_it_was_read(node: Facts) -> None:
     look(node, "facts")
 
 
-def test_the_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
+def test_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
     assert [near.how for near in node.near] == ["switch"] * 8
     assert node.near[0].devices == ("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0")
     assert len({name for near in node.near for name in near.devices}) == 32
@@ -145,7 +145,7 @@ def test_the_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
     ("topology", "profile", "gpu", "rate", "bad"),
     [
         ("p4d.24xl", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "100 Gb/sec (4X EDR)", set()),
-        # Two ConnectX that carry NVLink's management hang on the bus of a p6, and a pod is not meant to have them.
+        # A p6 has two ConnectX adapters that only manage NVLink, and that a pod is not meant to have.
         ("p6-b200.48xl", "p6-b200.48xlarge", "NVIDIA B200", "400 Gb/sec (4X NDR)", set()),
         ("g5.48xl", "g5.48xlarge", "NVIDIA A10G", "100 Gb/sec (4X EDR)", set()),
     ],
@@ -162,7 +162,7 @@ def test_other_real_topologies_are_judged_by_their_profiles(
     assert {id for id, one in judged.items() if one.verdict not in good} == bad
 
 
-def test_a_tree_whose_links_lead_out_of_it_is_not_followed(tmp_path: Path) -> None:
+def test_links_out_of_a_recorded_tree_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "tree" / "etc").mkdir(parents=True)
     (tmp_path / "secret").write_text("PRETTY_NAME=secret")
     (tmp_path / "tree" / "etc" / "os-release").symlink_to(tmp_path / "secret")
@@ -171,7 +171,7 @@ def test_a_tree_whose_links_lead_out_of_it_is_not_followed(tmp_path: Path) -> No
     assert root.resolve("/etc/os-release") is None
 
 
-def test_what_was_not_recorded_is_unknown_and_not_good(tmp_path: Path) -> None:
+def test_check_of_a_missing_record_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     facts = gather(FactsRoot(tmp_path / "tree"), environ={})
     wanted = Requirements(load_profile("loopback"), ("UCX",))
@@ -190,11 +190,11 @@ def test_what_was_not_recorded_is_unknown_and_not_good(tmp_path: Path) -> None:
         ("/a/libplugin_UCX.so", "libplugin_UCX"),
     ],
 )
-def test_a_library_is_named_without_what_builders_add(path: str, name: str) -> None:
+def test_library_is_named_without_hash_and_version(path: str, name: str) -> None:
     assert library(path).name == name
 
 
-def test_what_ucx_says_of_unused_variables_is_read() -> None:
+def test_warning_of_ucx_about_unused_variables_is_parsed() -> None:
     log = "[1.5] [vm:3 :0]  parser.c:2578 UCX  WARN  unused environment variables: UCX_A; UCX_TLSS (maybe: UCX_TLS?)\n"
     assert unused_variables(log) == {"UCX_A": "", "UCX_TLSS": "UCX_TLS"}
 
@@ -226,58 +226,62 @@ def driver(facts: Facts, value: str) -> Facts:
 
 
 SPACE = "NIXL_ETCD_NAMESPACE"
-ODD: list[tuple[str, Callable[[Facts], Facts], str]] = [
-    ("NIXL", lambda facts: software(facts, nixl="1.4.1"), "rank 2 (node-a) has 1.4.1, the other 3 1.5.0"),
-    ("UCX", lambda facts: software(facts, ucx="1.19.0"), "rank 2 (node-a) has 1.19.0, the other 3 1.21.0"),
-    ("libfabric", lambda facts: software(facts, libfabric="1.22"), "rank 2 (node-a) has 1.22, the other 3 2.3"),
-    ("the GPU driver", lambda facts: driver(facts, "550.54.15"), "has 550.54.15, the other 3 570.133.20"),
-    ("the MTU of the interface of the default route", lambda facts: mtu(facts, 1500), "has 1500, the other 3 9001"),
-    ("RDMA devices", lambda facts: rates(facts, 25e9 / 8), "31 at 100 Gb/s, 1 at 25 Gb/s, the other 3 32 at 100 Gb/s"),
-    ("UCX_TLS", lambda facts: steering(facts, UCX_TLS="tcp"), "rank 2 (node-a) has tcp, the other 3 not set"),
-    (SPACE, lambda facts: steering(facts, **{SPACE: "/nixl/agents"}),
-     "rank 2 (node-a) has /nixl/agents, the other 3 /nixl/agents/ (the default), which is one name with and without a "
-     "slash, and to etcd two"),
-]  # fmt: skip
+#: What differs, how, and the values of the rank that differs and of the other three.
+ODD: list[tuple[str, Callable[[Facts], Facts], str, str]] = [
+    ("NIXL", lambda facts: software(facts, nixl="1.4.1"), "1.4.1", "1.5.0"),
+    ("UCX", lambda facts: software(facts, ucx="1.19.0"), "1.19.0", "1.21.0"),
+    ("libfabric", lambda facts: software(facts, libfabric="1.22"), "1.22", "2.3"),
+    ("the GPU driver", lambda facts: driver(facts, "550.54.15"), "550.54.15", "570.133.20"),
+    ("the MTU of the interface of the default route", lambda facts: mtu(facts, 1500), "1500", "9001"),
+    ("RDMA devices", lambda facts: rates(facts, 25e9 / 8), "31 at 100 Gb/s, 1 at 25 Gb/s", "32 at 100 Gb/s"),
+    ("UCX_TLS", lambda facts: steering(facts, UCX_TLS="tcp"), "tcp", "not set"),
+    (SPACE, lambda facts: steering(facts, **{SPACE: "/nixl/agents"}), "/nixl/agents", "/nixl/agents/ (the default)"),
+]
 
 
-@pytest.mark.parametrize(("subject", "change", "words"), ODD, ids=[case[0] for case in ODD])
-def test_the_odd_rank_is_named(node: Facts, subject: str, change: Callable[[Facts], Facts], words: str) -> None:
+@pytest.mark.parametrize(("subject", "change", "odd", "others"), ODD, ids=[case[0] for case in ODD])
+def test_rank_that_differs_is_named(
+    node: Facts, subject: str, change: Callable[[Facts], Facts], odd: str, others: str
+) -> None:
     [finding] = compare_hosts([node, node, change(node), node])
     assert finding.subject == subject
     assert finding.odd == (2,)
     assert finding.judgement.verdict is Verdict.FAIL
-    assert words in finding.judgement.reason
+    own, rest = finding.judgement.reason.split(";")[:2]
+    assert f"rank 2 (node-a) has {odd}" in own
+    assert rest.endswith(f"the other 3 have {others}")
     assert finding.judgement.remedy
 
 
-def test_of_two_ranks_neither_is_the_odd_one(node: Facts) -> None:
+def test_both_of_two_different_ranks_are_named(node: Facts) -> None:
     [finding] = compare_hosts([node, software(node, nixl="1.4.1")])
     assert finding.odd == (0, 1)
     assert "rank 0 (node-a) has 1.5.0, rank 1 (node-a) has 1.4.1" in finding.judgement.reason
 
 
-def test_ranks_that_are_alike_pass_and_one_alone_has_nothing_to_agree_with(node: Facts) -> None:
+def test_equal_ranks_pass_and_a_single_rank_is_not_applicable(node: Facts) -> None:
     assert ranks_agree([node, node]).verdict is Verdict.PASS
     assert ranks_agree([node]).verdict is Verdict.NOT_APPLICABLE
     assert ranks_agree([node, software(node, nixl="1.4.1")]).verdict is Verdict.FAIL
 
 
-def test_the_command_compares_real_facts_slash_for_slash(tmp_path: Path) -> None:
+def test_command_reports_namespaces_that_differ_in_a_slash(tmp_path: Path) -> None:
     for number, namespace in enumerate(("/nixl/agents", "/nixl/agents/")):
         done = command("facts", f"--output={tmp_path}/{number}.json", NIXL_ETCD_NAMESPACE=namespace)
         assert done.returncode == 0, done.stderr
     done = command("facts", "--compare", f"{tmp_path}/0.json", f"{tmp_path}/1.json")
     assert done.returncode == 1
-    assert "FAIL: NIXL_ETCD_NAMESPACE differs: rank 0" in done.stdout
-    assert "one name with and without a slash" in done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "FAIL: NIXL_ETCD_NAMESPACE" in line]
+    assert "rank 0" in line
+    assert "slash" in line
     assert command("facts", "--compare", f"{tmp_path}/0.json", f"{tmp_path}/0.json").returncode == 0
-    assert "one file cannot be compared" in command("facts", "--compare", f"{tmp_path}/0.json").stderr
+    assert command("facts", "--compare", f"{tmp_path}/0.json").returncode == 2
 
 
 # The commands.
 
 
-def test_the_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
+def test_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> None:
     good = command("doctor", f"--root={healthy.folder}", "--profile=p5.48xlarge", "--gate")
     assert good.returncode == 0, good.stdout
     assert "NIXL doctor: PASS (39 PASS, 2 NOT-APPLICABLE)" in good.stdout
@@ -285,20 +289,17 @@ def test_the_doctor_judges_a_recorded_tree(healthy: Tree, tmp_path: Path) -> Non
     tree.write("/sys/class/infiniband/rdmap80s0/ports/1/state", "1: DOWN")
     bad = command("doctor", f"--root={tree.folder}", "--profile=p5.48xlarge")
     assert bad.returncode == 1
-    assert re.search(
-        r"^FAIL +rdma-ports +1 RDMA device of 32 without an active port: rdmap80s0 \(DOWN\)$", bad.stdout, re.M
-    )
-    assert "remedy: look at the cable" in bad.stdout
+    assert re.search(r"^FAIL +rdma-ports +1 of 32 .*rdmap80s0 \(DOWN\)\n +remedy: \w+", bad.stdout, re.M)
     assert "\033[" not in bad.stdout
 
 
-def test_the_doctor_is_coloured_on_a_terminal_only(healthy: Tree) -> None:
+def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
     ours, theirs = pty.openpty()
     arguments = [sys.executable, "-m", "pytest_nixl.cli", "doctor", f"--root={healthy.folder}", "--profile=p5.48xlarge"]
     with subprocess.Popen(arguments, stdout=theirs, env=environment(TERM="xterm", NO_COLOR=""), cwd=ROOT) as doctor:
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # the terminal is gone
+        with contextlib.suppress(OSError):  # the terminal is closed
             while chunk := os.read(ours, 1 << 16):
                 shown += chunk
     os.close(ours)
@@ -307,14 +308,14 @@ def test_the_doctor_is_coloured_on_a_terminal_only(healthy: Tree) -> None:
     assert "\033[2mNOT-APPLICABLE  nic-rate" in shown.decode()
 
 
-def test_what_the_profile_requires_and_nobody_asked_fails_with_the_gate() -> None:
+def test_required_check_that_is_not_applicable_fails_with_the_gate() -> None:
     done = command("doctor", "--gate")
     assert done.returncode == 1
-    assert re.search(r"NOT-APPLICABLE +etcd-answers +no etcd is given .*; the profile requires it", done.stdout)
+    assert re.search(r"NOT-APPLICABLE +etcd-answers .*; the profile requires it", done.stdout)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "value"),
     [
         (("doctor", "--root=/no/such"), "'/no/such'"),
         (("doctor", "--profile=nope"), "'nope'"),
@@ -323,25 +324,26 @@ def test_what_the_profile_requires_and_nobody_asked_fails_with_the_gate() -> Non
         (("facts", "--record=/tmp"), "/tmp"),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_argument_is_reported_in_one_sentence(arguments: tuple[str, ...], value: str) -> None:
     done = command(*arguments)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert value in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_tree_of_another_form_is_refused_in_one_sentence(healthy: Tree, tmp_path: Path) -> None:
+def test_tree_of_another_form_is_refused_in_one_sentence(healthy: Tree, tmp_path: Path) -> None:
     tree = healthy.copy(tmp_path / "tree")
     tree.answer("nvml", {"gpus": [{"index": 0}]})
     done = command("doctor", f"--root={tree.folder}")
     assert done.returncode == 2
-    assert f"{tree.folder} is no tree of this version (KeyError('pci')): expected one that" in done.stderr
+    assert str(tree.folder) in done.stderr
+    assert "KeyError('pci')" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_node_information_template_is_filled_in(healthy: Tree) -> None:
+def test_node_information_template_is_filled_in(healthy: Tree) -> None:
     lines = command("facts", f"--root={healthy.folder}", "--markdown").stdout.splitlines()
-    assert lines[:8] == [
+    assert lines[:7] == [
         "Node:",
         "- Hostname: node-a",
         "- IP Address: 10.0.0.11",
@@ -349,8 +351,8 @@ def test_the_node_information_template_is_filled_in(healthy: Tree) -> None:
         "- Network: 32x EFA (100 Gbps)",
         "- OS: Ubuntu 22.04.5 LTS",
         "- CUDA: 12.8",
-        "- Role: unknown (no launcher told a rank)",
     ]
+    assert lines[7].startswith("- Role: unknown (")
 
 
 # Secrets.
@@ -395,27 +397,27 @@ def test_no_secret_is_in_what_the_commands_print(arguments: tuple[str, ...]) -> 
     assert found_in(done.stdout + done.stderr) == []
 
 
-def test_no_secret_is_in_a_recording(tmp_path: Path) -> None:
+def test_no_secret_is_in_a_recorded_tree(tmp_path: Path) -> None:
     done = command("facts", f"--record={tmp_path}/tree", "--etcd=http://me:Sw0rdfish-option@127.0.0.1:1", **SECRETS)
     assert done.returncode == 0, done.stderr
     files = [path for path in (tmp_path / "tree").rglob("*") if path.is_file()]
     assert len(files) > 30
     assert [hit for path in files for hit in found_in(path.read_text())] == []
     assert [path for path in files if "Sw0rdfish" in str(path)] == []
-    # What is no secret is there: the names of the variables, and the host of the etcd.
+    # The names of the variables and the host of etcd are kept.
     environment = json.loads((tmp_path / "tree" / ASKED / "environment.json").read_text())
     assert environment["steering"]["ETCDCTL_PASSWORD"] == "***"
     assert environment["steering"]["NIXL_ETCD_ENDPOINTS"] == "http://***@127.0.0.1:1"
 
 
-def test_no_secret_is_in_what_a_run_of_the_suite_leaves(tmp_path: Path) -> None:
+def test_no_secret_is_in_the_files_of_a_run(tmp_path: Path) -> None:
     out = [f"--junit-xml={tmp_path}/junit.xml", f"--benchmark-json={tmp_path}/benchmark.json"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "suites/infrastructure", "--nixl-backend=UCX",
          "--nixl-etcd-server=embedded", "--nixl-etcd-user=me:Sw0rdfish-typed", *out],
         env=environment(**SECRETS), cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
-    assert "NIXL verdict: FAIL" in done.stdout  # the etcd that is given is not there, and variables are not known
+    assert "NIXL verdict: FAIL" in done.stdout  # the given etcd does not answer, and some variables are unknown
     assert found_in(done.stdout + done.stderr) == []
     assert found_in((tmp_path / "junit.xml").read_text()) == []
     assert not (tmp_path / "benchmark.json").exists() or found_in((tmp_path / "benchmark.json").read_text()) == []
@@ -429,11 +431,11 @@ def test_names_of_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["UCX_TLS", "UCX_KEEPALIVE_INTERVAL", "FI_MR_CACHE_MONITOR", "NIXL_PLUGIN_DIR", "PWD"])
-def test_names_that_are_no_secrets(name: str) -> None:
+def test_names_of_variables_without_secrets(name: str) -> None:
     assert not is_secret(name)
 
 
-def test_a_text_without_secrets_stays_as_it_is() -> None:
+def test_text_without_secrets_is_unchanged() -> None:
     hide = hider({"A_TOKEN": "true", "B_KEY": "abc", "C_PASSWORD": "long enough"})
     assert hide("true, abc, and long enough") == "true, abc, and ***"
     assert clean("/sys/class/net/eth0: up") == "/sys/class/net/eth0: up"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of NVML, with NVML's real Python package on a stand-in for its library: this machine may have no GPU."""
+"""The reader of NVML, run with NVML's real Python package and a stand-in for its library, so that no GPU is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return ask(LD_LIBRARY_PATH=str(folder))
 
 
-def test_nvml_is_asked_of_every_gpu(answer: dict[str, Any]) -> None:
+def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert (answer["driver"], answer["cuda"]) == ("570.133.20", "12.8")
     good = {
         "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:53:00.0", "memory": 80 << 30, "ecc": True,
@@ -53,14 +53,14 @@ def test_nvml_is_asked_of_every_gpu(answer: dict[str, Any]) -> None:
     assert answer["gpus"] == [good, {**good, **bad}]
 
 
-def test_nvml_is_asked_of_every_pair(answer: dict[str, Any]) -> None:
+def test_every_pair_of_gpus_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert answer["pairs"] == [
         {"one": 0, "other": 1, "status": "the chipset does not support it"},
         {"one": 1, "other": 0, "status": "ok"},
     ]
 
 
-def test_nvml_without_its_library_says_so() -> None:
+def test_missing_library_of_nvml_is_reported() -> None:
     if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has a driver, and so the library")
+        pytest.skip("this host has an NVIDIA driver, and so has NVML's library")
     assert ask() == {"why": "NVML cannot be initialised: NVML Shared Library Not Found"}

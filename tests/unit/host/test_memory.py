@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory is left: of the host, and of control groups of both versions, as their files say it."""
+"""The memory that the host and control groups of both versions leave to a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POD = "kubepods.slice/pod1/container"
 
 
 def tree(folder: Path, files: dict[str, str]) -> FactsRoot:
-    """A host of which these files are all that there is."""
+    """Return a tree with only these files."""
     for name, text in {"proc/meminfo": MEMINFO, **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,14 +27,14 @@ def tree(folder: Path, files: dict[str, str]) -> FactsRoot:
 
 
 def group(folder: str, limit: str, use: int, files: int = 0) -> dict[str, str]:
-    """A control group of version 2."""
+    """Return the files of a control group of version 2, in bytes."""
     place = f"sys/fs/cgroup/{folder}".rstrip("/")
     return {f"{place}/memory.max": limit, f"{place}/memory.current": str(use),
             f"{place}/memory.stat": f"anon 1\ninactive_file {files}\nactive_file 7"}  # fmt: skip
 
 
 def old_group(folder: str, limit: int, use: int, files: int = 0) -> dict[str, str]:
-    """A control group of version 1."""
+    """Return the files of a control group of version 1, in bytes."""
     place = f"sys/fs/cgroup/memory/{folder}".rstrip("/")
     return {f"{place}/memory.limit_in_bytes": str(limit), f"{place}/memory.usage_in_bytes": str(use),
             f"{place}/memory.stat": f"inactive_file 9\ntotal_inactive_file {files}"}  # fmt: skip
@@ -85,18 +85,18 @@ def limited(place: str, left: int, limit: int) -> AvailableMemory:
         ),
     ],
 )  # fmt: skip
-def test_the_least_of_host_and_groups_is_what_is_left(
+def test_available_memory_is_the_least_of_host_and_control_groups(
     tmp_path: Path, files: dict[str, str], expected: AvailableMemory
 ) -> None:
     assert available_memory(tree(tmp_path, files)) == expected
 
 
-def test_where_nothing_tells_nothing_is_said(tmp_path: Path) -> None:
+def test_available_memory_is_none_if_unknown(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     assert available_memory(FactsRoot(tmp_path)) is None
 
 
-def test_this_machine_has_some_and_no_more_than_it_has_at_all() -> None:
+def test_available_memory_of_this_machine_is_less_than_its_total() -> None:
     found = available_memory(FactsRoot())
     assert found is not None
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024

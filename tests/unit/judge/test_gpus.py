@@ -313,6 +313,4 @@ def test_a_rank_without_two_gpus_is_reported_in_one_sentence(pytester: pytest.Py
     if find_spec("cuda") is None:
         pytest.skip("needs cuda-bindings")
     result = run_pytest(pytester, suite, "--nixl-memory=VRAM:VRAM", env={**driver, "STANDIN_GPUS": "1"})
-    result.stdout.fnmatch_lines(
-        ["NOT-APPLICABLE gpus-together: one GPU is visible, Stand-in 0 0000:1a:00.0: this takes two"]
-    )
+    result.stdout.fnmatch_lines(["NOT-APPLICABLE gpus-together: *one GPU * Stand-in 0 0000:1a:00.0*"])

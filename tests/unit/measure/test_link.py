@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links on the real NIXL: every batch, depth and operation moves verified bytes, and the figures mean what they say."""
+"""Links with the real NIXL: verified transfers for every batch, depth and operation, and correct measurements."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
 
 
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
-def test_every_slot_in_flight_is_used_where_few_transfers_fill_a_window(
-    make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that a hundredth of a second is less than one turn
+def test_window_has_at_least_depth_transfers(make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that all transfers in flight take more than 10 ms
     block, depth = 4 << 20, 32
     samples = link(make_pairs(blocks=(block,), depth=(depth,), duration=0.0), op).measure(block, depth=depth)
     assert samples.corruption is None
@@ -49,7 +47,7 @@ def test_every_byte_arrives_and_is_compared(make_pairs: MakePairs, op: str, bloc
     assert samples.bandwidth > 0
 
 
-def test_a_row_has_the_transfers_windows_and_time_that_were_asked_for(make_pairs: MakePairs) -> None:
+def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePairs) -> None:
     samples = link(make_pairs(iterations=5000, duration=0.5)).measure(65536)
     assert sum(samples.transfers) >= 5000
     assert sum(samples.windows) >= 0.5
@@ -59,16 +57,16 @@ def test_a_row_has_the_transfers_windows_and_time_that_were_asked_for(make_pairs
     assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
 
 
-def test_automatic_iterations_are_a_thousand_up_to_1_mib_and_a_hundred_above(make_pairs: MakePairs) -> None:
+def test_default_iterations_are_1000_up_to_1_mib_and_100_above(make_pairs: MakePairs) -> None:
     one = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
     assert sum(one.measure(1 << 20).transfers) >= 1000
     assert sum(one.measure(2 << 20).transfers) >= 100
 
 
-def test_a_backend_whose_done_means_posted_is_measured_by_a_proof_for_each_transfer(
+def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
     make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # UCX does deliver before DONE; here it is treated as a backend that does not.
+    # With UCX, DONE means that the bytes have arrived; here it is treated as a backend without that guarantee.
     class Posting(UcxBackend):
         COMPLETION_IMPLIES_DELIVERY = False
 
@@ -79,12 +77,12 @@ def test_a_backend_whose_done_means_posted_is_measured_by_a_proof_for_each_trans
     assert sum(samples.transfers) >= 1000
 
 
-def test_bytes_that_do_not_arrive_are_found(make_pairs: MakePairs) -> None:
+def test_wrong_bytes_at_the_destination_are_found(make_pairs: MakePairs) -> None:
     one = link(make_pairs())
     stop = threading.Event()
 
     def overwrite() -> None:
-        # The destination is written by a function of the worker's own process: a stale buffer, as seen by the compare.
+        # Overwrite the destination in the worker's memory, as if stale bytes had arrived.
         with open(f"/proc/{one.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
             while not stop.is_set():
                 memory.seek(one.destination.address)
@@ -104,7 +102,7 @@ def test_bytes_that_do_not_arrive_are_found(make_pairs: MakePairs) -> None:
     assert found.total_bytes == 65536
 
 
-def test_pairs_are_used_again_and_replaced_when_a_worker_has_ended(make_pairs: MakePairs) -> None:
+def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePairs) -> None:
     pairs = make_pairs()
     first = link(pairs)
     assert link(pairs, "READ").initiator.worker.pid == first.initiator.worker.pid
@@ -114,14 +112,14 @@ def test_pairs_are_used_again_and_replaced_when_a_worker_has_ended(make_pairs: M
     assert second.move(65536) is None
 
 
-def test_a_row_that_does_not_fit_says_what_to_give(make_pairs: MakePairs) -> None:
+def test_row_that_does_not_fit_is_refused_with_a_remedy(make_pairs: MakePairs) -> None:
     one = link(make_pairs(blocks=(65536,)))
-    with pytest.raises(NixlPluginError, match="do not fit the 65536 bytes of this link's buffers") as caught:
+    with pytest.raises(NixlPluginError, match=r"131072 bytes .* 65536 bytes") as caught:
         one.measure(131072)
     assert "--nixl-blocks" in caught.value.remedy
 
 
-def test_an_etcd_that_is_down_does_not_hold_up_a_link(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_etcd_that_is_down_does_not_delay_a_link(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
     started = time.monotonic()
     pairs = make_pairs()
@@ -130,7 +128,7 @@ def test_an_etcd_that_is_down_does_not_hold_up_a_link(make_pairs: MakePairs, mon
     assert time.monotonic() - started < 20
 
 
-def test_each_launch_has_workers_of_its_own_and_a_value(make_pairs: MakePairs) -> None:
+def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> None:
     pairs = make_pairs(duration=0.0)
     one = link(pairs)
     pids = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the initiator's devices counted, beside the transports that the backend reports."""
+"""The bytes that the initiator's devices counted, compared with the transports that the backend reports."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def say(*devices: Carrier) -> CarrierBytes:
     return CarrierBytes(devices, PAYLOAD)
 
 
-def test_a_provider_without_a_device_gets_those_that_carried_the_payload() -> None:
+def test_provider_without_a_device_gets_the_devices_that_carried_the_payload() -> None:
     assert say(*EFA, *IDLE).named(["efa"]) == tuple(f"efa/rdmap{number}s0" for number in range(79, 83))
 
 
-def test_a_named_device_stays_and_an_unread_one_stays_unnamed() -> None:
+def test_reported_device_is_kept_and_unread_devices_are_not_added() -> None:
     assert say(Carrier("eth0", "net", PAYLOAD)).named(["tcp/eth1"]) == ("tcp/eth1",)
     assert say(*IDLE).named(["efa"]) == ("efa",)
 
@@ -45,10 +45,10 @@ def test_a_named_device_stays_and_an_unread_one_stays_unnamed() -> None:
         (["rc_mlx5/mlx5_0:1"], [Carrier("mlx5_0", "rdma", PAYLOAD + 900)]),
         (["rc_mlx5/mlx5_0"], [Carrier("mlx5_0:1", "rdma", PAYLOAD), Carrier("mlx5_0:2", "rdma", 0)]),
         (["tcp/eth0"], [Carrier("eth0", "net", PAYLOAD + 900)]),
-        # To an address of its own host, the kernel sends by loopback.
+        # The kernel uses the loopback to send to an address of its own host.
         (["tcp/eth0"], [Carrier("eth0", "net", 0), Carrier("lo", "net", PAYLOAD)]),
         (["tcp/lo", "tcp/eth0"], [Carrier("eth0", "net", PAYLOAD // 2), Carrier("lo", "net", PAYLOAD // 2)]),
-        # What cannot be read contradicts nothing.
+        # Devices that were not read contradict nothing.
         (["tcp/bond0"], IDLE),
         (["rc_mlx5/mlx5_9:1"], IDLE),
         (["verbs"], IDLE),
@@ -56,21 +56,24 @@ def test_a_named_device_stays_and_an_unread_one_stays_unnamed() -> None:
         ([], IDLE),
     ],
 )
-def test_counters_that_agree_or_cannot_tell_contradict_nothing(transports: list[str], devices: list[Carrier]) -> None:
+def test_counters_that_agree_or_are_missing_contradict_nothing(transports: list[str], devices: list[Carrier]) -> None:
     assert say(*devices).contradiction(transports) == ""
 
 
 @pytest.mark.parametrize(
-    ("transports", "devices", "words"),
+    ("transports", "devices", "values"),
     [
-        (["efa"], IDLE, "reported efa, and rdmap96s0 counted 12 bytes of a payload of 1,000,000"),
-        (["tcp/eth0"], IDLE, "reported tcp/eth0, and eth0 and lo counted 4,900 bytes"),
-        (["srd/rdmap96s0"], [*IDLE, *EFA], "reported srd/rdmap96s0, and rdmap96s0 counted 12 bytes"),
-        (["rc/mlx5_0:1"], [Carrier("mlx5_0", "rdma", PAYLOAD // 2)], "mlx5_0 counted 500,000 bytes"),
+        (["efa"], IDLE, ("reported efa", "rdmap96s0", " 12 bytes", "1,000,000")),
+        (["tcp/eth0"], IDLE, ("reported tcp/eth0", "eth0 and lo", " 4,900 bytes")),
+        (["srd/rdmap96s0"], [*IDLE, *EFA], ("reported srd/rdmap96s0", " 12 bytes")),
+        (["rc/mlx5_0:1"], [Carrier("mlx5_0", "rdma", PAYLOAD // 2)], ("mlx5_0 ", " 500,000 bytes")),
     ],
 )
-def test_counters_that_lack_the_payload_contradict(transports: list[str], devices: list[Carrier], words: str) -> None:
-    assert words in say(*devices).contradiction(transports)
+def test_counters_without_the_payload_contradict(
+    transports: list[str], devices: list[Carrier], values: tuple[str, ...]
+) -> None:
+    words = say(*devices).contradiction(transports)
+    assert [value for value in values if value not in words] == [], words
 
 
 def row(transports: Sequence[str], evidence: CarrierBytes | None, gigabytes: float = 10.0) -> Samples:
@@ -82,10 +85,11 @@ FLOOR = Expectation(source="a test", floor=1e9, transports=("efa",))
 P5 = Machine(nics=32, nic_rate=12.5e9, gpus=8, gpu="H100", nic_kind="efa", source="a test", nics_per_gpu=4)
 
 
-def test_a_row_whose_devices_stood_still_is_wrong_transport_whatever_its_speed() -> None:
+def test_row_whose_devices_carried_nothing_is_wrong_transport_at_any_bandwidth() -> None:
     judgement = judge(row(["efa"], say(*IDLE)), FLOOR)
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert "LIBFABRIC reported efa, and rdmap96s0 counted 12 bytes" in judgement.reason
+    assert "LIBFABRIC reported efa" in judgement.reason
+    assert "rdmap96s0" in judgement.reason
     assert "FI_EFA_ENABLE_SHM_TRANSFER=0" in judgement.remedy
     assert judge(row(["efa"], say(*EFA)), FLOOR).verdict is Verdict.PASS
     assert judge(row(["efa"], None), FLOOR).verdict is Verdict.PASS
@@ -93,49 +97,46 @@ def test_a_row_whose_devices_stood_still_is_wrong_transport_whatever_its_speed()
 
 EMULATED = [replace(item, carried=0, packets=PAYLOAD // 4 + 500) for item in EFA]
 BY_RDMA = [replace(item, packets=PAYLOAD // 4 + 500) for item in EFA]
-#: One that carries what announces the transfers, and no payload.
+#: A device that carries control messages but no payload.
 CONTROL = Carrier("rdmap96s0", "efa", 0, packets=PAYLOAD // 20)
 
 
 @pytest.mark.parametrize("transport", ["efa", "efa/rdmap79s0-rdm", "srd/rdmap79s0:1"])
-def test_a_write_that_no_rdma_moved_is_named_emulated(transport: str) -> None:
+def test_write_that_rdma_did_not_move_is_named_emulated(transport: str) -> None:
     provider = transport.partition("/")[0]
     (name, *_) = say(*EMULATED, *IDLE[1:]).named([transport])
     assert name.startswith(f"{provider}-emulated/rdmap79s0")
 
 
 @pytest.mark.parametrize("devices", [EFA, BY_RDMA, [*BY_RDMA, CONTROL], [CONTROL], IDLE])
-def test_a_write_by_rdma_or_another_way_is_not_named_emulated(devices: list[Carrier]) -> None:
+def test_write_by_rdma_or_another_transport_is_not_named_emulated(devices: list[Carrier]) -> None:
     assert not any("emulated" in name for name in say(*devices).named(["efa", "tcp/eth0"]))
 
 
-def test_a_device_that_counts_rdma_apart_is_no_carrier_by_its_packets() -> None:
+def test_packets_of_a_device_that_counts_rdma_separately_are_no_payload() -> None:
     assert say(*BY_RDMA, CONTROL).named(["efa"]) == tuple(f"efa/{item.device}" for item in EFA)
 
 
-def test_the_name_of_another_transport_of_efa_stays() -> None:
-    # Messages are what it is made of: nobody takes it for RDMA.
+def test_efa_transport_without_rdma_keeps_its_name() -> None:
+    # ud_verbs always sends messages and never claims to use RDMA.
     assert say(*EMULATED).named(["ud_verbs/rdmap79s0:1"]) == ("ud_verbs/rdmap79s0:1",)
 
 
-def test_an_emulated_write_is_wrong_where_the_profile_wants_rdma() -> None:
+def test_emulated_write_is_wrong_transport_if_the_profile_wants_rdma() -> None:
     evidence = say(*EMULATED)
     transports = evidence.named(["efa"])
     judgement = judge(row(transports, evidence), FLOOR, P5)
     assert judgement.verdict is Verdict.WRONG_TRANSPORT
-    assert (
-        "efa-emulated/rdmap82s0 (WRITE was emulated by send and receive: 4 EFA devices counted 1,002,000 bytes of "
-        "packets (tx_bytes) and 0 bytes of RDMA (rdma_write_bytes) for a payload of 1,000,000), and the profile "
-        "accepts efa only"
-    ) in judgement.reason
+    for value in ("efa-emulated/rdmap82s0", "WRITE was emulated", "1,002,000", "1,000,000"):
+        assert value in judgement.reason
     assert "FI_EFA_USE_DEVICE_RDMA" in judgement.remedy
     accepted = replace(FLOOR, transports=("efa", "efa-emulated"))
     assert judge(row(transports, evidence), accepted, P5).verdict is Verdict.PASS
-    # The ceiling is that of the four cards all the same.
+    # The ceiling is still that of the four cards.
     assert judge(row(transports, evidence, 51.0), accepted, P5).verdict is Verdict.IMPLAUSIBLE
 
 
-def test_built_in_profiles_want_rdma_where_the_cards_have_it() -> None:
+def test_built_in_profiles_require_rdma_if_the_cards_support_it() -> None:
     def verdict(profile: str, backend: str, provider: str, memory: str = "VRAM") -> Verdict:
         found = load_profile(profile)
         evidence = say(*EMULATED)
@@ -145,28 +146,29 @@ def test_built_in_profiles_want_rdma_where_the_cards_have_it() -> None:
 
     assert verdict("p5.48xlarge", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
     assert verdict("h100-hyperpod", "LIBFABRIC", "efa") is Verdict.WRONG_TRANSPORT
-    # UCX has no RDMA write over srd, and the cards beside an A10G have none at all.
+    # UCX has no RDMA write over srd, and the cards of an A10G host have no RDMA.
     assert verdict("h100-hyperpod", "UCX", "srd") is Verdict.PASS
     assert verdict("a10g-efa100", "LIBFABRIC", "efa", "DRAM") is Verdict.PASS
     assert verdict("a10g-efa100", "UCX", "srd", "DRAM") is Verdict.PASS
 
 
-def test_the_ceiling_is_of_the_devices_that_carried_the_bytes() -> None:
+def test_ceiling_is_the_sum_of_the_devices_that_carried_the_bytes() -> None:
     one = say(Carrier("rdmap79s0", "efa", PAYLOAD), *IDLE)
     four = say(*EFA, *IDLE)
     assert judge(row(["efa"], one, 13.0), FLOOR, P5).verdict is Verdict.IMPLAUSIBLE
     assert judge(row(["efa"], four, 46.9), FLOOR, P5).verdict is Verdict.PASS
     judgement = judge(row(["efa"], four, 51.0), FLOOR, P5)
     assert judgement.verdict is Verdict.IMPLAUSIBLE
-    assert "4 NICs of 100 Gb/s that carried it (rdmap79s0, rdmap80s0, rdmap81s0, rdmap82s0)" in judgement.reason
+    assert "100 Gb/s" in judgement.reason
+    assert "(rdmap79s0, rdmap80s0, rdmap81s0, rdmap82s0)" in judgement.reason
 
 
-def test_what_the_kernel_takes_to_its_own_host_has_no_ceiling_of_cards() -> None:
+def test_traffic_over_the_loopback_has_no_ceiling_of_cards() -> None:
     local = CarrierBytes((Carrier("eth0", "net", 0), Carrier("lo", "net", PAYLOAD)), PAYLOAD)
     assert row_ceiling(row(["tcp/eth0"], local), None, P5) is None
 
 
-def test_launches_add_what_both_saw() -> None:
+def test_sum_of_two_launches_has_the_devices_of_both() -> None:
     both = say(*EFA, *IDLE) + say(*EFA)
     assert both == CarrierBytes(tuple(Carrier(item.device, "efa", PAYLOAD // 2) for item in EFA), 2 * PAYLOAD)
     twice = say(*EMULATED) + say(*EMULATED)
@@ -174,7 +176,7 @@ def test_launches_add_what_both_saw() -> None:
     assert twice.emulated
 
 
-def test_this_machines_own_counters_are_read() -> None:
+def test_counters_of_this_machine_are_read() -> None:
     with CarrierByteCounter("WRITE") as counting:
         pass
     names = {item.device: item.kind for item in counted(counting.plain(), 1).devices}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of devices: the recorded ones, trees like /sys, and what is said where they tell nothing."""
+"""Counters of network devices: recorded ones, trees like /sys, and counters that are unusable."""
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ def between(before: str, after: str) -> dict[str, Moved]:
     return difference(parse_counters(before, "before"), parse_counters(after, "after"))
 
 
-def test_the_recorded_text_is_read() -> None:
+def test_recorded_text_is_parsed() -> None:
     reading = read_counters(RECORDED / "efa-counters-before.txt")
     assert len(reading.devices) == 12
     device = reading.devices["rdmap82s0 of node-a"]
@@ -50,7 +51,7 @@ def test_the_recorded_text_is_read() -> None:
     }
 
 
-def test_the_recorded_difference_is_exact() -> None:
+def test_recorded_difference_is_exact() -> None:
     moved = recorded()
     assert {name: (item.tx_bytes, item.rdma_write_bytes) for name, item in moved.items()} == {
         "rdmap79s0 of node-b": (2898743384, 2898165760),
@@ -71,41 +72,33 @@ def test_the_recorded_difference_is_exact() -> None:
 
 
 @pytest.mark.parametrize("payload", [PAYLOAD, None])
-def test_the_four_rails_moved_the_recorded_payload(payload: int | None) -> None:
+def test_four_devices_moved_the_recorded_payload(payload: int | None) -> None:
     assert [str(item.device) for item in devices_that_moved(recorded(), "WRITE", payload)] == RAILS
 
 
-def test_the_recorded_bytes_are_the_payload() -> None:
+def test_recorded_bytes_equal_the_payload() -> None:
     comparison = compare(recorded(), "WRITE", PAYLOAD)
     assert comparison.agrees
     assert comparison.carried == PAYLOAD
     assert [str(item.device) for item in comparison.devices] == RAILS
-    assert comparison.words == "4 devices carried 11,592,663,040 bytes, exactly the payload"
+    assert comparison.words.startswith("4 devices carried 11,592,663,040 bytes")
 
 
 @pytest.mark.parametrize(
-    ("payload", "words"),
+    ("payload", "values"),
     [
-        (
-            PAYLOAD + 1,
-            "4 devices carried 11,592,663,040 bytes, less than the payload of 11,592,663,041: "
-            "1 bytes went another way, or over devices that were not read",
-        ),
-        (
-            PAYLOAD - 1,
-            "4 devices carried 11,592,663,040 bytes, more than the payload of 11,592,663,039: "
-            "others used these devices meanwhile",
-        ),
+        (PAYLOAD + 1, ("4 devices", "11,592,663,040 bytes", "less than", "11,592,663,041", " 1 bytes")),
+        (PAYLOAD - 1, ("4 devices", "11,592,663,040 bytes", "more than", "11,592,663,039")),
     ],
 )
-def test_counters_of_payload_alone_agree_to_the_byte(payload: int, words: str) -> None:
+def test_counters_of_payload_must_agree_to_the_byte(payload: int, values: tuple[str, ...]) -> None:
     comparison = compare(recorded(), "WRITE", payload)
     assert not comparison.agrees
-    assert comparison.words == words
+    assert [value for value in values if value not in comparison.words] == [], comparison.words
 
 
 def emulated(after: str, *, packets: float = 1.0, rdma: float = 0.0) -> str:
-    """Return the counters after a run that moved these shares of the recorded bytes by RDMA, and in packets."""
+    """Return the counters after a run that moved these shares of the recorded bytes by RDMA and in whole packets."""
     before = read_counters(RECORDED / "efa-counters-before.txt").devices
 
     def changed(name: str, count: str, share: float) -> int:
@@ -122,26 +115,25 @@ def emulated(after: str, *, packets: float = 1.0, rdma: float = 0.0) -> str:
 
 
 @pytest.mark.parametrize("rdma", [0.0, 0.5])
-def test_bytes_that_no_rdma_moved_were_emulated(rdma: float) -> None:
+def test_bytes_that_rdma_did_not_move_are_emulated(rdma: float) -> None:
     text = (RECORDED / "efa-counters-before.txt").read_text()
     comparison = compare(between(text, emulated("efa-counters-after.txt", rdma=rdma)), "WRITE", PAYLOAD)
     assert comparison.emulated
     assert [str(item.device) for item in comparison.devices] == RAILS
-    assert comparison.words == (
-        "WRITE was emulated by send and receive: 4 EFA devices counted 11,593,240,928 bytes of packets (tx_bytes) and "
-        f"{round(PAYLOAD * rdma):,} bytes of RDMA (rdma_write_bytes) for a payload of 11,592,663,040"
-    )
+    assert "WRITE was emulated" in comparison.words
+    rest = f"{round(PAYLOAD * rdma):,} bytes of RDMA (rdma_write_bytes) for a payload of 11,592,663,040"
+    assert f"4 EFA devices counted 11,593,240,928 bytes of packets (tx_bytes) and {rest}" in comparison.words
 
 
 @pytest.mark.parametrize(("packets", "rdma"), [(1.0, 1.0), (1.0, 0.995), (0.5, 0.0), (0.0, 0.0)])
-def test_bytes_that_rdma_moved_or_that_went_another_way_were_not_emulated(packets: float, rdma: float) -> None:
+def test_bytes_that_rdma_or_another_transport_moved_are_not_emulated(packets: float, rdma: float) -> None:
     text = (RECORDED / "efa-counters-before.txt").read_text()
     moved = between(text, emulated("efa-counters-after.txt", packets=packets, rdma=rdma))
     assert not compare(moved, "WRITE", PAYLOAD).emulated
     assert compare(moved, "WRITE", PAYLOAD).agrees is (rdma == 1.0)
 
 
-def test_a_device_that_counts_rdma_apart_carried_none_where_that_stands_still() -> None:
+def test_device_whose_rdma_counter_is_unchanged_carried_nothing() -> None:
     counted = between(
         "rdmap1s0 tx_bytes=0 rdma_write_bytes=0 rdma_read_bytes=0\neth0 tx_bytes=0\n",
         "rdmap1s0 tx_bytes=900 rdma_write_bytes=0 rdma_read_bytes=0\neth0 tx_bytes=900\n",
@@ -149,46 +141,45 @@ def test_a_device_that_counts_rdma_apart_carried_none_where_that_stands_still() 
     assert [item.carried("WRITE") for item in counted.values()] == [0, 900]
 
 
-def test_a_read_that_no_rdma_moved_was_emulated() -> None:
+def test_read_that_rdma_did_not_move_is_emulated() -> None:
     zero = "rdmap1s0 tx_bytes=0 rx_bytes=0 rdma_write_bytes=0 rdma_read_bytes=0\n"
     read = "rdmap1s0 tx_bytes=9 rx_bytes=1020000 rdma_write_bytes=0 rdma_read_bytes={}\n"
     assert compare(between(zero, read.format(0)), "READ", 1_000_000).emulated
     assert not compare(between(zero, read.format(1_000_000)), "READ", 1_000_000).emulated
 
 
-def test_a_read_was_not_recorded() -> None:
+def test_recorded_write_does_not_agree_with_a_read() -> None:
     comparison = compare(recorded(), "READ", PAYLOAD)
     assert not comparison.agrees
     assert comparison.devices == ()
-    assert comparison.words == (
-        "no device carried it, and the payload is 11,592,663,040: it went another way, or over devices not read"
-    )
+    assert "no device carried it" in comparison.words
+    assert "11,592,663,040" in comparison.words
 
 
 @pytest.mark.parametrize(
     ("packets", "agrees", "words"),
     [
-        (999_999, False, "less than the payload of 1,000,000: 1 bytes went another way"),
+        (999_999, False, "less than the payload of 1,000,000: "),
         (1_000_000, True, "exactly the payload"),
         (1_045_000, True, "the payload of 1,000,000 and 4.5 % of headers"),
         (1_100_000, True, "the payload of 1,000,000 and 10.0 % of headers"),
-        (1_100_001, False, "more than the payload of 1,000,000: others used"),
+        (1_100_001, False, "more than the payload of 1,000,000: "),
     ],
 )
-def test_counters_of_packets_may_hold_headers(packets: int, agrees: bool, words: str) -> None:
+def test_counters_of_packets_may_include_headers(packets: int, agrees: bool, words: str) -> None:
     moved = between("eth0 tx_bytes=7 rx_bytes=0\n", f"eth0 tx_bytes={7 + packets} rx_bytes=20000\n")
     comparison = compare(moved, "WRITE", 1_000_000)
     assert comparison.agrees is agrees
     assert f"1 device carried {packets:,} bytes, {words}" in comparison.words
 
 
-def test_a_read_comes_in() -> None:
+def test_read_counts_received_bytes() -> None:
     moved = between("eth0 tx_bytes=0 rx_bytes=0\n", "eth0 tx_bytes=20 rx_bytes=1000\n")
     assert [item.carried("READ") for item in moved.values()] == [1000]
     assert [item.carried("WRITE") for item in moved.values()] == [20]
 
 
-def test_interfaces_count_only_where_no_rdma_device_does() -> None:
+def test_interfaces_count_only_if_no_rdma_device_does() -> None:
     before = "mlx5_0 port_xmit_data=0\neth0 tx_bytes=0\n"
     both = between(before, "mlx5_0 port_xmit_data=250\neth0 tx_bytes=1000\n")
     assert [item.device.name for item in devices_that_moved(both, "WRITE")] == ["mlx5_0"]
@@ -196,56 +187,54 @@ def test_interfaces_count_only_where_no_rdma_device_does() -> None:
     assert [item.device.name for item in devices_that_moved(one, "WRITE")] == ["eth0"]
 
 
-def test_nothing_moved() -> None:
+def test_idle_devices_moved_nothing() -> None:
     assert devices_that_moved({}, "WRITE") == ()
     assert devices_that_moved(between("eth0 tx_bytes=5\n", "eth0 tx_bytes=5\n"), "WRITE") == ()
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "fault"),
+    ("before", "after", "pattern"),
     [
-        ("eth0 tx_bytes=9\n", "eth0 tx_bytes=8\n",
-         "eth0: tx_bytes fell from 9 to 8: it wrapped or was reset, and cannot tell what moved"),
-        ("eth0 tx_bytes=9\n", "eth1 tx_bytes=9\n",
-         "eth0 is in the reading before only, so that nothing is known of it"),
-        ("eth0 tx_bytes=9 rx_bytes=1\n", "eth0 rx_bytes=1\n", "eth0: tx_bytes is in the reading before only"),
-        ("eth0 rx_bytes=1\n", "eth0 tx_bytes=9 rx_bytes=1\n", "eth0: tx_bytes is in the reading after only"),
-        ("mlx4_0 port_xmit_data=9\n", "mlx4_0 port_xmit_data=4294967295\n",
-         "mlx4_0: port_xmit_data stands at 4294967295, where counters of 32 bits stop, and cannot tell what moved"),
+        ("eth0 tx_bytes=9\n", "eth0 tx_bytes=8\n", r"eth0: tx_bytes .* 9 to 8"),
+        ("eth0 tx_bytes=9\n", "eth1 tx_bytes=9\n", r"eth0 is only .* before"),
+        ("eth0 tx_bytes=9 rx_bytes=1\n", "eth0 rx_bytes=1\n", r"eth0: tx_bytes is only .* before"),
+        ("eth0 rx_bytes=1\n", "eth0 tx_bytes=9 rx_bytes=1\n", r"eth0: tx_bytes is only .* after"),
+        ("mlx4_0 port_xmit_data=9\n", "mlx4_0 port_xmit_data=4294967295\n", r"mlx4_0: port_xmit_data .* 4294967295"),
     ],
-)  # fmt: skip
-def test_a_counter_that_tells_nothing_is_named(before: str, after: str, fault: str) -> None:
+)
+def test_unusable_counter_is_named(before: str, after: str, pattern: str) -> None:
     moved = between(before, after)
-    assert fault in [fault for item in moved.values() for fault in item.faults]
+    faults = [fault for item in moved.values() for fault in item.faults]
+    assert any(re.match(pattern, fault) for fault in faults), faults
     assert {item.tx_bytes for item in moved.values()} == {None}
 
 
-def test_a_new_device_is_named() -> None:
+def test_new_device_is_named() -> None:
     moved = between("eth0 tx_bytes=9\n", "eth0 tx_bytes=9\neth1 tx_bytes=9\n")
-    assert moved["eth1"].faults == ("eth1 is in the reading after only, so that nothing is known of it",)
+    [fault] = moved["eth1"].faults
+    assert re.match("eth1 is only .* after", fault)
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "start", "end"),
     [
-        ("eth0 tx_bytes=12", "in, line 1: has no end, so that its last number may be cut off: "
-         "expected a text whose last line ends"),
-        ("\neth0\n", f"in, line 2: 'eth0' is no device with counters: expected {COUNTERS_FORM}"),
-        ("eth0 tx_bytes=-1\n", f"in, line 1: 'eth0 tx_bytes=-1' is no device with counters: expected {COUNTERS_FORM}"),
-        (f"eth0 tx_bytes={'9' * 5000}\n",
-         f"in, line 1: 'eth0 tx_bytes={'9' * 46}' is no device with counters: expected {COUNTERS_FORM}"),
-        ("eth0 tx_bytes=1\neth0 tx_bytes=2\n",
-         "in, line 2: eth0 or one of its counters is there twice: expected it once"),
-        ("eth0 tx_bytes=1 tx_bytes=2\n", "in, line 1: eth0 or one of its counters is there twice: expected it once"),
+        ("eth0 tx_bytes=12", "in, line 1: ", ""),
+        ("\neth0\n", "in, line 2: 'eth0' ", COUNTERS_FORM),
+        ("eth0 tx_bytes=-1\n", "in, line 1: 'eth0 tx_bytes=-1' ", COUNTERS_FORM),
+        (f"eth0 tx_bytes={'9' * 5000}\n", f"in, line 1: 'eth0 tx_bytes={'9' * 46}' ", COUNTERS_FORM),
+        ("eth0 tx_bytes=1\neth0 tx_bytes=2\n", "in, line 2: eth0 ", ""),
+        ("eth0 tx_bytes=1 tx_bytes=2\n", "in, line 1: eth0 ", ""),
     ],
-)  # fmt: skip
-def test_what_are_no_counters_is_refused(text: str, fault: str) -> None:
+)
+def test_text_without_counters_is_refused(text: str, start: str, end: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_counters(text, "in")
-    assert str(caught.value) == fault
+    assert str(caught.value).startswith(start)
+    assert str(caught.value).endswith(end)
+    assert "expected" in str(caught.value)
 
 
-def test_a_recording_cut_off_at_any_byte_is_refused_or_has_whole_lines_only() -> None:
+def test_reading_cut_off_within_a_line_is_refused() -> None:
     content = (RECORDED / "efa-counters-after.txt").read_text()
     whole = list(parse_counters(content, "whole").devices.values())
     ends = {0, *(at + 1 for at, character in enumerate(content) if character == "\n")}
@@ -254,16 +243,17 @@ def test_a_recording_cut_off_at_any_byte_is_refused_or_has_whole_lines_only() ->
             cut = list(parse_counters(content[:end], "cut").devices.values())
             assert cut == whole[: len(cut)]
         else:
-            with pytest.raises(ValueError, match="has no end"):
+            with pytest.raises(ValueError, match="cut off"):
                 parse_counters(content[:end], "cut")
 
 
-def test_a_file_without_devices_is_refused(tmp_path: Path) -> None:
+def test_file_without_devices_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# nothing\n")
     for path in (tmp_path / "empty", tmp_path):
         with pytest.raises(ValueError) as caught:
             read_counters(path)
-        assert str(caught.value) == f"{path} holds no counters of any device: expected {COUNTERS_FORM}"
+        assert str(caught.value).startswith(f"{path} ")
+        assert COUNTERS_FORM in str(caught.value)
     with pytest.raises(FileNotFoundError):
         read_counters(tmp_path / "missing")
 
@@ -276,7 +266,7 @@ def tree(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-# Written by hand after the kernel's documentation of these files: this machine has no adapter.
+# Written by hand from the kernel's documentation of these files.
 SYSFS = {
     "infiniband/rdmap79s0/ports/1/hw_counters/tx_bytes": "1000\n",
     "infiniband/rdmap79s0/ports/1/hw_counters/rx_bytes": "50\n",
@@ -296,7 +286,7 @@ SYSFS = {
 }
 
 
-def test_a_tree_like_sys_is_read(tmp_path: Path) -> None:
+def test_tree_like_sys_is_read(tmp_path: Path) -> None:
     reading = read_sysfs(tree(tmp_path, SYSFS))
     assert {name: device.kind for name, device in reading.devices.items()} == {
         "mlx4_0:1": "rdma",
@@ -307,10 +297,12 @@ def test_a_tree_like_sys_is_read(tmp_path: Path) -> None:
     }
     assert reading.devices["rdmap79s0"].values["rdma_write_bytes"] == 900
     port = tmp_path / "class/infiniband/mlx4_0/ports/2/counters/port_xmit_data"
-    assert reading.faults == (f"{port} holds 'N/A (no PMA)', not a number of bytes",)
+    [fault] = reading.faults
+    assert str(port) in fault
+    assert "'N/A (no PMA)'" in fault
 
 
-def test_ports_of_infiniband_count_words_of_four_bytes(tmp_path: Path) -> None:
+def test_infiniband_ports_count_words_of_four_bytes(tmp_path: Path) -> None:
     before = read_counters(tree(tmp_path / "before", SYSFS))
     changed = {
         "infiniband/rdmap79s0/ports/1/hw_counters/tx_bytes": "3100\n",
@@ -326,7 +318,7 @@ def test_ports_of_infiniband_count_words_of_four_bytes(tmp_path: Path) -> None:
     assert [item.device.name for item in devices_that_moved(moved, "WRITE")] == ["mlx5_0", "rdmap79s0"]
 
 
-def test_real_bytes_are_counted_on_this_machine() -> None:
+def test_loopback_of_this_machine_counts_sent_bytes() -> None:
     payload = 32 * MIB
     before = read_sysfs()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -338,7 +330,7 @@ def test_real_bytes_are_counted_on_this_machine() -> None:
                 received += len(receiver.recv(MIB))
             feeder.join()
     moved = difference(before, read_sysfs())["lo"]
-    # Others may use the loopback meanwhile, so that there is no upper limit.
+    # Other processes may use the loopback at the same time, so there is no upper limit.
     assert moved.carried("WRITE") >= payload
     assert moved.carried("READ") >= payload
     assert moved.faults == ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between releases of NIXL; the releases themselves are run by ``tox -e nixl090`` and its like."""
+"""The differences between NIXL releases. ``tox -e nixl090`` and the like run the releases themselves."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from pytest_nixl.model import nixl_releases
 from pytest_nixl.nixl.worker.nixl_api import port_for
 
 
-def test_a_build_whose_version_cannot_be_read_is_taken_for_the_newest() -> None:
+def test_version_that_cannot_be_parsed_counts_as_the_newest() -> None:
     assert nixl_releases.numbers("1.5.1") == (1, 5, 1)
     assert nixl_releases.numbers("0.10.0+image7") == (0, 10, 0)
     assert nixl_releases.numbers("of no package") > nixl_releases.numbers("1.5.1")
 
 
-def test_a_listener_gets_a_free_port_also_where_nixl_has_none_to_give() -> None:
+def test_listener_gets_a_free_port_even_if_nixl_chooses_none() -> None:
     assert port_for("1.2.0", 0) == 0
     assert port_for("1.1.0", 0) not in (0, nixl_releases.USUAL_PORT)
 
 
-def test_a_taken_port_is_told_where_nixl_would_be_silent() -> None:
+def test_port_in_use_is_reported_if_nixl_would_not_report_it() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            NixlPluginError, match=rf"port {port} cannot be had .* NIXL 0.9.0 .* nobody reaches"
-        ) as caught:
+        with pytest.raises(NixlPluginError, match=rf"port {port} .* NIXL 0.9.0") as caught:
             port_for("0.9.0", port)
-        assert "choose another listen_port" in caught.value.remedy
+        assert "listen_port" in caught.value.remedy
         assert port_for("1.0.1", port) == port  # NIXL itself refuses it
 
 
@@ -40,7 +38,7 @@ def metadata(*requires: str) -> dict[str, Any]:
     return {"install": [{"metadata": {"requires_dist": list(requires)}}]}
 
 
-def test_a_torch_that_wants_cuda_is_not_installed_for_the_older_releases() -> None:
+def test_torch_that_needs_cuda_is_not_installed_for_older_releases() -> None:
     assert not torch_once.wants_cuda(metadata("filelock", "sympy>=1.13.3"))
     assert torch_once.wants_cuda(metadata("filelock", "nvidia-cublas==13.0; platform_system == 'Linux'"))
     assert torch_once.wants_cuda(metadata("cuda-bindings<14,>=13.0.3"))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forbids that UCX copies between processes, as a container's defaults do, is named in the row's verdict."""
+"""The verdict of a row names what forbids UCX to copy between processes, such as the defaults of a container."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ NAMED = "lacks the capability SYS_PTRACE"
 
 
 def run(*prefix: str, **variables: str) -> Finished:
-    """Measure one row, with its processes started by another command."""
+    """Measure one row with its processes started by another command."""
     done = subprocess.run(
         [*prefix, *command(*ROW)],
         cwd=ROOT,
@@ -32,28 +33,28 @@ def run(*prefix: str, **variables: str) -> Finished:
     return Finished(done.returncode, done.stdout)
 
 
-def test_a_seccomp_filter_and_the_missing_capability_are_named() -> None:
+def test_seccomp_filter_and_missing_capability_are_named() -> None:
     done = run(*WITHOUT)
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}
-    assert "a seccomp filter (the container's) forbids process_vm_readv" in done.output
+    assert re.search("seccomp filter .*process_vm_readv", done.output)
     assert NAMED in done.output
-    assert "remedy: Start the container with --cap-add SYS_PTRACE" in done.output
+    assert re.search(r"remedy: .*--cap-add SYS_PTRACE", done.output)
     assert done.code == 1
 
 
-def test_a_process_that_only_lacks_the_capability_is_healthy() -> None:
-    """Two processes of one user may read each other's memory: the capability alone is not the cause."""
+def test_missing_capability_alone_is_no_fault() -> None:
+    """Two processes of one user may read each other's memory without the capability."""
     done = run(*WITHOUT, "--keep-calls")
     assert done.verdicts["WRITE 64KiB"] != "WRONG-TRANSPORT"
     assert "SYS_PTRACE" not in done.output
     assert "cma/memory" in done.output
 
 
-def test_ucx_tls_that_leaves_cma_out_is_the_cause_and_not_the_filter() -> None:
+def test_ucx_tls_without_cma_is_named_instead_of_the_filter() -> None:
     done = run(*WITHOUT, UCX_TLS="tcp")
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}
     assert NAMED not in done.output
-    assert "remedy: Check UCX_TLS" in done.output
+    assert re.search("remedy: .*UCX_TLS", done.output)
 
 
 def told(*prefix: str, **variables: str) -> str:
@@ -64,16 +65,16 @@ def told(*prefix: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("transports", ["", "all", "sm,self", "cma", "rc,cma,shm", "^tcp", "^posix"])
-def test_the_filter_is_told_where_ucx_would_take_cma(transports: str) -> None:
+def test_filter_is_named_if_ucx_may_use_cma(transports: str) -> None:
     assert NAMED in told(*WITHOUT, UCX_TLS=transports)
 
 
 @pytest.mark.parametrize("transports", ["tcp", "self,posix", "^cma", "^sm,tcp"])
-def test_nothing_is_told_where_ucx_would_not_take_cma(transports: str) -> None:
+def test_nothing_is_named_if_ucx_may_not_use_cma(transports: str) -> None:
     assert told(*WITHOUT, UCX_TLS=transports) == ""
 
 
-def test_nothing_is_told_where_nothing_forbids_it() -> None:
+def test_nothing_is_named_if_nothing_forbids_it() -> None:
     assert told() == ""
 
 
@@ -84,15 +85,15 @@ CAPABLE, BARE = "000001ffffffffff", "00000000a80425fb"
     ("scope", "capabilities", "expected"),
     [
         ("0", BARE, ""),
-        ("1", BARE, ""),  # UCX lets its peers in by itself
+        ("1", BARE, ""),  # UCX itself permits its peers
         ("2", CAPABLE, ""),
         ("2", BARE, "kernel.yama.ptrace_scope=2 forbids"),
         ("3", CAPABLE, "kernel.yama.ptrace_scope=3 forbids"),
         ("", BARE, ""),
     ],
 )
-def test_yama_is_named(tmp_path: Path, scope: str, capabilities: str, expected: str) -> None:
-    """A stand-in for /proc, because not every kernel has Yama, and its setting is the whole machine's."""
+def test_setting_of_yama_is_named(tmp_path: Path, scope: str, capabilities: str, expected: str) -> None:
+    """The test uses a stand-in for /proc: not every kernel has Yama, and its setting applies to the whole machine."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\nSeccomp:\t0\n")
     if scope:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC's libraries: where they are looked for, which are taken, and what is said of each that is missing.
+"""The libraries of LIBFABRIC: where they are searched, which are chosen, and how missing ones are reported.
 
-Trees and libraries are made up here: a machine has one set of them. The real ones are in ``tests/libfabric``.
+Files and libraries are made by the tests. ``tests/libfabric`` tests the real libraries.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def library(path: Path, *versions: str) -> str:
     return str(path)
 
 
-def test_a_file_that_is_named_comes_before_all_others(tmp_path: Path) -> None:
+def test_file_named_by_the_variable_comes_first(tmp_path: Path) -> None:
     named = library(tmp_path / "mine.so")
     library(tmp_path / "libfabric.so.1")
     found = finder(tmp_path, PYTEST_NIXL_LIBFABRIC=named).candidates(FABRIC, "libfabric.so.1")
     assert found == [named]
 
 
-def test_a_named_file_that_is_not_there_is_refused() -> None:
-    with pytest.raises(LibraryError, match=r"^PYTEST_NIXL_LIBFABRIC=/no/file names no file"):
+def test_missing_file_named_by_the_variable_is_refused() -> None:
+    with pytest.raises(LibraryError, match=r"^PYTEST_NIXL_LIBFABRIC=/no/file "):
         finder(PYTEST_NIXL_LIBFABRIC="/no/file").candidates(FABRIC, "libfabric.so.1")
 
 
-def test_the_loader_then_known_folders_then_packages(tmp_path: Path) -> None:
+def test_loader_is_searched_before_known_folders_and_packages(tmp_path: Path) -> None:
     by_path, cached, efa, package = (
         library(tmp_path / name / "libfabric.so.1") for name in ("path", "cached", "efa", "package")
     )
@@ -65,7 +65,7 @@ def test_the_loader_then_known_folders_then_packages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", LIBRARIES, ids=lambda one: one.usual)
-def test_what_is_missing_is_named_with_where_it_was_looked_for_and_three_remedies(missing: FoundLibrary) -> None:
+def test_missing_library_is_reported_with_searched_places_and_three_remedies(missing: FoundLibrary) -> None:
     with pytest.raises(LibraryError) as caught:
         finder(Path("/opt/fabric"), LD_LIBRARY_PATH="/some/lib").candidates(missing, missing.usual)
     reason, remedy = caught.value.reason, caught.value.remedy
@@ -76,31 +76,29 @@ def test_what_is_missing_is_named_with_where_it_was_looked_for_and_three_remedie
     assert f"{missing.variable}=/path/to/{missing.usual}" in remedy
 
 
-def test_the_plugin_itself_says_what_it_needs(tmp_path: Path) -> None:
+def test_needed_libraries_are_read_from_the_plugin(tmp_path: Path) -> None:
     plugin = library(tmp_path / "p.so", "libfabric.so.1", "libcudart.so.13", "libnuma.so.1")
     assert [soname for _, soname in needed(plugin)] == ["libcudart.so.13", "libfabric.so.1"]
     assert [soname for _, soname in needed(None)] == [one.usual for one in LIBRARIES]
 
 
-def test_a_libfabric_that_is_too_old_gives_way_to_one_that_is_not(tmp_path: Path) -> None:
+def test_libfabric_that_is_too_old_is_not_chosen(tmp_path: Path) -> None:
     plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.7")
     old = library(tmp_path / "old.so", "FABRIC_1.0", "FABRIC_1.6")
     new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.7", "FABRIC_1.9")
     assert choose([old, new], plugin, "nixl-cu12 1.5.0") == new
-    with pytest.raises(LibraryError, match=r"too old for LIBFABRIC of nixl-cu12 1.5.0: it lacks .* FABRIC_1.7"):
+    with pytest.raises(LibraryError, match=r"old.so .*nixl-cu12 1.5.0.* FABRIC_1.7"):
         choose([old], plugin, "nixl-cu12 1.5.0")
 
 
-def test_the_symbol_version_that_no_libfabric_has_is_named_with_the_nixl_that_asks_for_it(tmp_path: Path) -> None:
+def test_symbol_version_of_no_released_libfabric_is_reported_with_the_nixl_that_needs_it(tmp_path: Path) -> None:
     plugin = library(tmp_path / "p.so", "FABRIC_1.0", "FABRIC_1.10")
     new = library(tmp_path / "new.so", "FABRIC_1.0", "FABRIC_1.9")
     with pytest.raises(LibraryError) as caught:
         check_released([new], plugin, "nixl-cu12 1.5.1")
-    assert "LIBFABRIC of nixl-cu12 1.5.1 asks for symbol version FABRIC_1.10" in caught.value.reason
-    assert f"{new} has not" in caught.value.reason
-    assert "which no release of libfabric has" in caught.value.reason
+    for value in ("nixl-cu12 1.5.1", "FABRIC_1.10", new):
+        assert value in caught.value.reason
     assert "nixl-cu12==1.5.0" in caught.value.remedy
-    assert "image's own build" in caught.value.remedy
     assert "`tox -e validate-libfabric`" in caught.value.remedy
     fits = library(tmp_path / "fits.so", "FABRIC_1.0", "FABRIC_1.10")
     check_released([new, fits], plugin, "nixl-cu12 1.5.1")
@@ -108,7 +106,7 @@ def test_the_symbol_version_that_no_libfabric_has_is_named_with_the_nixl_that_as
     check_released([], library(tmp_path / "old.so", "FABRIC_1.7"), "nixl-cu12 1.5.0")
 
 
-def test_the_environment_that_the_message_names_has_a_nixl_that_fits() -> None:
+def test_tox_environment_in_the_message_has_a_nixl_that_fits() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     environment = tox["testenv:validate-libfabric"]
@@ -117,11 +115,14 @@ def test_the_environment_that_the_message_names_has_a_nixl_that_fits() -> None:
     assert "{posargs:--nixl-backend=LIBFABRIC}" in environment["commands"]
 
 
-@pytest.mark.skipif(version("nixl-cu12") != "1.5.1", reason="of 1.5.1: in tox -e libfabric there is one that fits")
-def test_a_nixl_that_fits_no_libfabric_says_so_before_any_other_library_is_missed() -> None:
+@pytest.mark.skipif(
+    version("nixl-cu12") != "1.5.1",
+    reason="only with NIXL 1.5.1; the environment of `tox -e libfabric` has one that fits",
+)
+def test_nixl_that_fits_no_libfabric_is_reported_before_missing_libraries() -> None:
     done = run(BANDWIDTH, "--nixl-backend=LIBFABRIC", "--nixl-blocks=64KiB", "--nixl-op=WRITE")
     assert done.code == 1
-    assert "asks for symbol version FABRIC_1.10 of libfabric.so.1, which no release of libfabric has" in done.output
+    assert "FABRIC_1.10 of libfabric.so.1" in done.output
     assert "`tox -e validate-libfabric`" in done.output
     assert "libcuda" not in done.output
 
@@ -129,11 +130,11 @@ def test_a_nixl_that_fits_no_libfabric_says_so_before_any_other_library_is_misse
 def test_versions_before_1_18_are_refused() -> None:
     assert check_version(2 << 16 | 5, "/x") == "2.5"
     assert check_version(1 << 16 | 18, "/x") == "1.18"
-    with pytest.raises(LibraryError, match=r"^/x is libfabric 1.17, and NIXL needs 1.18 or newer\n"):
+    with pytest.raises(LibraryError, match=r"^/x is libfabric 1.17, .* 1.18 "):
         check_version(1 << 16 | 17, "/x")
 
 
-def test_the_plugin_is_found_beside_nixl_and_where_it_is_told_to_be(tmp_path: Path) -> None:
+def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path) -> None:
     beside = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
     told = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
     maps = f"7f00-7f01 r-xp 0 0:0 1    {tmp_path}/lib/libnixl.so\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pattern of buffers: whatever a transfer can do wrong with blocks, it shows."""
+"""The pattern in buffers shows every error of a transfer: shifted, repeated, swapped and stale blocks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pytest_nixl.nixl.worker.memory import DramBuffer
 from pytest_nixl.nixl.worker.pattern import TILE, Bytes, byte_at, chunks, key, tile
 
 SEEDS = st.integers(0, (1 << 63) - 1)
-#: More than two tiles, so that all of the arithmetic is in it.
+#: More than two tiles, so that every part of the arithmetic is used.
 SIZE = 3 << 20
 
 
 def pattern(seed: int, size: int) -> Bytes:
-    """Return it whole."""
+    """Return the pattern as one array."""
     return np.concatenate([np.zeros(0, np.uint8), *(chunk.copy() for _, chunk in chunks(seed, size))])
 
 
-def test_the_pattern_is_what_its_definition_says_in_every_numpy() -> None:
+def test_pattern_follows_its_definition_in_every_numpy() -> None:
     words = pattern(7, 8 * (TILE + 2)).view(np.uint64)
     stream = np.random.SFC64(7).random_raw(TILE)
     assert int(words[0]) == int(stream[0]) ^ key(7, 0)
     assert int(words[TILE - 1]) == int(stream[TILE - 1]) ^ key(7, 0)
     assert int(words[TILE]) == int(stream[0]) ^ key(7, 1)
-    # Written down: peers of other versions and the GPU must make the same.
+    # Fixed values, because peers with other versions and the GPU must compute the same.
     assert [hex(int(word)) for word in (stream[0], key(7, 0), key(0, 0))] == [
         "0xb3a7273fa505ecf",
         "0x63cbe1e459320dd7",
@@ -35,13 +35,13 @@ def test_the_pattern_is_what_its_definition_says_in_every_numpy() -> None:
     ]
 
 
-def test_a_tile_is_a_prime_number_of_words() -> None:
+def test_tile_has_a_prime_number_of_words() -> None:
     assert all(TILE % divisor for divisor in range(2, int(TILE**0.5) + 1))
 
 
 @given(seed=SEEDS, size=st.integers(0, SIZE), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_the_pattern_of_a_size_is_the_beginning_of_every_larger_one(seed: int, size: int, data: st.DataObject) -> None:
+def test_pattern_of_a_size_is_the_beginning_of_every_larger_one(seed: int, size: int, data: st.DataObject) -> None:
     whole = pattern(seed, SIZE)
     assert np.array_equal(pattern(seed, size), whole[:size])
     assert len(tile(seed, 10)) == 10
@@ -51,24 +51,24 @@ def test_the_pattern_of_a_size_is_the_beginning_of_every_larger_one(seed: int, s
 
 
 @pytest.mark.parametrize("shift", [1, 7, 8, 64, 4096, 65536, 1 << 20, 8 * TILE, 8 * TILE + 8])
-def test_bytes_that_are_shifted_or_repeated_are_seen_in_every_block(shift: int) -> None:
+def test_shifted_or_repeated_bytes_differ_in_every_block(shift: int) -> None:
     whole = pattern(11, SIZE)
     same = (whole[shift:] == whole[:-shift]).reshape(-1)[: (SIZE - shift) // 4096 * 4096].reshape(-1, 4096)
-    # Bytes that are right by chance are one of 256; at a shift of a whole tile, none or all of every eighth.
+    # One of 256 bytes is right by chance; after a shift by a whole tile, none or all of every eighth byte.
     assert same.mean() < (0.26 if shift == 8 * TILE else 0.01)
-    assert (same.sum(axis=1) < 4096 * 0.6).all(), "a block of 4 KiB that is another one would not be seen"
+    assert (same.sum(axis=1) < 4096 * 0.6).all(), "another block of 4 KiB in this place would not be found"
 
 
 @given(one=SEEDS, other=SEEDS)
 @settings(max_examples=25, deadline=None)
-def test_what_is_left_of_another_seed_is_seen(one: int, other: int) -> None:
+def test_bytes_of_another_seed_differ(one: int, other: int) -> None:
     if one != other:
         assert (pattern(one, 4096) == pattern(other, 4096)).mean() < 0.03
 
 
 @given(size=st.integers(2, 64), block=st.sampled_from([8, 512, 4096, 65536]), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_two_blocks_that_changed_places_are_counted(size: int, block: int, data: st.DataObject) -> None:
+def test_two_swapped_blocks_are_counted(size: int, block: int, data: st.DataObject) -> None:
     one = data.draw(st.integers(0, size - 2))
     other = data.draw(st.integers(one + 1, size - 1))
     buffer = DramBuffer(size * block)
@@ -82,7 +82,7 @@ def test_two_blocks_that_changed_places_are_counted(size: int, block: int, data:
     assert one * block <= found["offset"] < one * block + 8
 
 
-def test_in_the_complement_every_byte_is_wrong() -> None:
+def test_every_byte_of_the_complement_is_wrong() -> None:
     buffer = DramBuffer(SIZE + 3)
     buffer.fill(5, 0, SIZE + 3, inverted=True)
     assert buffer.compare(5, 0, SIZE + 3) == {

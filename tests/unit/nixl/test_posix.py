@@ -29,7 +29,7 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
     return pairs.link("POSIX", op, FILE)
 
 
-def test_the_bandwidth_suite_passes_and_records_with_the_gate(tmp_path: Path) -> None:
+def test_bandwidth_suite_passes_with_the_gate_and_records(tmp_path: Path) -> None:
     written = tmp_path / "run.json"
     (tmp_path / "files").mkdir()
     done = run(
@@ -44,19 +44,17 @@ def test_the_bandwidth_suite_passes_and_records_with_the_gate(tmp_path: Path) ->
     assert list((tmp_path / "files").iterdir()) == []
 
 
-def test_a_storage_backend_beside_another_has_rows_of_its_own() -> None:
+def test_storage_backend_and_another_backend_have_separate_rows() -> None:
     done = run(BANDWIDTH, "--nixl-backend=UCX,POSIX", "--nixl-op=WRITE", "--nixl-blocks=64KiB")
     assert done.code == 0, done.output
     rows = [line.split()[:3] for line in done.output.splitlines() if " WRITE " in line and "64KiB" in line]
     assert rows == [["UCX", "WRITE", "DRAM:DRAM"], ["POSIX", "WRITE", "DRAM:FILE"]]
 
 
-def test_of_storage_alone_the_other_suites_ask_what_they_can() -> None:
+def test_other_suites_skip_checks_that_storage_cannot_run() -> None:
     done = run("suites/metadata", "suites/infrastructure", "--nixl-backend=POSIX")
     assert done.code == 0, done.output
-    skipped = re.findall(
-        r"^NOT-APPLICABLE (.+?): --nixl-backend=POSIX moves bytes to storage", done.output, re.MULTILINE
-    )
+    skipped = re.findall(r"^NOT-APPLICABLE (.+?): --nixl-backend=POSIX .* storage", done.output, re.MULTILINE)
     assert len(skipped) == 1
     assert "metadata-by-etcd" in skipped[0].split(", ")
 
@@ -69,7 +67,7 @@ def test_every_byte_is_compared_in_the_file(make_pairs: MakePairs, op: str) -> N
 
 
 def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(blocks=(65537,)))  # through the page cache, as what overwrites it goes
+    one = link(make_pairs(blocks=(65537,)))  # through the page cache, like the overwriting thread
     stop = threading.Event()
 
     def overwrite() -> None:
@@ -90,7 +88,7 @@ def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None
     assert 400 < found.wrong_bytes <= 500
 
 
-def test_the_page_cache_is_passed_by_where_blocks_are_whole_pages(make_pairs: MakePairs, tmp_path: Path) -> None:
+def test_page_cache_is_bypassed_if_blocks_are_whole_pages(make_pairs: MakePairs, tmp_path: Path) -> None:
     system = file_system(str(tmp_path.resolve()), Path("/proc/self/mountinfo").read_text())
     whole = link(make_pairs(blocks=(4096, 12288), directory=str(tmp_path))).measure(4096)
     assert whole.transports in ((f"direct/{system}",), (f"cached/{system}",), (f"memory/{system}",))
@@ -99,17 +97,17 @@ def test_the_page_cache_is_passed_by_where_blocks_are_whole_pages(make_pairs: Ma
     assert (whole.transports == odd.transports) == (system == "tmpfs" or whole.transports[0].startswith("cached"))
 
 
-def test_what_is_kept_in_memory_is_called_so_and_is_no_storage(tmp_path: Path) -> None:
+def test_files_in_memory_are_reported_and_are_not_storage(tmp_path: Path) -> None:
     only_storage = profile(tmp_path / "p.toml", "backend = ['POSIX']\ntransports = ['direct']")
     done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-file-dir=/dev/shm",
                f"--nixl-profile={only_storage}")  # fmt: skip
     assert done.code == 1
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT", "READ 64KiB": "WRONG-TRANSPORT"}
-    assert "went over memory/tmpfs, and the profile accepts direct only" in done.output
+    assert "memory/tmpfs" in done.output
 
 
-def test_a_directory_that_takes_no_file_is_named_with_a_remedy(make_pairs: MakePairs) -> None:
-    with pytest.raises(WorkerError, match=r"no file of 65536 bytes can be made in /proc: .*initiator") as caught:
+def test_directory_in_which_no_file_can_be_created_is_reported_with_a_remedy(make_pairs: MakePairs) -> None:
+    with pytest.raises(WorkerError, match=r"65536 bytes .* /proc: .*initiator") as caught:
         link(make_pairs(directory="/proc"))
     assert "--nixl-file-dir" in caught.value.remedy
 
@@ -122,7 +120,7 @@ def test_backend_between_agents_refuses_files() -> None:
 
 
 class _Done:
-    """An agent whose transfers are done at once: the order of its calls is what is looked at."""
+    """A stand-in for an agent whose transfers are DONE at once, which records the order of calls."""
 
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
@@ -132,7 +130,7 @@ class _Done:
         return "DONE"
 
 
-def test_a_window_ends_with_the_sync_of_its_file() -> None:
+def test_window_ends_with_the_sync_of_its_file() -> None:
     calls: list[str] = []
     initiator = Initiator(
         _Done(calls), "self", ["plain"], ["tagged"], acknowledged=False, tag_each=True, deadline=1e9,
@@ -163,6 +161,6 @@ broken line
         ("/data/two words/kv", "xfs"),
     ],
 )
-def test_the_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -> None:
+def test_file_system_is_that_of_the_nearest_mount(directory: str, system: str) -> None:
     assert file_system(directory, MOUNTS) == system
     assert file_system(directory, "") == "unknown"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What UCX's protocol report tells of the transport."""
+"""The transports are read from UCX's protocol report."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ TABLE = """
         (1 << 40, ("rc_mlx5/mlx5_0:1", "rc_mlx5/mlx5_1:1")),
     ],
 )
-def test_the_range_of_the_block_decides(block: int, transports: tuple[str, ...]) -> None:
-    # Written by hand after the form of the recorded reports: this machine has no adapter.
+def test_transport_is_that_of_the_range_with_the_block(block: int, transports: tuple[str, ...]) -> None:
+    # Written by hand in the form of the recorded reports.
     log = TABLE.format(
         scope="inter-node",
         short="rc_mlx5/mlx5_0:1",
@@ -58,34 +58,34 @@ def test_the_range_of_the_block_decides(block: int, transports: tuple[str, ...])
     assert BACKEND.transports(log, "WRITE", block) == transports
 
 
-def test_another_agent_counts_before_the_agent_itself() -> None:
+def test_table_of_another_agent_comes_before_that_of_the_agent_itself() -> None:
     to_itself = TABLE.format(scope="self", short="cma/memory", copy="cma/memory", zero="cma/memory")
     to_other = TABLE.format(scope="inter-node", short="tcp/eth0", copy="tcp/eth0", zero="tcp/eth0")
     assert BACKEND.transports(to_other + to_itself, "WRITE", 4096) == ("tcp/eth0",)
     assert BACKEND.transports(to_itself, "WRITE", 4096) == ("cma/memory",)
 
 
-def test_the_last_table_counts() -> None:
+def test_last_table_is_used() -> None:
     first = TABLE.format(scope="inter-node", short="tcp/a", copy="tcp/a", zero="tcp/a")
     last = TABLE.format(scope="inter-node", short="tcp/b", copy="tcp/b", zero="tcp/b")
     assert BACKEND.transports(first + last, "WRITE", 4096) == ("tcp/b",)
 
 
 @pytest.mark.parametrize("log", ["", "no table at all\n", TABLE[:90]])
-def test_no_report_is_no_transport(log: str) -> None:
+def test_log_without_a_report_gives_no_transport(log: str) -> None:
     assert BACKEND.transports(log, "WRITE", 4096) == ()
     assert BACKEND.transports(log, "READ", 4096) == ()
 
 
-def test_a_report_that_is_cut_off_anywhere_never_raises() -> None:
+def test_report_that_is_cut_off_anywhere_never_raises() -> None:
     log = (RECORDED / "loopback-tcp.log").read_text()
     for length in range(0, len(log), 7):
         assert set(BACKEND.transports(log[:length], "READ", 65536)) <= {"tcp/lo", "tcp/eth0", "tcp/l"}
 
 
-#: One table of a transfer to another process, in the form of UCX 1.21 and newer, and in that of older releases, where
-#: scope and operation are on one line. Written by hand after UCX's proto_debug.c, its gtest (test_ucp_proto_mock.cc,
-#: ``{1, INF, "zero-copy", "cuda_ipc/cuda"}``) and reports in NIXL's issues 1195 and 1240: no GPU was asked.
+#: One table of a transfer to another process, as printed by UCX 1.21 and newer, and by older releases, which print
+#: scope and operation on one line. Written by hand from UCX's proto_debug.c, its gtest (test_ucp_proto_mock.cc,
+#: ``{1, INF, "zero-copy", "cuda_ipc/cuda"}``) and reports in NIXL's issues 1195 and 1240, without a GPU.
 NEWER = """
 [1.0] [h:1 :0]   | a intra-node cfg#1 |
 [1.0] [h:1 :0]   | {heading} |
@@ -113,7 +113,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
 @pytest.mark.parametrize("memory", HEADINGS)
-def test_the_table_of_the_memory_decides(form: str, memory: str) -> None:
+def test_table_of_the_memory_is_used(form: str, memory: str) -> None:
     log = "".join(form.format(heading=HEADINGS[name], config=config) for name, (config, _) in CONFIGS.items())
     pair = MemoryPair.parse(memory)
     assert BACKEND.transports(log, "WRITE", 4096, pair) == CONFIGS[memory][1]
@@ -122,7 +122,7 @@ def test_the_table_of_the_memory_decides(form: str, memory: str) -> None:
 
 
 @pytest.mark.parametrize("form", [NEWER, OLDER], ids=["newer", "older"])
-def test_a_read_has_the_initiators_memory_first_as_well(form: str) -> None:
+def test_heading_of_a_read_also_has_the_initiators_memory_first(form: str) -> None:
     log = form.format(heading="remote memory read by ucp_get* into cuda/GPU0 from host", config="rc_mlx5/mlx5_0:1")
     assert BACKEND.transports(log, "READ", 1, MemoryPair("VRAM", "DRAM")) == ("rc_mlx5/mlx5_0:1",)
     assert BACKEND.transports(log, "READ", 1, MemoryPair("DRAM", "VRAM")) == ()
@@ -137,17 +137,17 @@ def test_a_read_has_the_initiators_memory_first_as_well(form: str) -> None:
         ("VRAM:VRAM", "DRAM:DRAM", ""),
     ],
 )
-def test_memory_that_was_moved_as_another_kind_is_found(seen: str, asked: str, words: str) -> None:
+def test_gpu_memory_that_was_moved_as_host_memory_is_reported(seen: str, asked: str, words: str) -> None:
     log = NEWER.format(heading=HEADINGS[seen], config="cma/memory")
     assert BACKEND.mistaken(log, "WRITE", MemoryPair.parse(asked)) == words
 
 
 @pytest.mark.parametrize("log", ["", NEWER.format(heading="remote memory write by ucp_put*", config="cma/memory")])
-def test_a_report_that_does_not_tell_the_memory_accuses_nobody(log: str) -> None:
+def test_report_without_memory_types_is_no_finding(log: str) -> None:
     assert BACKEND.mistaken(log, "WRITE", MemoryPair("VRAM", "VRAM")) == ""
 
 
-def test_an_agent_that_wrote_to_itself_only_has_moved_nothing() -> None:
+def test_table_of_the_agent_itself_is_no_finding() -> None:
     log = (RECORDED / "loopback-default.log").read_text()
     tables_of_itself = log[: log.index("intra-node")]
     assert "from host memory to host" in tables_of_itself
@@ -164,5 +164,5 @@ def test_an_agent_that_wrote_to_itself_only_has_moved_nothing() -> None:
         ("E1121 ucx_utils.cpp:200] failed to ucp_mem_map: Invalid parameter", ""),
     ],
 )  # fmt: skip
-def test_nixls_refusal_of_such_memory_is_read(log: str, words: str) -> None:
+def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, words: str) -> None:
     assert taken_for_host(log) == words

@@ -168,12 +168,12 @@ def test_a_program_that_cannot_be_executed_is_reported(make: Make) -> None:
         make("true", mode=0o644).start([])
 
 
-def test_only_known_programs_and_variables_are_accepted(make: Make) -> None:
-    with pytest.raises(WorkerError, match=r"'sh' is no program that a worker starts: expected nixlbench, ucx_perftest"):
+def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
+    with pytest.raises(WorkerError, match=r"'sh': expected nixlbench, ucx_perftest"):
         Tool(LocalHost(supervisor()), "sh", 20)
     tool = make("echo TLS=$UCX_TLS devices=$UCX_NET_DEVICES")
     for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
-        with pytest.raises(ToolError, match=f"the variable {name} is not given to nixlbench"):
+        with pytest.raises(ToolError, match=f"the variable {name} .* nixlbench"):
             tool.start([], {name: "/tmp/evil"})
     assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).succeed(10) == "TLS=tcp devices=\n"
 

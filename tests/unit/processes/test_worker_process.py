@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker may crash, abort, hang or refuse: pytest lives on, and says what happened."""
+"""If a worker crashes, aborts, hangs or refuses a command, pytest survives and reports it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pytest_nixl.processes.worker_process import NixlError, WorkerDiedError, Wor
 HERE = str(Path(__file__).parents[2])
 
 
-def test_nixl_is_not_loaded_in_the_pytest_process(agents: Agents) -> None:
+def test_pytest_process_does_not_load_nixl(agents: Agents) -> None:
     assert agents.start().get_plugin_list()
     assert not [name for name in sys.modules if name == "nixl" or name.startswith("nixl_cu")]
     assert "libucp" not in Path("/proc/self/maps").read_text()
 
 
-def test_a_function_runs_beside_the_raw_agent(agents: Agents) -> None:
+def test_function_runs_with_the_raw_agent(agents: Agents) -> None:
     agent = agents.start("alpha")
     found = agent.run("helpers.agent_functions:describe", word="hello")
     assert found == {"name": "alpha", "word": "hello", "pid": agent.worker.pid, "type": "nixl_agent"}
@@ -54,11 +54,11 @@ def test_a_function_runs_beside_the_raw_agent(agents: Agents) -> None:
             "helpers.agent_functions:import_missing",
             "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No mo",
         ),
-        ("agent_functions", "refused 'run': 'agent_functions' is not module:function"),
-        ("helpers.agent_functions:give_object", "a object cannot be sent between pytest and a worker"),
+        ("agent_functions", "refused 'run': 'agent_functions'"),
+        ("helpers.agent_functions:give_object", "a object cannot be sent"),
     ],
 )
-def test_a_function_that_fails_is_an_error_and_the_worker_lives(agents: Agents, function: str, words: str) -> None:
+def test_function_that_fails_is_an_error_and_the_worker_survives(agents: Agents, function: str, words: str) -> None:
     agent = agents.start()
     with pytest.raises(WorkerError) as caught:
         agent.run(function)
@@ -76,7 +76,7 @@ def test_a_function_that_fails_is_an_error_and_the_worker_lives(agents: Agents, 
         ("leave", {"code": 3}, "ended with exit code 3", "it wrote nothing to stderr"),
     ],
 )
-def test_a_worker_that_dies_is_named_with_its_last_lines(
+def test_worker_that_dies_is_named_with_its_last_lines(
     agents: Agents, function: str, arguments: dict[str, int], how: str, line: str
 ) -> None:
     agent = agents.start()
@@ -84,65 +84,65 @@ def test_a_worker_that_dies_is_named_with_its_last_lines(
     with pytest.raises(WorkerDiedError) as caught:
         agent.run(f"helpers.agent_functions:{function}", **arguments)
     assert time.monotonic() - started < agent.worker.timeout
-    assert caught.value.reason == f"rank 0 (agent worker, pid {agent.worker.pid}) {how} during 'run'"
+    for value in (f"rank 0 (agent worker, pid {agent.worker.pid})", how, "'run'"):
+        assert value in caught.value.reason
     assert line in caught.value.detail
     assert not agent.worker.alive
 
 
-def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agents) -> None:
+def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agents) -> None:
     agent = agents.start()
     agent.worker.timeout = 1.0
     with pytest.raises(WorkerHungError) as caught:
         agent.run("helpers.agent_functions:hang")
-    assert "which was sleeping, did not answer 'run' before its deadline" in caught.value.reason
+    for value in ("sleeping", "'run'", "1 s"):
+        assert value in caught.value.reason
     assert "in hang" in caught.value.detail
     assert not agent.worker.alive
 
 
-#: What Python imports first: a double of a file system that is slow, or of a machine that is busy.
+#: A module that Python imports first: a stand-in for a slow file system or a busy machine.
 SLOW = "import time\ntime.sleep({seconds})\n"
 
 
-def test_a_worker_that_starts_slowly_has_a_deadline_of_its_own(
-    make_settings: Callable[..., Settings], tmp_path: Path
-) -> None:
+def test_slow_start_has_a_separate_deadline(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=3))
     with Agents(LocalHost(supervisor()), make_settings(timeout=2.0)) as started:
         agent = started.start(environment={"PYTHONPATH": str(tmp_path)})
         assert agent.worker.timeout == 2.0
-        agent.worker.timeout = 20.0  # the rest is this machine's own load
+        agent.worker.timeout = 20.0  # the other steps may take longer on a busy machine
         assert agent.get_plugin_list()
 
 
-def test_a_worker_that_never_starts_is_ended_at_that_deadline(
+def test_worker_that_never_starts_is_ended_at_that_deadline(
     make_settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=600))
-    words = r"did not start \(import NIXL\) before its deadline of 2 s"
+    words = r"start \(import NIXL\) .* 2 s"
     with Agents(LocalHost(supervisor()), make_settings(start_timeout=2.0)) as broken:
         with pytest.raises(WorkerHungError, match=words) as caught:
             broken.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert "give --nixl-start-timeout more than 2 s" in caught.value.remedy
-    assert caught.value.late, "a busy machine could be all that is wrong"
+    assert "--nixl-start-timeout" in caught.value.remedy
+    assert caught.value.late, "the machine may only be busy"
     assert not broken._workers[0].alive
 
 
-def test_a_worker_that_ends_while_it_starts_is_told_at_once(agents: Agents, tmp_path: Path) -> None:
+def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agents, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.abort()\n")
     with pytest.raises(WorkerDiedError, match="was ended by SIGABRT during 'hello'") as caught:
         agents.start(environment={"PYTHONPATH": str(tmp_path)})
     assert not caught.value.late
 
 
-def test_a_worker_that_is_stopped_is_said_to_be(agents: Agents) -> None:
+def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agents) -> None:
     agent = agents.start()
     agent.worker.timeout = 0.5
     os.kill(agent.worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerHungError, match="which was stopped by a signal, did not answer 'call'"):
+    with pytest.raises(WorkerHungError, match=r"stopped by a signal.* 'call'"):
         agent.get_plugin_list()
 
 
-def test_a_partner_that_is_late_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
+def test_late_partner_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
     failing, late = agents.start_each(["failing", "late"])
     asked = [
         each.worker.request("run", agent=each.ref, function=f"helpers.agent_functions:{function}", arguments={})
@@ -153,48 +153,46 @@ def test_a_partner_that_is_late_does_not_hide_the_error_that_ended_the_step(agen
     assert not late.worker.alive
 
 
-def test_a_worker_that_was_killed_before_it_is_asked_is_named(agents: Agents) -> None:
+def test_worker_that_was_killed_between_requests_is_named(agents: Agents) -> None:
     agent = agents.start()
     os.kill(agent.worker.pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="was ended by SIGKILL"):
         agent.get_plugin_list()
 
 
-def test_an_error_of_nixl_is_named_and_the_worker_lives(agents: Agents) -> None:
+def test_error_of_nixl_is_reported_and_the_worker_survives(agents: Agents) -> None:
     agent = agents.start()
-    with pytest.raises(NixlError, match=r"NIXL reported nixl\w+Error \(NIXL_ERR_\w+\) in rank 0") as caught:
+    with pytest.raises(NixlError, match=r"nixl\w+Error \(NIXL_ERR_\w+\) in rank 0") as caught:
         agent.add_remote_agent(b"no metadata of any agent, but long enough to be looked at")
     assert caught.value.type_name.startswith("nixl")
     assert agent.get_plugin_list()
 
 
-def test_a_backend_that_ucx_refuses_is_named_with_nixls_own_words(agents: Agents) -> None:
+def test_backend_that_ucx_refuses_is_reported_with_the_message_of_nixl(agents: Agents) -> None:
     with pytest.raises(NixlError) as caught:
         agents.start(environment={"UCX_TLS": "banana"})
     assert "nixlBackendError" in caught.value.reason
     assert "banana" in caught.value.detail
 
 
-def test_a_backend_that_nixl_does_not_have_is_named_with_those_it_has(agents: Agents) -> None:
+def test_missing_backend_is_reported_with_the_existing_ones(agents: Agents) -> None:
     with pytest.raises(WorkerError, match=r"NIXL has no plugin NOSUCH: it has .*UCX"):
         agents.start(backends=["NOSUCH"])
 
 
-def test_a_nixl_that_cannot_be_loaded_is_explained(agents: Agents, tmp_path: Path) -> None:
-    # A double: uninstalling the real one would take it from every other test.
+def test_nixl_that_cannot_be_loaded_is_reported_with_a_remedy(agents: Agents, tmp_path: Path) -> None:
+    # A stand-in, because other tests need the real NIXL.
     (tmp_path / "nixl").mkdir()
     (tmp_path / "nixl" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
     with pytest.raises(WorkerError) as caught:
         agents.start(environment={"PYTHONPATH": str(tmp_path)})
-    assert "NIXL cannot be loaded in rank 0" in caught.value.reason
+    assert "rank 0" in caught.value.reason
     assert "libcuda.so.1" in caught.value.reason
     assert "pip install --no-deps" in caught.value.remedy
 
 
-def test_the_package_of_the_nixl_that_is_loaded_is_named_where_another_is_installed_too(
-    agents: Agents, tmp_path: Path
-) -> None:
-    # A double of what `pip install nixl` leaves: records of a second wheel, which is not the one that is loaded.
+def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agents, tmp_path: Path) -> None:
+    # A stand-in for what `pip install nixl` leaves: the records of a second wheel that is not loaded.
     loaded = agents.start().worker.versions
     other = {"nixl-cu12": "nixl_cu13", "nixl-cu13": "nixl_cu12"}[loaded["nixl_package"]]
     records = tmp_path / f"{other}-0.0.1.dist-info"
@@ -210,15 +208,15 @@ def test_the_package_of_the_nixl_that_is_loaded_is_named_where_another_is_instal
 def test_only_public_methods_and_known_commands_are_served(agents: Agents) -> None:
     agent = agents.start()
     for method in ("_load_plugin_params", "agent", "__class__", "os.system"):
-        with pytest.raises(WorkerError, match="is no public method of NIXL's agent"):
+        with pytest.raises(WorkerError, match="public method"):
             agent._call(method)
-    with pytest.raises(WorkerError, match="there is no command 'system'"):
+    with pytest.raises(WorkerError, match="command 'system'"):
         agent.worker.call("system", line="true")
-    with pytest.raises(WorkerError, match="there is no command '_keep'"):
+    with pytest.raises(WorkerError, match="command '_keep'"):
         agent.worker.call("_keep")
 
 
-def test_a_worker_ends_by_itself_with_no_error_though_a_ucx_backend_was_made() -> None:
+def test_worker_with_a_ucx_backend_ends_without_an_error() -> None:
     worker = LocalHost(supervisor()).start("agent", {}, 30)
     NixlAgent.within(worker, backends=["UCX"])
     started = time.monotonic()
@@ -227,22 +225,22 @@ def test_a_worker_ends_by_itself_with_no_error_though_a_ucx_backend_was_made() -
     assert time.monotonic() - started < 5
 
 
-def test_late_answers_are_not_taken_for_later_ones(agents: Agents) -> None:
+def test_late_answer_is_not_taken_for_a_later_one(agents: Agents) -> None:
     agent = agents.start()
     given_up = agent.worker.request("run", agent=agent.ref, function="helpers.agent_functions:give_bytes", arguments={})
     assert given_up.step == "run"
     assert isinstance(agent.get_plugin_list(), list)
 
 
-def test_the_proxy_has_every_public_method_of_nixls_agent(agents: Agents) -> None:
+def test_agent_has_every_public_method_of_nixl_agent(agents: Agents) -> None:
     agent = agents.start()
     public = agent.run("helpers.agent_functions:public_methods")
-    # Memory views are device-side objects of NIXL 1.5, and remote descriptors a C++ detail: neither can be a reference.
+    # Memory views are device-side objects of NIXL 1.5, and remote descriptors a C++ detail: both cannot be references.
     left_out = {"prep_mem_view", "release_mem_view", "get_remote_descs"}
     assert [name for name in public if name not in left_out and not hasattr(NixlAgent, name)] == []
 
 
-def test_an_agent_beside_another_shares_its_worker_and_its_options(agents: Agents) -> None:
+def test_second_agent_in_a_worker_shares_its_options(agents: Agents) -> None:
     first = agents.start("first", progress_thread=False)
     second = first.beside("second")
     assert second.worker is first.worker
@@ -252,10 +250,10 @@ def test_an_agent_beside_another_shares_its_worker_and_its_options(agents: Agent
     second.delete()
     with pytest.raises(WorkerError, match="this agent is no longer there"):
         second.get_agent_metadata()
-    assert first.get_agent_metadata(), "the other one lives on"
+    assert first.get_agent_metadata(), "the first agent still exists"
 
 
-def test_agents_that_are_started_together_end_together_where_one_fails(agents: Agents) -> None:
+def test_agents_of_one_context_end_together(agents: Agents) -> None:
     one, other = agents.start_each(["one", "other"])
     assert one.worker.pid != other.worker.pid
     with pytest.raises(WorkerError, match="NIXL has no plugin NONE"):
@@ -266,7 +264,7 @@ def test_agents_that_are_started_together_end_together_where_one_fails(agents: A
     assert not any(worker.alive for worker in agents._workers)
 
 
-def test_metadata_of_connections_alone_wants_an_empty_list_which_nixl_cannot_make(agents: Agents) -> None:
+def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agents) -> None:
     agent, other = agents.start_each(["agent", "other"])
     agent.register(agent.allocate(4096))
     connections = agent.get_partial_agent_metadata(agent.get_reg_descs([], "DRAM"), True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs as a worker sees them, and what a vendor's file must offer: nothing here is loaded in the pytest process.
+"""GPUs in a worker, and the interface of a vendor's module. The pytest process never loads this package.
 
-Another vendor is one more file with a function ``find() -> Vendor``, named in ``_FILES``.
+To add a vendor, add a module with a function ``find() -> Vendor`` and name it in ``_FILES``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pytest_nixl.core.errors import NotApplicableError
 
-#: The vendors' files, in the order in which they are tried.
+#: The vendors' modules, in the order in which they are tried.
 _FILES = ("nvidia",)
 
 
@@ -20,8 +20,10 @@ _FILES = ("nvidia",)
 class FoundDevices:
     """A GPU that this process sees.
 
-    :param uuid: what tells it from every other one, also where two processes number them differently.
-    :param pci: its address on the bus, as sysfs has it.
+    :param number: its number in this process.
+    :param name: its model.
+    :param uuid: identifies the GPU, even if two processes number the GPUs differently.
+    :param pci: its PCI address in the form of sysfs.
     """
 
     number: int
@@ -31,18 +33,18 @@ class FoundDevices:
 
 
 class Device(Protocol):
-    """One GPU's memory. Addresses are of that memory and of this process; every call waits until it is done."""
+    """The memory of one GPU. Every method waits until the operation has ended. Sizes are in bytes."""
 
     def activate(self) -> None:
-        """Make the device that of this thread, as libraries want that are given its addresses."""
+        """Make this GPU the current one of this thread, which libraries need to use its addresses."""
         ...
 
     def allocate(self, size: int) -> int:
-        """Return the address of ``size`` bytes, which are zero."""
+        """Allocate ``size`` zero bytes, and return their address."""
         ...
 
     def free(self, address: int) -> None:
-        """Give back what was allocated at an address."""
+        """Free the memory that was allocated at an address."""
         ...
 
     def read(self, address: int, size: int) -> bytes:
@@ -58,13 +60,18 @@ class Device(Protocol):
         ...
 
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
-        """Compare with the pattern of ``seed``, on the GPU; None: every byte is right."""
+        """Compare with the pattern of ``seed`` on the GPU; return None if every byte is right."""
         ...
 
 
 @dataclass(frozen=True)
 class WrongBytes:
-    """Bytes that differ from the pattern: how many, where the first one is, and what is there."""
+    """Bytes that differ from the pattern.
+
+    :param count: how many bytes differ.
+    :param offset: the offset of the first one, in bytes.
+    :param found: the value of the first one.
+    """
 
     count: int
     offset: int
@@ -72,11 +79,11 @@ class WrongBytes:
 
 
 class Vendor(Protocol):
-    """The GPUs of one vendor, through one library."""
+    """The GPUs of one vendor, accessed through one library."""
 
     @property
     def name(self) -> str:
-        """What it is told by: ``cuda-bindings 13.5.0``."""
+        """The library and its version, such as ``cuda-bindings 13.5.0``."""
         ...
 
     def devices(self) -> list[FoundDevices]:
@@ -84,11 +91,11 @@ class Vendor(Protocol):
         ...
 
     def device(self, number: int) -> Device:
-        """Return one of them, always the same object for a number."""
+        """Return one GPU, always the same object for the same number."""
         ...
 
     def owner(self, address: int) -> int:
-        """Return the number of the GPU that memory at an address is of."""
+        """Return the number of the GPU to which an address belongs."""
         ...
 
 
@@ -96,9 +103,9 @@ _found: list[Vendor] = []
 
 
 def vendor() -> Vendor:
-    """Return the first vendor's whose GPUs this process can use.
+    """Return the first vendor whose GPUs this process can use.
 
-    :raises NotApplicableError: where there is none, with the reason of the first vendor of the list.
+    :raises NotApplicableError: this process can use no GPU.
     """
     if _found:
         return _found[0]
@@ -113,12 +120,15 @@ def vendor() -> Vendor:
 
 
 def device(number: int) -> Device:
-    """Return a GPU by its number. :raises NotApplicableError: where this process sees no such GPU."""
+    """Return a GPU by its number.
+
+    :raises NotApplicableError: this process does not see this GPU.
+    """
     found = vendor().devices()
     if not 0 <= number < len(found):
-        seen = "one GPU: number 0" if len(found) == 1 else f"{len(found)} GPUs: numbers 0 to {len(found) - 1}"
+        seen = "only GPU 0" if len(found) == 1 else f"only GPUs 0 to {len(found) - 1}"
         raise NotApplicableError(
-            f"there is no GPU {number} here: this process sees {seen}",
-            "ask for one of those, or let the process see more (CUDA_VISIBLE_DEVICES, the container's GPUs)",
+            f"there is no GPU {number}: this process sees {seen}",
+            "choose one of these GPUs, or make more visible (CUDA_VISIBLE_DEVICES, the container's GPUs)",
         )
     return vendor().device(number)

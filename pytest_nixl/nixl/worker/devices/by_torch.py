@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs through torch, for images that have torch and no bindings of the driver."""
+"""GPUs accessed through torch, for images with torch but without bindings of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Torch:
         self._devices: dict[int, TorchDevice] = {}
 
     def devices(self) -> list[FoundDevices]:
-        """Return them."""
+        """Return the GPUs that torch sees."""
         found = []
         for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             of = torch.cuda.get_device_properties(number)
-            # Older ones tell neither: then a name and a number have to do.
+            # Older releases of torch report neither UUID nor PCI address: use name and number.
             uuid = str(getattr(of, "uuid", "")).replace("-", "") or f"{of.name} {number}"
             pci = (
                 f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
@@ -36,20 +36,22 @@ class Torch:
         return found
 
     def device(self, number: int) -> Device:
-        """Return one of them."""
+        """Return one GPU."""
         if number not in self._devices:
             self._devices[number] = TorchDevice(torch.device("cuda", number))
         return self._devices[number]
 
     def owner(self, address: int) -> int:
-        """It does not tell: torch's own tensors do, by DLPack."""
-        raise TypeError("the GPU of this array is not known: expected one with __dlpack_device__, or cuda-bindings")
+        """Refuse: torch cannot tell the GPU of an address, but its tensors report it by DLPack."""
+        raise TypeError(
+            "the GPU of this array is unknown: pass an array with __dlpack_device__, or install cuda-bindings"
+        )
 
 
 class TorchDevice:
-    """One GPU, by torch's tensors. What is allocated is kept by its address.
+    """One GPU. Allocated memory is kept as torch tensors, by address.
 
-    :param device: tests give torch's ``cpu``, where the same operations run.
+    :param device: torch's device; tests use its ``cpu``, which runs the same operations.
     """
 
     def __init__(self, device: Any) -> None:
@@ -57,19 +59,19 @@ class TorchDevice:
         self._kept: dict[int, Any] = {}
 
     def activate(self) -> None:
-        """Make it torch's and the CUDA runtime's current device; its primary context is then that of this thread."""
+        """Make this GPU the current device of torch and the CUDA runtime, with its primary context in this thread."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
     def allocate(self, size: int) -> int:
-        """Return the address of ``size`` bytes that are zero."""
+        """Allocate ``size`` zero bytes, and return their address."""
         self.activate()
         try:
             made = torch.zeros(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise NixlPluginError(
-                f"GPU {self._device.index} gives no {size} bytes: {str(error).splitlines()[0]}",
-                "see `nvidia-smi` for what holds its memory, or ask for smaller blocks, batch or depth",
+                f"GPU {self._device.index} cannot allocate {size} bytes: {str(error).splitlines()[0]}",
+                "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
             ) from None
         self._wait()
         address: int = made.data_ptr()
@@ -77,7 +79,7 @@ class TorchDevice:
         return address
 
     def free(self, address: int) -> None:
-        """Give it back to the device: torch alone would keep it for itself."""
+        """Free the memory on the device; torch alone would keep it for itself."""
         del self._kept[address]
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -115,7 +117,7 @@ class TorchDevice:
     def _pattern(self, seed: int, size: int) -> Any:
         first = torch.from_numpy(tile(seed, -(-size // 8)).view(np.int64)).to(self._device)
         for number, start in enumerate(range(0, size, 8 * TILE)):
-            # torch shifts and XORs words with a sign only: the bits are the same.
+            # torch XORs only signed words; the bits are the same.
             word = int(np.uint64(key(seed, number)).view(np.int64))
             part = first[: -(-min(size - start, 8 * TILE) // 8)]
             yield start, torch.bitwise_xor(part, word).view(torch.uint8)[: size - start]
@@ -125,7 +127,7 @@ class TorchDevice:
         for start, tensor in self._kept.items():
             if start <= address and address + size <= start + len(tensor):
                 return tensor[address - start : address - start + size]
-        raise IndexError(f"{size} bytes at {address:#x} are not of this device's buffers")
+        raise IndexError(f"{size} bytes at {address:#x} are not in a buffer of this device")
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make kernels.ptx of kernels.cu, where nvcc is: ``python -m pytest_nixl.nixl.worker.devices.make_ptx``."""
+"""Compile kernels.cu to kernels.ptx with nvcc: ``python -m pytest_nixl.nixl.worker.devices.make_ptx``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 SOURCE, MADE = _HERE / "kernels.cu", _HERE / "kernels.ptx"
-#: The oldest that these kernels need, and so what every driver since CUDA 10 loads, for GPUs from Volta on.
+#: The oldest PTX version and target that the kernels need. Every driver since CUDA 10 loads them for GPUs since Volta.
 _VERSION, _TARGET = "6.3", "sm_70"
 
 
 def digest() -> str:
-    """Return what tells a text of kernels.cu from every other."""
+    """Return the SHA-256 of kernels.cu."""
     return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
 
 
 def main() -> None:
-    """Compile, say of what, and lower the version that nvcc writes to the one that is needed."""
+    """Compile, add the digest of the source, and lower nvcc's PTX version to the one that is needed."""
     with tempfile.NamedTemporaryFile(suffix=".ptx") as made:
-        # The lowest that today's nvcc has; what it makes is checked by ptxas for what stands in the file.
+        # The oldest target of current nvcc releases. A test checks the result with ptxas for the lowered target.
         subprocess.run(["nvcc", "-ptx", "-arch=compute_75", "-o", made.name, str(SOURCE)], check=True)
         text = Path(made.name).read_text()
     code = text[text.index(".version") :]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's GPUs, through NVIDIA's own Python bindings of the CUDA driver, or through torch where that is what is there.
+"""NVIDIA GPUs, accessed through NVIDIA's Python bindings of the CUDA driver, or else through torch.
 
-By the bindings (``cuda-bindings``, or an older ``cuda-python``) the pattern is written and compared by two kernels
-(``kernels.cu``); by torch (:mod:`pytest_nixl.nixl.worker.devices.by_torch`) with its operations. Each device's primary
-context is used, which the CUDA runtime, UCX and torch use as well, and it is kept until the process ends.
+With the bindings (``cuda-bindings``, or an older ``cuda-python``), two kernels (``kernels.cu``) write and compare the
+pattern. With torch (:mod:`pytest_nixl.nixl.worker.devices.by_torch`), torch's operations do. Each device's primary context
+is used, like in the CUDA runtime, UCX and torch, and kept until the process ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.nixl.worker.devices import Device, FoundDevices, Vendor, WrongBytes
 from pytest_nixl.nixl.worker.pattern import tile
 
-#: Either is there where a driver is: of a Linux host, and of Windows' own Linux.
+#: Device nodes of the driver on Linux and on Windows Subsystem for Linux.
 _NODES = ("/dev/nvidiactl", "/dev/dxg")
 _MODULES = ("cuda.bindings.driver", "cuda.cuda")
 _THREADS, _MOST_BLOCKS = 256, 4096
 _ALL = (1 << 64) - 1
-_INSTALL = "pip install 'pytest-nixl[gpu]' in the Python that runs the tests"
+_INSTALL = "run `pip install 'pytest-nixl[gpu]'` for the Python that runs the tests"
 
 
 def find() -> Vendor:
-    """Return what reaches the GPUs. :raises NotApplicableError: saying why nothing does."""
+    """Return access to the GPUs.
+
+    :raises NotApplicableError: this process can use no GPU.
+    """
     there = any(Path(node).exists() for node in _NODES)
     driver = _bindings()
     if driver is None:
@@ -40,7 +43,7 @@ def find() -> Vendor:
     try:
         code, *_ = driver.cuInit(0)
         fault = "" if not code else driver.cuGetErrorName(code)[1].decode()
-    except Exception as error:  # the bindings have errors of their own where there is no libcuda, by their version
+    except Exception as error:  # without libcuda, the class of the error depends on the version of the bindings
         code, fault = None, str(error) or type(error).__name__
     if fault:
         raise NotApplicableError(*why_not(code, fault, there=there, environ=os.environ))
@@ -69,40 +72,46 @@ def _torch(*, there: bool) -> Vendor:
     if not found.devices():
         if not there:
             raise NotApplicableError(*_NO_DRIVER)
-        raise NotApplicableError("torch sees none", "give the process a GPU, or install a torch that is built for CUDA")
+        raise NotApplicableError(
+            "torch sees no GPU", "give the process a GPU, or install a torch that is built for CUDA"
+        )
     return found
 
 
 _NO_DRIVER = (
     "this host has no NVIDIA driver (no /dev/nvidiactl)",
-    "run it on a host with a GPU, and give the container its GPUs (--gpus all, nvidia.com/gpu)",
+    "run pytest on a host with a GPU, and give the container its GPUs (`docker run --gpus all`, nvidia.com/gpu)",
 )
 
 
 def why_not(code: int | None, fault: str, *, there: bool, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return why the CUDA driver is of no use, and what to do.
+    """Return why the CUDA driver cannot be used, and a remedy.
 
-    :param code: what ``cuInit`` returned; None: there is no driver's library to ask.
-    :param fault: the name of that, or the bindings' own words.
-    :param there: whether the host's driver has its device node here.
+    :param code: the result of ``cuInit``; None if the driver's library is missing.
+    :param fault: the name of that result, or the message of the bindings.
+    :param there: whether the driver's device node exists.
+    :param environ: the environment variables.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if code is not None and int(code) == 100 and visible is not None:
-        return f"CUDA_VISIBLE_DEVICES={visible} leaves this process none", "unset it, or name a GPU that is there"
+        return (
+            f"CUDA_VISIBLE_DEVICES={visible} hides every GPU from this process",
+            "unset CUDA_VISIBLE_DEVICES, or set it to the number of an existing GPU",
+        )
     if not there:
         return _NO_DRIVER
     if code is None:
         return (
-            f"there is a driver's device node here and no library of it (libcuda.so.1): {fault.splitlines()[0]}",
-            "let the container runtime mount it (NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+            f"the driver's device node exists, but its library libcuda.so.1 is missing: {fault.splitlines()[0]}",
+            "set NVIDIA_DRIVER_CAPABILITIES=compute,utility so that the container runtime mounts it",
         )
-    return f"the CUDA driver does not start here: {fault}", "see `nvidia-smi`, and `dmesg` of the host"
+    return f"the CUDA driver does not start: {fault}", "run `nvidia-smi` and `dmesg` on the host"
 
 
 class CudaDriver:
-    """The GPUs, by the CUDA driver.
+    """The GPUs, accessed through the CUDA driver.
 
-    :param driver: NVIDIA's module of bindings; ``cuInit`` has been called.
+    :param driver: NVIDIA's module of bindings, in which ``cuInit`` has been called.
     """
 
     def __init__(self, driver: Any) -> None:
@@ -111,7 +120,7 @@ class CudaDriver:
 
     @property
     def name(self) -> str:
-        """The bindings and their version."""
+        """The package of the bindings and its version."""
         for package in ("cuda-bindings", "cuda-python"):
             try:
                 return f"{package} {importlib.metadata.version(package)}"
@@ -124,20 +133,20 @@ class CudaDriver:
         return [self._describe(number) for number in range(call(self._driver, "cuDeviceGetCount"))]
 
     def device(self, number: int) -> Device:
-        """Return one of them."""
+        """Return one GPU."""
         if number not in self._devices:
             self._devices[number] = DriverDevice(self._driver, number)
         return self._devices[number]
 
     def owner(self, address: int) -> int:
-        """Return the number of the GPU that memory is of."""
+        """Return the number of the GPU to which an address belongs."""
         wanted = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(call(self._driver, "cuPointerGetAttribute", wanted, address))
 
     def _describe(self, number: int) -> FoundDevices:
         one = call(self._driver, "cuDeviceGet", number)
         name = call(self._driver, "cuDeviceGetName", 128, one)
-        # Of a part of a GPU (MIG) the second knows its own.
+        # The second version returns the UUID of a MIG instance.
         uuid = "cuDeviceGetUuid_v2" if hasattr(self._driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         pci = call(self._driver, "cuDeviceGetPCIBusId", 64, one)
         return FoundDevices(
@@ -149,7 +158,7 @@ class CudaDriver:
 
 
 class DriverDevice:
-    """One GPU, by the CUDA driver: its primary context, which is made when it is first needed."""
+    """One GPU, accessed through the CUDA driver; its primary context is retained when first needed."""
 
     def __init__(self, driver: Any, number: int) -> None:
         self._driver = driver
@@ -166,25 +175,25 @@ class DriverDevice:
         return tuple(self._call("cuModuleGetFunction", module, name) for name in (b"nixl_fill", b"nixl_compare"))
 
     def activate(self) -> None:
-        """Make its context that of this thread."""
+        """Make this GPU's context the current one of this thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size: int) -> int:
-        """Return the address of ``size`` bytes that are zero."""
+        """Allocate ``size`` zero bytes, and return their address."""
         self.activate()
         code, address = self._driver.cuMemAlloc(size)
         if code:
             name = self._driver.cuGetErrorName(code)[1].decode()
             raise NixlPluginError(
-                f"GPU {self._number} gives no {size} bytes: {name}",
-                "see `nvidia-smi` for what holds its memory, or ask for smaller blocks, batch or depth",
+                f"GPU {self._number} cannot allocate {size} bytes: {name}",
+                "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
             )
         self._call("cuMemsetD8", address, 0, size)
         self._call("cuCtxSynchronize")
         return int(address)
 
     def free(self, address: int) -> None:
-        """Give it back."""
+        """Free the memory."""
         self.activate()
         self._call("cuMemFree", address)
 
@@ -222,7 +231,7 @@ class DriverDevice:
         return _Room(self._driver, tile(seed, -(-size // 8)))
 
     def _launch(self, function: Any, *values: int) -> None:
-        """Run a kernel over what ``values[1]`` bytes are; its arguments are all of 64 bits."""
+        """Run a kernel over ``values[1]`` bytes; all its arguments have 64 bits."""
         blocks = max(1, min(-(-values[1] // (8 * _THREADS)), _MOST_BLOCKS))
         arguments = (values, (ctypes.c_uint64,) * len(values))
         self._call("cuLaunchKernel", function, blocks, 1, 1, _THREADS, 1, 1, 0, 0, arguments, 0)
@@ -233,7 +242,7 @@ class DriverDevice:
 
 
 class _Room:
-    """Memory of the current device with a copy of ``words``, while the context lasts; it is its address."""
+    """A context manager for device memory with a copy of ``words``; its value is the address."""
 
     def __init__(self, driver: Any, words: Any) -> None:
         self._driver = driver
@@ -251,12 +260,15 @@ class _Room:
 
 
 def call(driver: Any, function: str, *arguments: Any) -> Any:
-    """Call a function of the driver; return what it gives besides its code. :raises NixlPluginError: where it fails."""
+    """Call a function of the driver, and return its first result after the code.
+
+    :raises NixlPluginError: the function returned an error code.
+    """
     code, *found = getattr(driver, function)(*arguments)
     if code:
         words = driver.cuGetErrorString(code)[1].decode()
         raise NixlPluginError(
             f"the CUDA driver's {function} failed: {driver.cuGetErrorName(code)[1].decode()} ({words})",
-            "see `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`): a GPU that had an error may need a reset",
+            "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset",
         )
     return found[0] if found else None
