@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks: how they meet."""
+"""Runs of several ranks: how the ranks meet in an etcd, exchange messages, and notice that one of them is gone."""

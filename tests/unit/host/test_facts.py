@@ -320,7 +320,7 @@ def test_what_the_profile_requires_and_nobody_asked_fails_with_the_gate() -> Non
         (("doctor", "--profile=nope"), "there is no profile 'nope'"),
         (("doctor", "--backend=GDS"), "'GDS' is no backend that this version can drive"),
         (("doctor", "--peer=a b"), "peer 'a b' cannot be read: expected HOST or HOST:PORT"),
-        (("facts", "--record=/tmp"), "/tmp is there already: expected the name of a new folder"),
+        (("facts", "--record=/tmp"), "/tmp already exists: "),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:
@@ -335,7 +335,7 @@ def test_a_tree_of_another_form_is_refused_in_one_sentence(healthy: Tree, tmp_pa
     tree.answer("nvml", {"gpus": [{"index": 0}]})
     done = command("doctor", f"--root={tree.folder}")
     assert done.returncode == 2
-    assert f"{tree.folder} is no tree of this version (KeyError('pci')): expected one that" in done.stderr
+    assert f"{tree.folder} is not a tree that this version can read (KeyError('pci')): " in done.stderr
     assert "Traceback" not in done.stderr
 
 

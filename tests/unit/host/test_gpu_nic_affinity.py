@@ -272,7 +272,7 @@ def test_what_is_no_file_of_hwloc_is_said_in_one_sentence(tmp_path: Path, text: 
 def test_a_file_of_hwloc_cannot_be_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["facts", "--record", str(tmp_path / "new"), "--hwloc", str(TOPOLOGY / "g5.48xl.xml")])
     assert code == 2
-    assert "--hwloc is no host that could be recorded" in capsys.readouterr().err
+    assert "--record cannot record the topology of --hwloc" in capsys.readouterr().err
 
 
 def test_a_card_that_is_nobodys_is_named() -> None:

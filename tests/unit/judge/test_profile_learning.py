@@ -61,7 +61,7 @@ def test_what_cannot_be_learned_from_is_one_sentence(tmp_path: Path, capsys: pyt
         ([*good, str(tmp_path / "empty.json")], "empty.json has no row of the bandwidth suite"),
         ([*good, other], "do not have the same rows"),
         ([*good, str(tmp_path / "missing.json")], "missing.json cannot be read (No such file or directory)"),
-        (good, "mine.toml is there already"),
+        (good, "mine.toml already exists"),
     ):
         assert learn(tmp_path, *runs) == 2
         said = capsys.readouterr().err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is red by that no test could fail: it is red in JUnit, and in every rank's verdict.json."""
+"""A run that fails although no test failed also fails in JUnit and in the verdict.json of every rank."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rows_and_checks_that_are_missing_fail_in_junit(tmp_path: Path) -> None:
     assert added["bandwidth"].find("properties/property[@name='nixl_verdict'][@value='MISSING']") is not None
 
 
-def test_what_a_test_failed_is_in_junit_once(tmp_path: Path) -> None:
+def test_a_failed_test_is_in_junit_once(tmp_path: Path) -> None:
     (tmp_path / "test_checks.py").write_text(CHECKS)
     done = run(str(tmp_path / "test_checks.py"), "--nixl-op=WRITE", f"--junit-xml={tmp_path}/r.xml",
                env={"HOW": "fails"})  # fmt: skip
@@ -77,7 +77,7 @@ def test_what_a_test_failed_is_in_junit_once(tmp_path: Path) -> None:
 
 
 class Ranks:
-    """Two ranks of one host that make the checks above."""
+    """Two ranks on this host that run the checks above."""
 
     def __init__(self, folder: Path, how: str, *arguments: str) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Ranks:
         ]
 
     def end(self) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-        """Wait for both; return their exit codes, outputs and verdict files."""
+        """Wait until both have ended; return their exit codes, outputs and verdict files."""
         outputs = [process.communicate(timeout=120)[0] for process in self.processes]
         paths = [self.folder / "logs" / f"rank-{rank}" / "verdict.json" for rank in range(2)]
         found = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
@@ -138,12 +138,12 @@ def test_every_rank_leaves_the_same_verdict(start: Any, how: str, code: int, ver
     assert first["checks"] == ({"PASS": 2, "FAIL": 1} if code else {"PASS": 3})
     failing = [(one["check"], one["verdict"], "the planted fault" in one["reason"]) for one in first["failing"]]
     assert failing == ([("fails", "FAIL", True)] if code else [])
-    # Every rank ends with the same line.
+    # The last line of every rank is the same.
     assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
-def test_every_rank_says_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
+def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
     ranks = start("waits")
     assert eventually((ranks.folder / "waiting").exists, 60)
     ranks.processes[0].send_signal(number)
@@ -174,17 +174,17 @@ def test_a_lost_rank_interrupts_the_run(start: Any) -> None:
     assert junit_suite(ranks.folder / "r.xml").attrib["failures"] == "2"
 
 
-def test_what_another_rank_told_is_taken_in_its_form_only() -> None:
+def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
     failed = Result("x", "x", Verdict.MISSING, "why", "how")
     plain = told([failed], gate=True)
     assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
     assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
     for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
-        assert as_told(Ending(1, "rank 0 has gone", told=bad))["verdict"] == "INTERRUPTED"
+        assert as_told(Ending(1, "rank 0 is gone", told=bad))["verdict"] == "INTERRUPTED"
     assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
 
 
-def test_a_run_that_pytest_failed_is_not_told_as_passed() -> None:
+def test_a_run_that_pytest_failed_is_not_reported_as_passed() -> None:
     passed, failed = (told([Result("x", "x", verdict)], gate=False) for verdict in (Verdict.PASS, Verdict.FAIL))
     found = failed_beside(passed, 1)
     assert (found["verdict"], len(found["failing"])) == ("FAIL", 1)
@@ -192,9 +192,9 @@ def test_a_run_that_pytest_failed_is_not_told_as_passed() -> None:
     assert failed_beside(failed, 1) == failed
 
 
-def test_a_rank_that_is_lost_after_the_verdict_takes_the_pass_back() -> None:
+def test_a_rank_lost_after_the_verdict_changes_pass_to_interrupted() -> None:
     passed = told([Result("x", "x", Verdict.PASS)], gate=True)
     assert passed["verdict"] == "PASS"
-    late = interrupted_before(passed, "rank 1 has gone")
-    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 has gone")
+    late = interrupted_before(passed, "rank 1 is gone")
+    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 is gone")
     assert interrupted_before(told([Result("x", "x", Verdict.FAIL)], gate=True), "gone")["verdict"] == "FAIL"

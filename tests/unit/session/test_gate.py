@@ -51,7 +51,7 @@ def test_one_rank_where_slurm_was_asked_for_two_and_started_none_is_refused() ->
 )
 def test_ranks_that_a_launcher_started_need_an_etcd_to_meet_in(environment: dict[str, str]) -> None:
     done = bandwidth(GATE, env=environment)
-    assert "ERROR: 2 ranks meet in an etcd, and none is named: give --nixl-etcd URL, or" in done.output
+    assert "ERROR: 2 ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
