@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a clone: the plugin also where it is not installed, and pytester for our own tests."""
+"""Load the plugin in a clone where it is not installed, and pytester for the tests of the plugin."""
 
 from __future__ import annotations
 
 import sys
 
-# An installed plugin has been loaded by its entry point when this file is read.
+# If the plugin is installed, its entry point has loaded it before this file is read.
 pytest_plugins = ["pytester"] if "pytest_nixl.plugin" in sys.modules else ["pytester", "pytest_nixl.plugin"]

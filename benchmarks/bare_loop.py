@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least program that moves blocks with NIXL: two processes, one transfer in flight, a clock around a loop.
+"""A minimal program that moves blocks with NIXL: two processes, one transfer in flight, and a clock around a loop.
 
-It makes the same pattern of transfers as a row of ours: windows whose last WRITE carries a notification that the other
-side answers. It knows nothing of pytest-nixl, verifies nothing, and prints the median bandwidth over its windows in
-bytes per second for each block size given.
+It makes the same pattern of transfers as a row of pytest-nixl: windows whose last WRITE carries a notification that the
+other side answers. It does not use pytest-nixl and verifies nothing. It prints the median bandwidth over its windows in
+bytes per second for each block size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def exchange(channel: socket.socket, agent: Any, address: int) -> tuple[str, int
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer notifications until the other side hangs up."""
+    """Answer notifications until the other side closes the channel."""
     agent, address = make_agent("bare-target")
     exchange(channel, agent, address)
     channel.setblocking(False)
@@ -73,7 +73,7 @@ def answered(agent: Any) -> None:
 
 
 def drive(channel: socket.socket, op: str, blocks: list[int], per_window: list[int]) -> list[float]:
-    """Measure each block size; return bytes per second."""
+    """Measure each block size, and return the rates in bytes per second."""
     agent, address = make_agent("bare-initiator")
     target, remote = exchange(channel, agent, address)
     agent.make_connection(target)
@@ -109,7 +109,7 @@ def drive(channel: socket.socket, op: str, blocks: list[int], per_window: list[i
 
 
 def main() -> None:
-    """``bare_loop.py OP BLOCK:TRANSFERS_PER_WINDOW…``"""
+    """Run ``bare_loop.py OP BLOCK:TRANSFERS_PER_WINDOW…``, with block sizes in bytes."""
     pairs = [argument.split(":") for argument in sys.argv[2:]]
     ours, theirs = socket.socketpair()
     if os.fork() == 0:

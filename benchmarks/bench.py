@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure that the README claims, each measured five times in turn, and its median printed.
+"""Measure each figure of the README five times, and print the median.
 
-* the sweep: the whole command, 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and what one more size costs;
-* delivered bandwidth as we measure it, beside a bare NIXL loop with the same pattern of transfers, in the same run;
-* what an installed and unused plugin adds to the start of pytest;
-* ``pytest-nixl doctor``, which loads NIXL and makes a backend.
+* the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and the time that one more
+  size adds;
+* the ratio of the bandwidth that pytest-nixl measures to that of a bare NIXL loop with the same pattern of transfers;
+* the time that the installed but unused plugin adds to the start of pytest;
+* the time of ``pytest-nixl doctor``, which loads NIXL and makes a backend.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEP = "4KiB..64MiB"
-#: A size that is not in the sweep, from its middle.
+#: The sizes of the sweep and one more from the middle.
 ONE_MORE = "4KiB,8KiB,16KiB,32KiB,64KiB,128KiB,256KiB,512KiB,768KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB,64MiB"
 COMPARED = ("64KiB", "1MiB", "16MiB")
 
@@ -44,7 +45,7 @@ def pytest(*arguments: str, directory: Path = ROOT) -> float:
 
 
 def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]:
-    """Call the measures in turn, forwards and backwards (ABBA), and return what each found."""
+    """Call the measures in turn, forwards and backwards (ABBA), and return the values of each."""
     found: list[list[float]] = [[] for _ in measures]
     for repeat in range(repeats):
         order = list(enumerate(measures))
@@ -54,25 +55,25 @@ def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Print the smallest and the largest."""
+    """Return the smallest and the largest value as text."""
     return f"(min {min(values):.3f}, max {max(values):.3f})"
 
 
 def sweep(repeats: int) -> None:
-    """Time the whole command, and with one more size."""
+    """Measure the time of the whole command, with and without one more size."""
     suite = "suites/bandwidth"
     whole, more = alternate(
         repeats,
         lambda: pytest(suite, f"--nixl-blocks={SWEEP}"),
         lambda: pytest(suite, f"--nixl-blocks={ONE_MORE}"),
     )
-    print(f"sweep of 15 sizes, WRITE and READ, everything included: {median(whole):.2f} s {spread(whole)}")
+    print(f"sweep of 15 sizes, WRITE and READ, whole command: {median(whole):.2f} s {spread(whole)}")
     added = [b - a for a, b in zip(whole, more, strict=True)]
-    print(f"one more size: {median(added):.2f} s {spread(added)}")
+    print(f"one more size adds {median(added):.2f} s {spread(added)}")
 
 
 def rows(op: str) -> list[dict[str, Any]]:
-    """Measure some rows with ours and return their pytest-benchmark records."""
+    """Measure some rows with pytest-nixl, and return their pytest-benchmark records."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "rows.json")
         pytest("suites/bandwidth", f"--nixl-op={op}", f"--nixl-blocks={','.join(COMPARED)}", f"--benchmark-json={path}")
@@ -81,7 +82,7 @@ def rows(op: str) -> list[dict[str, Any]]:
 
 
 def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
-    """Measure the same rows with the bare loop and as many transfers a window; return bytes per second."""
+    """Measure the same rows with the bare loop, with as many transfers in a window; return bytes per second."""
     plan = []
     for record in records:
         size, rounds = record["extra_info"]["transfer_bytes"], record["stats"]["rounds"]
@@ -97,7 +98,7 @@ def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def beside_bare_loop(repeats: int) -> None:
-    """Print the ratio of our bandwidth to the bare loop's, pair by pair."""
+    """Print the ratio of the bandwidth that pytest-nixl measures to that of the bare loop, for each row."""
     for op in ("WRITE", "READ"):
         ratios: dict[str, list[float]] = {}
         for _ in range(repeats):
@@ -111,7 +112,7 @@ def beside_bare_loop(repeats: int) -> None:
 
 
 def startup(repeats: int) -> None:
-    """Print what the plugin adds to a pytest that does not use it."""
+    """Print the time that the unused plugin adds to the start of pytest."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "test_nothing.py").write_text("def test_nothing(): pass\n")
         without, with_ = alternate(
@@ -124,7 +125,7 @@ def startup(repeats: int) -> None:
 
 
 def doctor(repeats: int) -> None:
-    """Time the doctor's whole command."""
+    """Print the time of the whole command ``pytest-nixl doctor``."""
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -140,8 +141,8 @@ def doctor(repeats: int) -> None:
 def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="times that each figure is measured (default: 5)")
-    parser.add_argument("figures", nargs="*", help="sweep, bare, startup, doctor (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
+    parser.add_argument("figures", nargs="*", help="sweep, bare, startup or doctor (default: all)")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; medians of {arguments.repeats}", flush=True)
     chosen = {"startup": startup, "doctor": doctor, "sweep": sweep, "bare": beside_bare_loop}

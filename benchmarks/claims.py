@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to meet: requests for each rank, and time, for 2 to 512 claimants; and what a path to etcd adds.
+"""Measure the cost of joining a group: requests of each rank and time for 2 to 512 processes; and of the etcd proxy.
 
-Every claimant is a process of its own. Times run from a start that all are told at once, when they have loaded what
-they need, until the last of them has its rank and has passed a barrier. Requests are counted in runs of their own.
+Every member is a separate process. The clock starts when all processes have loaded their modules and are told to start,
+and stops when the last one has its rank and has passed a barrier. Requests are counted in separate runs.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
 
 FUNCTION = "pytest_nixl.checks.rank_race.functions:membership_from_a_start"
-#: Seconds for any claimant; and of a lease, so long that none has to be refreshed.
+#: Seconds for each step of a process, and seconds of a lease, which are enough to need no refresh.
 SECONDS, TTL = 120.0, 120
 REQUESTS = 300
 
 
 def meet(forkserver: ForkServer, endpoints: Sequence[str], group: str) -> float:
-    """Have a claimant join by each endpoint; return the seconds from the start to the last one's rank."""
+    """Let one process join through each endpoint; return the seconds until the last one has its rank."""
     size = len(endpoints)
     arguments = {"group": f"/bench/{group}/", "size": size, "ttl": TTL}
     claimants = [forkserver.start(FUNCTION, {**arguments, "endpoint": endpoint}) for endpoint in endpoints]
     try:
         for claimant in claimants:
             if said(claimant, lambda rank: rank == -1) != -1:
-                raise SystemExit(f"a claimant could not start: {claimant.message}")
+                raise SystemExit(f"a process could not start: {claimant.message}")
         start = time.perf_counter()
         for claimant in claimants:
             claimant.go_on()
         ranks = [said(claimant, lambda rank: rank >= 0) for claimant in claimants]
         took = time.perf_counter() - start
         if sorted(ranks) != list(range(size)):
-            raise SystemExit(f"{size} claimants got the ranks {sorted(ranks)}")
+            raise SystemExit(f"{size} processes got the ranks {sorted(ranks)}")
         for claimant in claimants:
             claimant.go_on()
         for claimant in claimants:
@@ -59,29 +59,29 @@ def meet(forkserver: ForkServer, endpoints: Sequence[str], group: str) -> float:
 
 
 def said(claimant: ForkedClaimant, wanted: Callable[[int], bool]) -> int:
-    """Wait until a claimant announces a rank that is wanted, and return it; or leave, with what it said."""
+    """Wait until a process announces a wanted rank, and return the rank. Exit if it reports an error."""
     rank = claimant.wait_for(lambda message: "error" in message or wanted(message["rank"]), SECONDS)
     if rank is None or "error" in rank:
-        raise SystemExit(f"a claimant failed: {rank}")
+        raise SystemExit(f"a process failed: {rank}")
     return int(rank["rank"])
 
 
 def claims(server: EmbeddedServer, repeats: int, sizes: Sequence[int]) -> None:
-    """Print requests and time for each number of claimants."""
+    """Print requests and time for each number of processes."""
     with ForkServer() as forkserver:
         for size in sizes:
-            # Hundreds of processes are hard on a small machine, and on who shares it.
+            # Large groups are measured once, because hundreds of processes overload a small machine.
             turns = range(repeats if size <= 128 else 1)
             times = [meet(forkserver, [server.endpoint] * size, f"{size}-{turn}") for turn in turns]
             with EtcdProxy(server.endpoint) as path:
                 ways = [path.client() for _ in range(size)]
                 meet(forkserver, [way.endpoint for way in ways], f"{size}-counted")
-                # A barrier begins with the key of who arrives; to leave, with the end of the lease.
+                # The first request of a barrier writes an arrival key. The first request to leave ends the lease.
                 joined = [first(way.requests, lambda request: "/arrived/" in request.key) for way in ways]
                 passed = [first(way.requests, lambda request: request.method == "LeaseRevoke") for way in ways]
             print(
-                f"{size:4} claimants: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each makes "
-                f"{min(joined)} to {max(joined)} requests to join, and {max(passed)} at most to pass a barrier too",
+                f"{size:4} ranks: {median(times):.2f} s (min {min(times):.2f}, max {max(times):.2f}); each sends "
+                f"{min(joined)} to {max(joined)} requests to join, at most {max(passed)} to join and pass a barrier",
                 flush=True,
             )
 
@@ -126,7 +126,7 @@ class Grpc:
 
 
 def latency(protocol: str, endpoint: str) -> None:
-    """Print the median time of a put in milliseconds; in a process of its own, as clients are."""
+    """Print the median time of a put in milliseconds. It runs in a separate process, as clients do."""
     if protocol == "grpc":
         put: Callable[[], None] = Grpc(endpoint).put
     else:
@@ -147,7 +147,7 @@ def latency(protocol: str, endpoint: str) -> None:
 
 
 def path_cost(server: EmbeddedServer, repeats: int) -> None:
-    """Print what a path that only passes adds to a put, for both protocols."""
+    """Print the time that a proxy without disturbances adds to a put, for both protocols."""
     with EtcdProxy(server.endpoint) as path:
         way = path.client()
 
@@ -164,7 +164,7 @@ def path_cost(server: EmbeddedServer, repeats: int) -> None:
                 plain.append(found[0])
                 added.append(found[1] - found[0])
             print(
-                f"a path that only passes, {name}: {median(added):+.2f} ms a request "
+                f"the etcd proxy, {name}: {median(added):+.2f} ms a request "
                 f"(min {min(added):+.2f}, max {max(added):+.2f}), of {median(plain):.2f} ms",
                 flush=True,
             )
@@ -173,9 +173,9 @@ def path_cost(server: EmbeddedServer, repeats: int) -> None:
 def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="times that each figure is measured (default: 5)")
-    parser.add_argument("--sizes", default="2,4,8,16,32,64,128,256,512", help="numbers of claimants")
-    parser.add_argument("--latency", nargs=2, metavar=("PROTOCOL", "URL"), help="what one of its own processes does")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
+    parser.add_argument("--sizes", default="2,4,8,16,32,64,128,256,512", help="the numbers of processes")
+    parser.add_argument("--latency", nargs=2, metavar=("PROTOCOL", "URL"), help="for internal use: time puts to URL")
     arguments = parser.parse_args()
     if arguments.latency:
         latency(*arguments.latency)

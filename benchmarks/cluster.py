@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to run on two ranks: a command's round trip through etcd, and the time until a dead peer is named.
+"""Measure the cost of two ranks: the round trip of a request through etcd, and the time until a dead peer is named.
 
-Both ranks are processes of this host with an etcd of their own; the peer serves as that of a run does.
+Both ranks are processes on this host with a private etcd. The peer serves rank 0 as in a run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ serve(membership, client, supervisor(), services={{"echo": lambda text: text}})
 
 
 def once(server: EmbeddedServer, trips: int) -> tuple[list[float], float]:
-    """Return the seconds of round trips, and those from a SIGKILL of the peer until rank 0 names it."""
+    """Return the seconds of each round trip, and the seconds from the SIGKILL of the peer until rank 0 names it."""
     peer = subprocess.Popen([sys.executable, "-c", PEER, server.endpoint])
     try:
         with server.client() as client, join(client, GROUP, 2, wanted=0, token=TOKEN) as membership:
@@ -49,13 +49,13 @@ def once(server: EmbeddedServer, trips: int) -> tuple[list[float], float]:
             for number in range(trips):
                 start = time.perf_counter()
                 if driver.peers[1].ask("echo", text=str(number)) != str(number):
-                    raise SystemExit("the peer answered something else")
+                    raise SystemExit("the peer sent a wrong answer")
                 took.append(time.perf_counter() - start)
             start = time.perf_counter()
             os.kill(peer.pid, signal.SIGKILL)
             while not driver.gone:
                 if time.perf_counter() - start > SECONDS:
-                    raise SystemExit("a dead peer was not named")
+                    raise SystemExit(f"rank 0 did not name the dead peer within {SECONDS:g} s")
                 time.sleep(0.005)
             named = time.perf_counter() - start
             driver.close()
@@ -69,7 +69,7 @@ def main() -> None:
     """Print both figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5, help="how often a peer is killed (default: 5)")
-    parser.add_argument("--trips", type=int, default=200, help="round trips before each of these (default: 200)")
+    parser.add_argument("--trips", type=int, default=200, help="round trips before each kill (default: 200)")
     arguments = parser.parse_args()
     server = EmbeddedServer.start(supervisor())
     try:
@@ -79,9 +79,9 @@ def main() -> None:
         close_supervisor()
     trips = [1e3 * one for took, _ in found for one in took]
     named = [one for _, one in found]
-    print(f"a command's round trip: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms, "
-          f"of {len(trips)}")  # fmt: skip
-    print(f"a peer that is killed is named after {median(named):.1f} s, {max(named):.1f} s at most, of {len(named)}")
+    print(f"round trip of a request: median {median(trips):.2f} ms, 99 % within {quantiles(trips, n=100)[98]:.1f} ms "
+          f"({len(trips)} trips)")  # fmt: skip
+    print(f"a killed peer is named after {median(named):.1f} s, at most {max(named):.1f} s ({len(named)} kills)")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loop that stops its clock at DONE claims of LIBFABRIC's WRITE, beside what is delivered.
+"""Compare the rate that a loop measures which stops its clock at DONE with the delivered rate of LIBFABRIC's WRITE.
 
-The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It carries no
-notification and asks the target nothing. Run it where LIBFABRIC works, with an interface that is up and is not the
-loopback: see docs/libfabric.md. Two arguments, if given, are the commands that start the initiator's worker and the
-target's in a network of their own, such as ``"nsenter --target=PID --net --mount"``.
+The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It sends no
+notification and does not ask the target. Run it on a machine where LIBFABRIC works, with an interface that is up and is
+not the loopback: see docs/libfabric.md. Two optional arguments are the command prefixes that start the worker of the
+initiator and of the target in a network namespace, such as ``"nsenter --target=PID --net --mount"``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COUNT = 200
 
 
 def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[float]:
-    """Return the seconds from post to DONE of single WRITEs; this runs in the initiator's worker."""
+    """Return the seconds from post to DONE of single WRITEs. This function runs in the worker of the initiator."""
     local = agent.get_xfer_descs([(here, block, 0)], "DRAM")
     remote = agent.get_xfer_descs([(there, block, 0)], "DRAM")
     handle = agent.initialize_xfer("WRITE", local, remote, target)
@@ -43,13 +43,13 @@ def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[fl
         seconds.append(time.perf_counter() - start)
         assert state == "DONE", state
         until = time.perf_counter() + 0.001
-        while time.perf_counter() < until:  # the libraries are asked on, as an application's own loop would
+        while time.perf_counter() < until:  # go on polling the libraries, as the loop of an application does
             agent.check_xfer_state(handle)
     return seconds
 
 
 def claimed(link: Link, block: int) -> float:
-    """Return the bytes per second that the median of the naive loop claims."""
+    """Return the rate in bytes per second that follows from the median time of the naive loop."""
     serving = link.target.worker.request("serve", agent=link.target.ref, patience=30.0)
     arguments = {"here": link.source.address, "there": link.destination.address, "block": block}
     running = link.initiator.worker.request(
@@ -61,7 +61,7 @@ def claimed(link: Link, block: int) -> float:
 
 
 def main() -> None:
-    """Print, for three launches and two sizes, what the naive loop claims and what is delivered."""
+    """Print the rate of the naive loop and the delivered rate, for three launches and two sizes."""
     config = SimpleNamespace(getoption=lambda name, default=None: default, getini=lambda name: None)
     settings: Settings = replace(read_settings(cast(Any, config), environ={}), blocks=BLOCKS)
     for _ in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long ``pytest-nixl profile judge`` takes for a recording of 100 MB: UCX's tables, a log, long lines."""
+"""Measure the time of ``pytest-nixl profile judge`` for 100 MB of recorded output: UCX's tables, a log, long lines."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the commands that read a store take: history, report, and the look-up of a baseline.
+"""Measure the time of the commands that read a store: history, report, and comparison with a baseline.
 
-Stores of 1,000 and 10,000 runs of 30 rows are made up, in the form that runs leave, with a change in the midst. The
-first look at a store reads every file and leaves an index; the next ones read that.
+The stores are generated: 1,000 and 10,000 runs of 30 rows in the format of real runs, with a change in the middle. The
+first command that reads a store reads every file and writes an index. Later commands read the index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = [f"UCX/{op}/DRAM:DRAM/{block}/batch1/depth1/0-1" for op in ("WRITE", "REA
 
 
 def records(count: int) -> Iterator[str]:
-    """Yield the text of each record, the oldest first; half of the rows are quiet and half are noisy."""
+    """Yield the text of each record, oldest first. Half of the rows vary little, the other half much."""
     chance = random.Random(1)
     here = host()
     for number in range(count):
@@ -85,12 +85,12 @@ def main() -> None:
             store.mkdir()
             for number, text in enumerate(records(count)):
                 (store / f"{number:06d}.json").write_text(text)
-            time.sleep(5)  # an index knows only files that were written a while ago
+            time.sleep(5)  # the index contains only files that are at least a few seconds old
             page = f"{folder}/report.html"
             image = f"nixl:{(count - 1) // 50}"
             for words, arguments in (
-                ("the command alone, which reads no store", ("profile", "show", "loopback")),
-                ("history, first look", ("history", str(store))),
+                ("a command that reads no store", ("profile", "show", "loopback")),
+                ("history, without an index", ("history", str(store))),
                 ("history", ("history", str(store))),
                 ("report", ("report", image, page, "--store", str(store))),
                 ("compare with a baseline", ("compare", image, image, "--store", str(store))),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pytest's hooks do in a run of several ranks."""
+"""The parts of pytest's hooks that only a run of several ranks needs."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ from pytest_nixl.report.outputs import leave_again
 from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.run import Run
 
-#: Sentences of rank 0's verdict that the others are told.
+#: The largest number of failing results that the peers print.
 _TOLD = 12
 
 
 def refuse(config: pytest.Config, run: Run) -> None:
-    """:raises pytest.UsageError: where several ranks are asked for with what they cannot do."""
+    """Check that the options can be used in a run of several ranks.
+
+    :raises pytest.UsageError: if one of them cannot.
+    """
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
         raise pytest.UsageError(
-            f"{run.asked.ranks} ranks ({run.asked.source}) are refused with pytest-xdist (-n, --dist)"
+            f"{run.asked.ranks} ranks ({run.asked.source}) cannot be combined with pytest-xdist: remove -n and --dist"
         )
     if run.settings.compare_image is not None:
         raise pytest.UsageError(
-            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command is started on "
-            "one host; compare two runs with --nixl-baseline"
+            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command runs on one "
+            "host only; compare two runs with --nixl-baseline instead"
         )
     require_etcd(run.settings, run.asked)
     require_secret(run.settings, run.asked)
 
 
 def take_part(session: pytest.Session, run: Run) -> bool | None:
-    """Join the other ranks. Rank 0 goes on to its tests; any other serves it, and returns True when that is over."""
+    """Join the other ranks. Rank 0 then runs its tests; a peer serves rank 0 until the run is over.
+
+    :returns: None on rank 0, which tells pytest to run the tests; True on a peer, which tells pytest not to.
+    """
     refuse(session.config, run)
     say = _speaker(session.config)
     with sigterm_ends_in_order():
@@ -76,7 +82,7 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
 
 
 def conclude(session: pytest.Session, run: Run) -> None:
-    """Say, among rank 0's results, which ranks have gone; take, on any other rank, rank 0's exit code."""
+    """On rank 0, add a result for each lost rank. On a peer, set the exit code that rank 0 sent."""
     party = run.party
     if party is None:
         return
@@ -85,7 +91,7 @@ def conclude(session: pytest.Session, run: Run) -> None:
         session.exitstatus = party.ending.code
     elif party.driver is None:
         party.early = True
-        party.ending = Ending(int(session.exitstatus), f"{party.name} {_ended(int(session.exitstatus))}, and has left")
+        party.ending = Ending(int(session.exitstatus), f"{party.name} {_ended(int(session.exitstatus))} and left")
     elif party.faults:
         for error in party.faults:
             run.results.append(Result("ranks", "", Verdict.ERROR, error.reason, error.remedy))
@@ -95,7 +101,10 @@ def conclude(session: pytest.Session, run: Run) -> None:
 
 
 def leave(session: pytest.Session, run: Run) -> list[str]:
-    """Leave the others, when all reports are written; return what could not be done."""
+    """Leave the group after all reports are written.
+
+    :returns: one sentence for each thing that could not be done.
+    """
     party = run.party
     if party is None:
         return []
@@ -104,7 +113,7 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
     if party.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if party.faults and not run.interrupted:
-        # The reports are written already, and a rank was lost since.
+        # A rank was lost after the reports were written: write them again.
         run.interrupted = f"{INTERRUPTED} after the last check: {party.faults[0].reason}"
         if party.drives:
             leave_again(session.config, run)
@@ -113,7 +122,7 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
 
 
 def _ended(code: int) -> str:
-    """Say how a rank has ended that did not come to the end of its tests."""
+    """Say how a rank ended that did not finish its tests."""
     if code == pytest.ExitCode.INTERRUPTED:
         return "was interrupted"
     if code - 128 in signal.valid_signals():
@@ -156,20 +165,20 @@ def _speaker(config: pytest.Config) -> Callable[[str], None]:
 
 
 def _own_files(config: pytest.Config, rank: int) -> None:
-    """Have this rank's JUnit file beside rank 0's, and not in its place."""
+    """Add the rank to the name of this rank's JUnit file, so that it does not replace the file of rank 0."""
     for writer in junit_files(config):
         path = Path(writer.logfile)
         writer.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
 
 
 def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None:
-    """Report what a peer did as one test, so that its terminal and files have rank 0's verdict."""
+    """Report the run as one test of this peer, so that its terminal and its files show the verdict of rank 0."""
     nodeid = party.name
     location = (nodeid, None, nodeid)
     session.config.hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
     for when in ("setup", "call", "teardown"):
         bad = when == "call" and ending.code != 0
-        words = f"{ending.verdict}\nas {party.name_of(0)} says" if party.fault is None else ending.verdict
+        words = f"{ending.verdict}\nreported by {party.name_of(0)}" if party.fault is None else ending.verdict
         report = pytest.TestReport(
             nodeid,
             location,

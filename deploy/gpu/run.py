@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the whole validation on this machine from what this one file carries: no network, no compiler, nothing installed.
+"""Run the whole validation from this one file: it needs no network and no compiler, and installs nothing.
 
-It needs a Python of the version that it was packed for, and for GPU memory a GPU with its driver. PyTorch is not
-needed; where it is, buffers are made and compared through it too, in a stage of its own. All that comes of it is left
-in one folder: see README.md beside this source.
+It needs the Python version for which it was packed and, for GPU memory, a GPU with its driver. It does not need
+PyTorch; if PyTorch is installed, a separate stage makes and compares buffers with it. All results are written to one
+folder: see README.md in the folder of this source.
 
     python3 pytest-nixl-gpu.pyz --out results
     python3 pytest-nixl-gpu.pyz --out results -- --nixl-blocks=1MiB -k bandwidth
@@ -26,34 +26,39 @@ import tempfile
 import time
 import zipfile
 
-#: What the GPUs' names have, and the profiles that know them. A GH200 is no H200: its bus to the host is another.
+#: Patterns for the names of GPUs, and their profiles. A GH200 is not an H200: its link to the host is different.
 PROFILES = ((r"\bH200\b", "h200"), (r"\bH100\b", "h100"))
 SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
-#: Libraries that are taken from what is carried where the system has none.
+#: Packed libraries that are used if the system has none.
 FALLBACK = ("libz.so.1", "libcrypto.so.3", "libssl.so.3")
-#: The stage in which PyTorch stands for the bindings of the CUDA driver.
+#: The stage that uses PyTorch instead of the bindings of the CUDA driver.
 TORCH = "pytest-torch"
 SUITES = ("infrastructure", "bandwidth", "metadata", "uri_validation", "faults")
 
 
 class NoRunError(Exception):
-    """It cannot run here: why, in one sentence."""
+    """The validation cannot run on this machine; the text is one sentence that says why."""
 
 
 def unpack(carried: str, folder: str) -> dict[str, str]:
-    """Unpack what the file carries; return what it is. :raises NoRunError: where this Python cannot."""
+    """Unpack the file, and return its manifest.
+
+    :param carried: the path of the file.
+    :param folder: the folder to unpack to.
+    :raises NoRunError: if this Python cannot unpack or run it.
+    """
     with zipfile.ZipFile(carried) as archive:
         manifest: dict[str, str] = json.loads(archive.read("manifest.json"))
         here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if manifest["python"] != here or sys.implementation.name != "cpython":
             raise NoRunError(
-                f"this was packed for CPython {manifest['python']}, and this is {sys.implementation.name} {here}: "
-                f"start it by python{manifest['python']}, or pack it by pack.py --python {here}"
+                f"this file was packed for CPython {manifest['python']}, but this is {sys.implementation.name} {here}: "
+                f"run it with python{manifest['python']}, or pack it again with pack.py --python {here}"
             )
         try:
             import lzma  # noqa: F401
         except ImportError:
-            raise NoRunError("this Python was built without lzma: start it by another one") from None
+            raise NoRunError("this Python was built without lzma: run the file with another Python") from None
         with archive.open("tree.tar.xz") as stream, tarfile.open(fileobj=stream, mode="r|xz") as tree:
             if hasattr(tarfile, "data_filter"):
                 tree.extractall(folder, filter="data")
@@ -63,7 +68,7 @@ def unpack(carried: str, folder: str) -> dict[str, str]:
 
 
 def environment(folder: str) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that the run has, and in words what of it is this machine's and what is carried."""
+    """Return the environment of the stages, and sentences that say which packages come from this machine."""
     said = []
     paths = [os.path.join(folder, "source"), os.path.join(folder, "site")]
     for what, module in (("numpy", "numpy"), ("cuda", "cuda.bindings.driver")):
@@ -73,14 +78,14 @@ def environment(folder: str) -> tuple[dict[str, str], list[str]]:
             paths.append(os.path.join(folder, what))
             said.append(f"{module}: carried")
         elif what == "numpy":
-            raise NoRunError("there is no NumPy here, and none is carried: install it, or pack without --without numpy")
+            raise NoRunError("NumPy is neither installed nor packed: install it, or pack without --without numpy")
         else:
             said.append(f"{module}: none")
     changed = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # What else is installed here is no part of this: its pytest plugins may be of another pytest.
+        # Do not load pytest plugins of this machine: they may need another version of pytest.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PATH": os.pathsep.join([os.path.join(folder, "bin"), os.environ.get("PATH", os.defpath)]),
     }
@@ -88,7 +93,7 @@ def environment(folder: str) -> tuple[dict[str, str], list[str]]:
     for soname in FALLBACK:
         if not loads(soname) and os.path.exists(os.path.join(folder, "fallback", soname)):
             libraries.append(soname)
-    # UCX watches allocations through the runtime of the CUDA that NIXL was built for: PyTorch's, if it is of that.
+    # UCX watches allocations through the CUDA runtime for which NIXL was built. Use that of PyTorch if it is the same.
     runtime = runtimes() or glob.glob(os.path.join(folder, "fallback", "libcudart.so.*"))
     extra = os.path.join(folder, "libraries")
     os.makedirs(extra)
@@ -103,18 +108,18 @@ def environment(folder: str) -> tuple[dict[str, str], list[str]]:
 
 
 def imports(module: str) -> bool:
-    """Whether this machine's Python has a module, tried in a process of its own."""
+    """Whether the Python of this machine can import a module. It is tried in a separate process."""
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
 
 
 def without(changed: dict[str, str], folder: str, part: str) -> dict[str, str]:
-    """Return the variables of a run that does not see one carried part."""
+    """Return the environment without one packed part."""
     paths = changed["PYTHONPATH"].split(os.pathsep)
     return {**changed, "PYTHONPATH": os.pathsep.join(path for path in paths if path != os.path.join(folder, part))}
 
 
 def loads(soname: str) -> bool:
-    """Whether the loader finds a library here."""
+    """Whether the loader of this machine finds a library."""
     try:
         ctypes.CDLL(soname)
     except OSError:
@@ -123,7 +128,7 @@ def loads(soname: str) -> bool:
 
 
 def runtimes() -> list[str]:
-    """Return the CUDA runtimes that packages of this Python carry, as PyTorch's do."""
+    """Return the paths of CUDA runtimes in packages of this Python, such as those that PyTorch installs."""
     found = []
     for place in sys.path:
         found += glob.glob(os.path.join(place or ".", "nvidia", "cuda_runtime", "lib", "libcudart.so.12"))
@@ -131,7 +136,7 @@ def runtimes() -> list[str]:
 
 
 def models() -> list[str]:
-    """Return the models of the GPUs here: by the driver's files, or by nvidia-smi where there are none of them."""
+    """Return the models of the GPUs of this machine, from the driver's files, else from nvidia-smi."""
     found = []
     for place in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information")):
         with open(place) as file:
@@ -145,7 +150,7 @@ def models() -> list[str]:
 
 
 def profile_of(names: list[str]) -> str:
-    """Return the profile that knows these GPUs; ``loopback`` where none does."""
+    """Return the profile for these GPUs; ``loopback`` if there is none."""
     for word, profile in PROFILES:
         if names and all(re.search(word, name) for name in names):
             return profile
@@ -153,7 +158,7 @@ def profile_of(names: list[str]) -> str:
 
 
 def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]]]:
-    """Return each command by its name, in order. Those named ``pytest-…`` decide the exit code."""
+    """Return the name and the command of each stage, in order. Stages named ``pytest-…`` decide the exit code."""
     python = sys.executable
 
     def run(name: str, suites: tuple[str, ...], *options: str) -> tuple[str, list[str]]:
@@ -170,7 +175,7 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
         ("facts", [python, "-m", "pytest_nixl.cli", "facts", "--output", f"{out}/facts.json"]),
         ("recorded", [python, "-m", "pytest_nixl.cli", "facts", "--record", f"{out}/recorded"]),
         ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "--profile", profile]),
-        # Host memory first: where that fails, no GPU is to blame.
+        # Host memory comes first: if this stage fails, the GPUs are not the cause.
         run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
         run("pytest-gpu", SUITES, "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM", f"--nixl-blocks={SIZES}",
             f"--nixl-profile={profile}"),
@@ -179,9 +184,9 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
 
 
 def carry_out(name: str, command: list[str], changed: dict[str, str], folder: str, out: str) -> int:
-    """Run one stage; what it says goes to the terminal and to a file.
+    """Run one stage, write its output to the terminal and to a file, and return its exit code.
 
-    :raises SystemExit: after Ctrl-C or SIGTERM, which the stage gets too, once it has cleaned up.
+    :raises SystemExit: after Ctrl-C or SIGTERM. The signal is passed on to the stage, which cleans up first.
     """
     print(f"== {name}: {' '.join(command[1:])}", flush=True)
     libc, stopped = ctypes.CDLL(None), []
@@ -218,11 +223,11 @@ def carry_out(name: str, command: list[str], changed: dict[str, str], folder: st
 def main() -> int:
     """Run every stage; return the first exit code of pytest that is not 0."""
     parser = argparse.ArgumentParser(prog=os.path.basename(sys.argv[0]), description=(__doc__ or "").split("\n\n")[0],
-                                     epilog="what follows -- goes to pytest, after our own options")  # fmt: skip
+                                     epilog="options after -- are passed on to pytest")  # fmt: skip
     parser.add_argument("--out", default=os.environ.get("OUT") or "pytest-nixl-results", metavar="DIR",
-                        help="where everything is left (default: $OUT, else pytest-nixl-results)")  # fmt: skip
-    parser.add_argument("--profile", default="", help="what to expect (default: by the GPUs' model)")
-    parser.add_argument("--only", default="", metavar="STAGE[,STAGE]", help="run these stages alone")
+                        help="the folder of the results (default: $OUT, else pytest-nixl-results)")  # fmt: skip
+    parser.add_argument("--profile", default="", help="the profile to judge by (default: by the model of the GPUs)")
+    parser.add_argument("--only", default="", metavar="STAGE[,STAGE]", help="run only these stages")
     given = sys.argv[1:]
     cut = given.index("--") if "--" in given else len(given)
     arguments = parser.parse_args(given[:cut])
@@ -232,20 +237,20 @@ def main() -> int:
     wanted = arguments.only.split(",") if arguments.only else [name for name, _ in chosen]
     unknown = [name for name in wanted if name not in dict(chosen)]
     if unknown:
-        parser.error(f"--only={','.join(unknown)} is no stage: expected {', '.join(name for name, _ in chosen)}")
+        parser.error(f"--only={','.join(unknown)} is not a stage: expected {', '.join(name for name, _ in chosen)}")
     os.makedirs(out, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="pytest-nixl-gpu-")
     try:
         manifest = unpack(os.path.abspath(sys.argv[0]), folder)
         changed, said = environment(folder)
-        print(f"packed: {manifest}; GPUs here: {', '.join(names) or 'none'}; profile: {profile}")
+        print(f"packed: {manifest}; GPUs: {', '.join(names) or 'none'}; profile: {profile}")
         print("; ".join(said), flush=True)
         done = []
         for name, command in chosen:
             if name not in wanted:
                 continue
             if name == TORCH and (not imports("torch") or imports("cuda.bindings.driver")):
-                print(f"== {name}: left out: it takes PyTorch, and no other bindings of the driver here")
+                print(f"== {name}: skipped: it needs PyTorch, and no other bindings of the driver")
             else:
                 start = time.monotonic()
                 variables = without(changed, folder, "cuda") if name == TORCH else changed
@@ -261,7 +266,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     for each in done:
         print(f"{each['stage']:<12} exit {each['exit']:>3} after {each['seconds']} s")
-    print(f"everything is in {out}")
+    print(f"all results are in {out}")
     return next((int(each["exit"]) for each in done if each["stage"].startswith("pytest-") and each["exit"]), 0)
 
 

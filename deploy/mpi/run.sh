@@ -1,30 +1,31 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A run by Open MPI's mpirun: one rank on each host, and the verdict as the exit code. No etcd is needed: rank 0 serves
-# one on the first host.
+# A run with Open MPI's mpirun: one rank on each host. The exit code is that of the verdict. No etcd is needed, because
+# rank 0 serves one on the first host.
 #
 #   HOSTS=node-a,node-b deploy/mpi/run.sh 2 --nixl-backend=LIBFABRIC --nixl-profile=p5.48xlarge \
 #       --nixl-memory=VRAM:VRAM,DRAM:DRAM [option of pytest …]
-#   deploy/mpi/run.sh 2                  # two ranks on this host, to see that it works: the profile is loopback
+#   deploy/mpi/run.sh 2                  # two ranks on this host with the profile loopback, as a first test
 #
-# RESULTS: a directory that all hosts share, for each rank's verdict, logs and JUnit XML (default: nixl-TIME, here).
-# TIME_LIMIT: seconds after which it is ended (default: 3600). MPIRUN_OPTIONS: more options of mpirun.
+# RESULTS: a new directory on a file system that all hosts share, for the verdict, logs and JUnit XML of each rank
+# (default: nixl-TIME in this directory). TIME_LIMIT: seconds after which the run is ended (default: 3600).
+# MPIRUN_OPTIONS: more options of mpirun.
 set -uo pipefail
 
 ranks=${1:?the number of ranks is missing: run.sh RANKS [option of pytest ...]}
 shift
 hosts=${HOSTS:-}
-# The other hosts need not have this PATH.
+# An absolute path, because the other hosts may have another PATH.
 pytest=$(command -v pytest) || { echo "pytest-nixl: there is no pytest on PATH" >&2; exit 4; }
 results=$(realpath -m "${RESULTS:-nixl-$(date +%Y%m%d-%H%M%S)}")
 limit=${TIME_LIMIT:-3600}
 if [ -e "$results" ]; then
-    echo "pytest-nixl: $results is there already, and old verdicts would count: give another RESULTS" >&2
+    echo "pytest-nixl: $results already exists, and old verdicts would be counted: set RESULTS to a new directory" >&2
     exit 4
 fi
 mkdir -p "$results"
 
-# Who has no token cannot write into the etcd of rank 0.
+# The etcd of rank 0 accepts only clients that have this token.
 export NIXL_GROUP_TOKEN=${NIXL_GROUP_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 # Rank 0 is on the first host.
 first=${hosts%%,*}
@@ -42,14 +43,14 @@ options=(
     --nixl-log-dir="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
 )
 
-# mpirun kills the other ranks soon after the first one has ended with another code than 0. So no rank ends before every
-# rank has written its reports; what makes mpirun spare them would make it end with 0.
+# mpirun kills the other ranks soon after one rank ends with a code other than 0. Therefore the ranks wait until all
+# have written their reports before any of them ends. An option that makes mpirun spare them would make it exit with 0.
 timeout --kill-after=60 "$limit" \
     mpirun -n "$ranks" "${placed[@]}" -x NIXL_GROUP_TOKEN -x MASTER_ADDR ${more[@]+"${more[@]}"} \
     "$pytest" "${options[@]}" "$@"
 code=$?
 
-# 0 counts only with a verdict of every rank.
+# Exit code 0 is accepted only if every rank has left a verdict.
 verdicts=$(find "$results" -path "$results/rank-*/verdict.json" | wc -l)
 if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
     echo "pytest-nixl: no end after $limit s (or killed): see $results" >&2

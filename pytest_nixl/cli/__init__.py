@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pytest-nixl``: what can be said without running a test. Imports report and below."""
+"""Check machines, endpoints and recorded runs without running a test.
+
+The command exits with 0 if all is good, with 1 if a verdict fails, and with 2 and one sentence on stderr if it cannot
+run. Each subcommand is one module. Its function ``add`` adds a parser, and the parser's default ``run`` is a function
+that takes the arguments and returns the exit code.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,12 @@ COMMANDS = (clean, compare, doctor, endpoint, facts, findings, history, profile,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    :param argv: the arguments after the name of the program; None for those of this process.
+    """
     if sys.stdout is None:
-        return _refuse("standard output is closed, so nobody can read the answer: give it one, such as >answer.txt")
+        return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.run(arguments)
@@ -29,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         _lead_nowhere()
-        _refuse("standard output cannot be written: the program that read it has ended")
+        _refuse("standard output cannot be written: the program that was reading it has ended")
         return FAILED
     except OSError as error:
         return _refuse(_words(error))
@@ -44,7 +52,7 @@ def _refuse(sentence: str) -> int:
 
 
 def _words(error: OSError) -> str:
-    """Say in one sentence what the system refused."""
+    """Say in one sentence which operation the system refused."""
     if error.filename is not None:
         return f"{error.filename} cannot be read ({error.strerror})"
     try:
@@ -56,14 +64,14 @@ def _words(error: OSError) -> str:
 
 
 def _lead_nowhere() -> None:
-    """Have standard output lead nowhere: Python would fail once more, on what is left in its buffer, when it ends."""
+    """Discard further output, because Python would otherwise fail again at exit, when it flushes its buffer."""
     from pytest_nixl.core.terminal_output import lead_nowhere
 
     lead_nowhere()
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one sentence."""
+    """A parser that prints an error as one sentence."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m pytest_nixl.cli``: the command ``pytest-nixl`` where no script is installed."""
+"""``python -m pytest_nixl.cli`` runs the command ``pytest-nixl`` from a clone, where no script is installed."""
 
 from pytest_nixl.cli import main
 

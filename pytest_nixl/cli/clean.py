@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl clean``: remove what groups of ranks that have ended left in an etcd."""
+"""``pytest-nixl clean``: remove the keys that ended runs of several ranks left in an etcd."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl clean`` to the command's parsers."""
     clean = commands.add_parser(
         "clean",
-        help="remove the keys of groups of ranks that have ended",
-        description="Remove the keys of groups that have no living member any more. A group that has one is left as it "
-        "is and named, and the command then exits with 1. Certificates and users are taken from etcdctl's own "
-        "variables (ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER).",
+        help="remove the keys that ended runs of several ranks left in an etcd",
+        description="Remove the keys of groups that have no living member. A group that still has one is not changed, "
+        "its members are printed, and the command exits with 1. Certificates and user are read from the variables of "
+        "etcdctl (ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER).",
     )
     clean.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
-    clean.add_argument("--group", metavar="NAME", default="", help="this group only, with whatever token it has")
-    clean.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    clean.add_argument("--group", metavar="NAME", default="", help="clean only groups of this name, with any token")
+    clean.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     clean.set_defaults(run=_run)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl compare``: judge one recorded run by another."""
+"""``pytest-nixl compare``: compare a recorded run with an earlier one, and judge each row."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl compare`` to the command's parsers."""
     compare = commands.add_parser(
         "compare",
-        help="judge one recorded run by another: 0 where it lost nothing, 1 where it did or a row is missing",
+        help="compare two recorded runs; exits with 0 if B is as good as A, and with 1 if a row is worse or missing",
     )
     text = "a record, a directory (its newest record), or an image of --store"
-    compare.add_argument("before", metavar="A", help=f"the run to judge by: {text}")
-    compare.add_argument("now", metavar="B", help="the run to judge: the same")
-    compare.add_argument("--store", metavar="DIR", default="", help="where images are looked up")
+    compare.add_argument("before", metavar="A", help=f"the run to compare with: {text}")
+    compare.add_argument("now", metavar="B", help="the run to judge, given in the same way")
+    compare.add_argument("--store", metavar="DIR", default="", help="the directory in which images are looked up")
     compare.add_argument("--max-regression", metavar="SHARE", default="5%",
-                         help="loss up to which a row is unchanged (default: 5%%)")  # fmt: skip
-    compare.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
-    compare.add_argument("--report", metavar="FILE", default="", help="write a report as well: .html, .csv or .prom")
+                         help="a row that loses no more than this is unchanged (default: 5%%)")  # fmt: skip
+    compare.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
+    compare.add_argument("--report", metavar="FILE", default="", help="also write a report: .html, .csv or .prom")
     compare.set_defaults(run=_compare)
 
 

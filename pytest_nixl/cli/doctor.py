@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl doctor``: what is wrong with this machine, in words, without pytest."""
+"""``pytest-nixl doctor``: check this machine, or a recorded one, without running pytest."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl doctor`` to the command's parsers."""
-    doctor = commands.add_parser("doctor", help="say what is wrong with this machine, or with a recorded one")
-    doctor.add_argument("--profile", metavar="NAME|FILE", default="loopback", help="what to expect (default: loopback)")
-    doctor.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
+    doctor = commands.add_parser("doctor", help="check this machine, or a recorded one, and print what is wrong")
+    doctor.add_argument(
+        "--profile", metavar="NAME|FILE", default="loopback", help="the profile of the machine (default: loopback)"
+    )
+    doctor.add_argument("--gate", action="store_true", help="also fail undecided checks, as --nixl-gate does")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
         "--image", action="store_true",
-        help="ask only what an image can answer that is being built: no GPU, no network card and no etcd is needed",
+        help="run only the checks that work while an image is built: they need no GPU, no network card and no etcd",
     )  # fmt: skip
     add_sources(doctor)
     doctor.set_defaults(run=_run)
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where facts come from."""
+    """Add the options that say where the facts come from."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--root", metavar="DIR", help="a tree that `pytest-nixl facts --record DIR` wrote")
+    where.add_argument("--root", metavar="DIR", help="read the machine from a tree of `pytest-nixl facts --record DIR`")
     where.add_argument(
         "--hwloc", metavar="FILE.xml", type=Path,
-        help="the topology of another host, by `lstopo --of xml`: only its GPUs and RDMA devices are known then",
+        help="read the GPUs and RDMA devices of another host from its topology, as `lstopo --of xml` writes it",
     )  # fmt: skip
     parser.add_argument("--backend", metavar="NAME[,NAME]", help="backends to try (default: NIXL_BACKEND, else UCX)")
     parser.add_argument("--etcd", metavar="URL[,URL]", help="the etcd (default: NIXL_ETCD_ENDPOINTS, ETCD_ENDPOINTS)")
     parser.add_argument(
         "--peer", metavar="HOST[:PORT]", action="append", default=[], help="a host to reach; repeatable"
     )
-    parser.add_argument("--nixlbench", metavar="PATH", default="", help="its file (default: it is looked for on PATH)")
+    parser.add_argument("--nixlbench", metavar="PATH", default="", help="the nixlbench to check (default: from PATH)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -71,7 +73,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = False) -> tuple[Facts, tuple[str, ...]]:
-    """Gather the facts that the options ask for; return them with the backends that are judged."""
+    """Gather the facts that the options ask for.
+
+    :param arguments: the options of :func:`add_sources`.
+    :param root: the machine or the recorded tree to read.
+    :param image: whether to leave out etcd and peers, as for an image that is being built.
+    :returns: the facts, and the backends to judge.
+    :raises ValueError: if the recorded tree is not one that this version can read.
+    """
     from pytest_nixl.host.facts import gather
     from pytest_nixl.processes.supervisor import close_supervisor
 
@@ -93,7 +102,8 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
         if root.live:
             raise
         raise ValueError(
-            f"{root.folder} is no tree of this version ({error!r}): expected one that `facts --record` wrote"
+            f"{root.folder} is not a tree that this version can read ({error!r}): record it again with "
+            "`pytest-nixl facts --record DIR`"
         ) from None
     finally:
         close_supervisor()
@@ -102,7 +112,7 @@ def gathered(arguments: argparse.Namespace, root: FactsRoot, *, image: bool = Fa
 
 
 def _colours() -> dict[str, str]:
-    """The terminal's colours by outcome; none where it is no terminal, or NO_COLOR is set."""
+    """Return the terminal's colour of each outcome; none if stdout is not a terminal, or NO_COLOR is set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return {}
     return {"PASS": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m", "SKIP": "\033[2m", "END": "\033[0m"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl endpoint``: how NIXL, its KV benchmark and etcdctl read an endpoint, and what to write instead."""
+"""``pytest-nixl endpoint``: show how NIXL, its KV benchmark and etcdctl read an endpoint, and what to write instead."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl endpoint`` to the command's parsers."""
     endpoint = commands.add_parser(
         "endpoint",
-        help="say how NIXL, its KV benchmark and etcdctl read an etcd endpoint",
-        description="Say how each of the three reads an endpoint, or a list of them, as it stands in "
-        "NIXL_ETCD_ENDPOINTS, and what to write instead. Names are looked up; nothing is connected to. Exits with 1 "
-        "where NIXL does not read one, or leaves out encryption, credentials or a member of it.",
+        help="show how NIXL, its KV benchmark and etcdctl read an etcd endpoint",
+        description="Show how NIXL, its KV benchmark and etcdctl read an endpoint, or a list of endpoints as in "
+        "NIXL_ETCD_ENDPOINTS, and what to write instead. The command looks up host names but connects to nothing. It "
+        "exits with 1 if NIXL cannot read an endpoint, or ignores its encryption, its credentials or one of its "
+        "members.",
     )
-    endpoint.add_argument("endpoints", metavar="URL", nargs="+", help="the text, quoted where it has a space in it")
+    endpoint.add_argument("endpoints", metavar="URL", nargs="+", help="an endpoint or a list, quoted if it has spaces")
     endpoint.set_defaults(run=_run)
 
 

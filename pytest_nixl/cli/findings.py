@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl findings``: the known limits of NIXL, who meets them, and what to do then."""
+"""``pytest-nixl findings``: list the known defects of NIXL, when each one occurs, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl findings`` to the command's parsers."""
-    findings = commands.add_parser("findings", help="list the known limits of NIXL: who meets them, and what to do")
-    findings.add_argument("ids", metavar="ID", nargs="*", help="only these")
+    findings = commands.add_parser("findings", help="list the known defects of NIXL and their remedies")
+    findings.add_argument("ids", metavar="ID", nargs="*", help="list only these findings")
     findings.add_argument("--json", action="store_true", help="print a list of JSON objects")
     findings.set_defaults(run=_findings)
 

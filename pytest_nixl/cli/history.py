@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl history``: each row's course over the runs of a store, and where it changed."""
+"""``pytest-nixl history``: show the history of each row over the runs of a store, and where its level changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pytest_nixl.cli.needs import needs
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl history`` to the command's parsers."""
-    history = commands.add_parser("history", help="show each row's course over the runs of a store, and its changes")
-    history.add_argument("store", metavar="DIR", type=Path, help="the directory that --nixl-store names")
-    history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key has this in it")
+    history = commands.add_parser("history", help="show the history of each row over the runs of a store")
+    history.add_argument("store", metavar="DIR", type=Path, help="the directory of --nixl-store")
+    history.add_argument("--row", metavar="TEXT", default="", help="only rows whose key contains this text")
     history.add_argument("--last", metavar="N", type=int, default=0, help="only the newest N runs")
     history.set_defaults(run=_history)
 
@@ -28,10 +28,10 @@ def _history(arguments: argparse.Namespace) -> int:
     for note in (*skipped, *left_out):
         print(note)
     if not runs:
-        raise ValueError(f"{arguments.store} has no record of a run: expected the directory that --nixl-store names")
+        raise ValueError(f"{arguments.store} has no record of a run: give the directory of --nixl-store")
     found = [course for course in courses(runs) if arguments.row in course.key]
     if not found:
-        raise ValueError(f"no row has {arguments.row!r} in its key")
+        raise ValueError(f"no row key contains {arguments.row!r}")
     for line in lines(runs, found):
         print(line.text)
     return 0

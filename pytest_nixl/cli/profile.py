@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl profile``: show a profile, learn one from good runs, or judge a recorded run by one."""
+"""``pytest-nixl profile``: show a profile, learn one from good runs, or judge recorded output of nixlbench by one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from pytest_nixl.report.table import lines
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl profile`` to the command's parsers."""
-    profile = commands.add_parser("profile", help="show a profile, or judge a recorded run by it")
+    profile = commands.add_parser("profile", help="show a profile, learn one, or judge nixlbench output by one")
     actions = profile.add_subparsers(required=True, metavar="ACTION")
 
-    show = actions.add_parser("show", help="print what a profile expects, and from where it has it")
+    show = actions.add_parser("show", help="print what a profile expects, and the source of each figure")
     show.add_argument("profile", metavar="NAME|FILE", help="a profile of pytest-nixl, or a TOML file")
     show.set_defaults(run=_show)
 
-    learned = actions.add_parser("learn", help="write a profile from runs on a machine that is known to be good")
+    learned = actions.add_parser("learn", help="write a profile from runs on a machine that is known to work well")
     learned.add_argument("runs", metavar="RUN.json", type=Path, nargs="+", help=RUNS_FORM)
     learned.add_argument("--name", required=True, help="the name of the new profile")
-    learned.add_argument("--output", metavar="FILE", type=Path, required=True, help="a file that is not there yet")
+    learned.add_argument("--output", metavar="FILE", type=Path, required=True, help="a new file")
     learned.set_defaults(run=_learn)
 
-    judged = actions.add_parser("judge", help="judge what nixlbench printed, without running anything")
+    judged = actions.add_parser("judge", help="judge the output of nixlbench, without running anything")
     judged.add_argument("profile", metavar="PROFILE", help="a profile of pytest-nixl, or a TOML file")
     judged.add_argument(
         "--nixlbench",
@@ -43,13 +43,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         required=True,
         action="append",
-        help="what a rank printed, stdout and stderr: rank 0's, which has the table, and again for each other rank",
+        help="the stdout and stderr of rank 0, which has the table; give the option again for each other rank",
     )
     judged.add_argument(
         "--counters", metavar=("BEFORE", "AFTER"), type=Path, nargs=2,
         help=f"the counters of the initiator's devices before and after the run: {COUNTERS_FORM}".replace("%", "%%"),
     )  # fmt: skip
-    judged.add_argument("--gate", action="store_true", help="fail what is undecided too, as --nixl-gate does")
+    judged.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
     judged.set_defaults(run=_judge)
 
 
@@ -59,7 +59,7 @@ def _learn(arguments: argparse.Namespace) -> int:
         with arguments.output.open("x") as file:
             file.write(text + "\n")
     except FileExistsError:
-        raise ValueError(f"{arguments.output} is there already: expected the path of a new file") from None
+        raise ValueError(f"{arguments.output} already exists: give the path of a new file") from None
     for remark in remarks:
         print(remark)
     print(f"{arguments.output}: a profile of {text.count('[[expect]]')} rows from {len(arguments.runs)} runs")
@@ -130,8 +130,8 @@ def _recorded(figure: ReferenceRun) -> Iterator[str]:
     for name, value in (("p50", figure.p50), ("p99", figure.p99), ("latency", figure.latency)):
         if value is not None:
             said.append(f"{name} {units.microseconds(value)} us")
-    doubt = "" if figure.plausible else ", which cannot be"
-    yield f"recorded, not judged by: {' '.join(parts)}: {', '.join(said)}{doubt}"
+    doubt = "" if figure.plausible else " (implausible)"
+    yield f"for reference only: {' '.join(parts)}: {', '.join(said)}{doubt}"
     if figure.note:
         yield f"    {figure.note}"
     yield from _sources(figure.source)
@@ -144,7 +144,7 @@ def _sources(source: str) -> Iterator[str]:
 
 
 def _rows(expectation: Expectation) -> str:
-    """Name the rows that an expectation applies to: ``UCX WRITE,READ DRAM:DRAM 4KiB..512KiB``."""
+    """Return a name for the rows of an expectation: ``UCX WRITE,READ DRAM:DRAM 4KiB..512KiB``."""
     parts = [
         ",".join(expectation.backend or ("any backend",)),
         ",".join(expectation.op or ("any operation",)),

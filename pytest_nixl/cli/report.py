@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl report``: write a recorded run as a page, a table or metrics."""
+"""``pytest-nixl report``: write a recorded run as an HTML page, a CSV table or Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl report`` to the command's parsers."""
-    report = commands.add_parser("report", help="write a recorded run as a page (.html), a table (.csv) or .prom")
+    report = commands.add_parser("report", help="write a recorded run as .html, .csv or .prom")
     report.add_argument("run_", metavar="RUN", help="a record, a directory (its newest record), or an image of --store")
-    report.add_argument("output", metavar="FILE", nargs="+", help="what to write; the ending says in which form")
-    report.add_argument("--store", metavar="DIR", default="", help="where images are looked up, and history is from")
-    report.add_argument("--baseline", metavar="A", default="", help="the run to judge it by, as for compare")
-    report.add_argument("--gate", action="store_true", help="count what is undecided as failed")
+    report.add_argument("output", metavar="FILE", nargs="+", help="the file to write; its suffix sets the format")
+    report.add_argument("--store", metavar="DIR", default="", help="the directory of images and of the history")
+    report.add_argument("--baseline", metavar="A", default="", help="the run to compare with, as for compare")
+    report.add_argument("--gate", action="store_true", help="count undecided rows as failed")
     report.set_defaults(run=_report)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does every rank run the same command? What it was started with and what it collected, and how ranks differ in it."""
+"""Compare the commands of the ranks: version, options and collected tests must be the same on every rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 
 from pytest_nixl.core.strict import Every, Number, Text, check, loads, pack, unpack
 
-#: Options that may differ from rank to rank: who this is, how it gets to the etcd, and where it leaves files.
+#: Options that may differ between ranks: the rank itself, how it reaches the etcd, and where it writes files.
 OF_A_RANK = frozenset(
     {"rank", "group_token", "etcd", "etcd_server", "etcd_image", "etcd_cacert", "etcd_cert", "etcd_key", "etcd_user",
      "etcd_listen", "file_dir", "nixlbench", "raw_tools_dir", "image", "store", "report", "log_dir"}
 )  # fmt: skip
+#: The largest number of tests that a message lists.
 _SHOWN = 3
-#: Bytes of a command, at most: the names of a hundred thousand tests.
+#: The largest packed command in bytes: enough for the names of a hundred thousand tests.
 _LARGEST = 16 << 20
 _COMMAND = {
     "version": Text(256),
@@ -29,10 +30,10 @@ _COMMAND = {
 class Command:
     """What one rank runs.
 
-    :param version: of pytest-nixl.
-    :param options: the settings that must be alike, by flag, as they are typed.
-    :param tests: the node ids that were collected, in order.
-    :param errors: files that could not be collected.
+    :param version: the version of pytest-nixl.
+    :param options: the settings that must be the same on every rank, by flag, as a user types them.
+    :param tests: the node ids of the collected tests, in order.
+    :param errors: how many files could not be collected.
     """
 
     version: str
@@ -41,21 +42,25 @@ class Command:
     errors: int
 
     def packed(self) -> str:
-        """Return it as a short text."""
+        """Return the command as compressed text."""
         return pack(json.dumps(asdict(self)).encode())
 
     @classmethod
     def unpacked(cls, text: str) -> Command:
-        """Restore what :meth:`packed` returned. :raises StrictError: where it is something else."""
+        """Restore the command from the text that :meth:`packed` returned.
+
+        :raises StrictError: if the text is not a packed command.
+        """
         plain = loads(unpack(text, most=_LARGEST), most=_LARGEST)
         check(_COMMAND, plain)
         return cls(**plain)
 
 
 def differences(first: Command, others: Mapping[str, Command]) -> list[str]:
-    """Return a sentence for each thing in which a rank is unlike rank 0.
+    """Return one sentence for each difference between a rank and rank 0; an empty list if there is none.
 
-    :param others: by what failures name them, such as ``rank 1 on node-b``.
+    :param first: the command of rank 0.
+    :param others: the commands of the other ranks, by the name that messages use, such as ``rank 1 on node-b``.
     """
     found = [f"rank 0 could not collect {first.errors} of its files"] if first.errors else []
     for name, other in others.items():
@@ -65,25 +70,25 @@ def differences(first: Command, others: Mapping[str, Command]) -> list[str]:
 
 def _differences(first: Command, name: str, other: Command) -> Iterator[str]:
     if other.version != first.version:
-        yield f"{name} has pytest-nixl {other.version}, and rank 0 {first.version}"
+        yield f"{name} has pytest-nixl {other.version}, rank 0 has {first.version}"
     if other.errors:
         yield f"{name} could not collect {other.errors} of its files"
     for flag in sorted({*first.options, *other.options}):
         mine, its = first.options.get(flag, "none"), other.options.get(flag, "none")
         if mine != its:
-            yield f"{name} was started with {flag}={its}, and rank 0 with {flag}={mine}"
+            yield f"{name} was started with {flag}={its}, rank 0 with {flag}={mine}"
     if list(other.tests) != list(first.tests):
-        yield f"{name} collected {_unlike(first.tests, other.tests)}"
+        yield f"{name} {_unlike(first.tests, other.tests)}"
 
 
 def _unlike(first: Sequence[str], other: Sequence[str]) -> str:
     missing, more = ([test for test in one if test not in set(two)] for one, two in ((first, other), (other, first)))
     said = []
     if missing:
-        said.append(f"not {_named(missing)}, which rank 0 has")
+        said.append(f"did not collect {_named(missing)}, but rank 0 did")
     if more:
-        said.append(f"{_named(more)}, which rank 0 has not")
-    return "; and ".join(said) or "the same tests as rank 0 in another order"
+        said.append(f"collected {_named(more)}, but rank 0 did not")
+    return " and ".join(said) or "collected the same tests as rank 0 in another order"
 
 
 def _named(tests: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd that the ranks of a run meet in: one that is there, or one that rank 0 serves."""
+"""The etcd in which the ranks of a run meet: an existing one, or one that rank 0 serves."""
 
 from __future__ import annotations
 
@@ -20,28 +20,37 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 
 
 def require_etcd(settings: Settings, asked: Placement) -> None:
-    """:raises pytest.UsageError: where nothing says in which etcd the ranks meet."""
+    """Check that the options name an etcd for the ranks.
+
+    :raises pytest.UsageError: if they name none, or if rank 0 is to serve it and the rank of this process is unknown.
+    """
     if settings.etcd_listen:
         if asked.rank is None:
             raise pytest.UsageError(
-                f"--nixl-etcd-listen={settings.etcd_listen} is for rank 0, and nothing says which rank this is: give "
-                "--nixl-rank R, or start it by a launcher that numbers its processes"
+                f"--nixl-etcd-listen={settings.etcd_listen} makes rank 0 serve etcd, but the rank of this process is "
+                "unknown: give --nixl-rank R, or use a launcher that numbers its processes"
             )
     elif not settings.etcd:
         raise pytest.UsageError(
-            f"{asked.ranks} ranks meet in an etcd, and none is named: give --nixl-etcd URL, or --nixl-etcd-listen "
-            "ADDR:PORT for rank 0 to serve one"
+            f"{asked.ranks} ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or let rank 0 "
+            "serve one with --nixl-etcd-listen ADDR:PORT"
         )
 
 
 def require_secret(settings: Settings, asked: Placement) -> None:
-    """:raises pytest.UsageError: where a gate would believe whatever anybody writes to the ranks' etcd."""
+    """Check that a gate of several ranks has a shared secret.
+
+    :raises pytest.UsageError: if any client of the etcd could change the verdict of the gate.
+    """
     if settings.gate and not settings.group_token and not _has_credentials(settings):
         raise _no_secret(f"{asked.ranks} ranks ({asked.source}) without a group token")
 
 
 def require_closed(settings: Settings, etcd: EtcdServer) -> None:
-    """:raises pytest.UsageError: where the gate counts on a password for which the etcd does not ask."""
+    """Check that an etcd asks for a password if the gate relies on one.
+
+    :raises pytest.UsageError: if the etcd answers without a password and the ranks have no group token.
+    """
     if not settings.gate or settings.group_token or not isinstance(etcd, ExternalServer):
         return
     nobody = [Endpoint(member.scheme, member.host, member.port) for member in etcd.endpoints]
@@ -54,25 +63,25 @@ def require_closed(settings: Settings, etcd: EtcdServer) -> None:
 
 
 def _has_credentials(settings: Settings) -> bool:
-    """Whether the settings have what an etcd may ask of those that it lets in."""
+    """Whether the settings contain credentials for an existing etcd."""
     return not settings.etcd_listen and bool(settings.etcd_user or settings.etcd_cert or "@" in settings.etcd)
 
 
 def _no_secret(what: str) -> pytest.UsageError:
     return pytest.UsageError(
-        f"--nixl-gate is refused with {what}: everyone who can write to that etcd could decide how the run ends; give "
-        "every rank the same token: export NIXL_GROUP_TOKEN=$(openssl rand -hex 16), copied to each; or, with an etcd "
-        "that asks for a password, --nixl-etcd-user NAME:PASSWORD"
+        f"--nixl-gate is refused with {what}: anyone who can write to that etcd could change the verdict; run `export "
+        "NIXL_GROUP_TOKEN=$(openssl rand -hex 16)` on one rank and set the same value on all others; or use an etcd "
+        "that requires a password, and give --nixl-etcd-user NAME:PASSWORD"
     )
 
 
 def meeting_etcd(
     settings: Settings, asked: Placement, supervisor: SupervisorClient, waiting: Callable[[str], None]
 ) -> EtcdServer:
-    """Return the etcd of the group: started, where this is rank 0 and is to serve it; else once it answers.
+    """Return the group's etcd. Rank 0 starts it if the options say so; every other rank waits until it answers.
 
-    :param waiting: called now and then with a sentence on what is waited for.
-    :raises NixlPluginError: where it cannot be served, found or reached.
+    :param waiting: called now and then during the wait, with a sentence that says what the rank waits for.
+    :raises NixlPluginError: if the etcd cannot be started, found or reached.
     """
     if not settings.etcd_listen:
         return ExternalServer.of(settings)
@@ -85,6 +94,6 @@ def meeting_etcd(
 
 
 def for_agents(settings: Settings) -> bool:
-    """Whether NIXL's own client can use the group's etcd: it sends no password and speaks plaintext only."""
+    """Whether NIXL's own client can use the group's etcd. That client sends no password and has no TLS."""
     password = settings.group_token if settings.etcd_listen else settings.etcd_user
     return not password and not settings.etcd_cacert and "https:" not in settings.etcd and "@" not in settings.etcd

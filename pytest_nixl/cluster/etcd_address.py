@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the group's etcd is, for a rank that does not serve it itself."""
+"""Find the address of the group's etcd, for a rank that does not serve it itself."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ def find_etcd(
 ) -> str:
     """Return the URL of the group's etcd.
 
-    :param etcd: its URL, where one was given.
-    :param listen: where rank 0 serves it, else.
-    :param rank: this process's, None where it is not known; only named in the message.
-    :raises NixlPluginError: where nothing tells on which host rank 0 is.
+    :param etcd: the URL from the options; empty if none is given.
+    :param listen: the address at which rank 0 serves the etcd; None if it serves none.
+    :param rank: the rank of this process, for the message; None if it is not known.
+    :param placement: what the launcher says; None if no launcher is known.
+    :param environ: the environment, from which MASTER_ADDR is read.
+    :raises NixlPluginError: if the host of rank 0 is not known.
     """
     if etcd:
         return etcd
     if listen is None:
         why = "neither --nixl-etcd nor --nixl-etcd-listen is given"
     else:
-        # An address that was typed is where it listens; a launcher's name may be of another network.
+        # An address in the option comes first: the name that a launcher gives may belong to another network.
         host = "" if listen.everywhere else listen.host
         host = host or environ.get("MASTER_ADDR") or (placement.first if placement else "")
         if host:
@@ -42,6 +44,6 @@ def find_etcd(
 
 
 _REMEDY = (
-    "one of, on every rank: its URL, --nixl-etcd http://HOST:PORT; rank 0's host in the environment, MASTER_ADDR=HOST; "
-    "or an address of it in --nixl-etcd-listen HOST:PORT"
+    "on every rank do one of these: give --nixl-etcd http://HOST:PORT; set MASTER_ADDR=HOST in the environment, with "
+    "the host of rank 0; or give --nixl-etcd-listen HOST:PORT with an address of that host"
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removing what groups have left in an etcd whose members have all gone; a group that lives is never touched."""
+"""Remove the keys of groups without members from an etcd. A group that has a member is never changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty
 
 @dataclass(frozen=True)
 class DeadGroup:
-    """A group without members, and how many keys it had left."""
+    """A group without members, and the number of keys that it left behind."""
 
     group: str
     keys: int
@@ -22,44 +22,47 @@ class DeadGroup:
 
 @dataclass(frozen=True)
 class LiveGroup:
-    """A group that has members."""
+    """A group that still has members."""
 
     group: str
     members: tuple[Candidate, ...]
 
     def __str__(self) -> str:
-        return f"group {self.group!r} is alive: {shorten(self.members)}"
+        return f"group {self.group!r} still has members: {shorten(self.members)}"
 
 
 @dataclass(frozen=True)
 class RemovedGroups:
-    """What became of each group."""
+    """The groups that were removed, and those that were not because they have members."""
 
     removed: tuple[DeadGroup, ...]
     refused: tuple[LiveGroup, ...]
 
     @property
     def keys(self) -> int:
-        """How many keys were removed."""
+        """The number of keys that were removed."""
         return sum(each.keys for each in self.removed)
 
     def check(self) -> None:
-        """:raises RefusedError: where a group lives, naming its members."""
+        """Raise an error if a group still has members.
+
+        :raises RefusedError: names these members.
+        """
         if self.refused:
             raise JoinRefusedError(
                 "; ".join(map(str, self.refused)),
-                f"end these processes first; one that was killed counts for as long as its lease lives, {TTL} s where "
-                "nothing else was asked for",
+                f"end these processes first; a killed process stays a member until its lease expires ({TTL} s by "
+                "default)",
             )
 
 
 def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run: bool = False) -> RemovedGroups:
-    """Remove the keys of groups that have no member any more.
+    """Remove the keys of groups that have no member.
 
-    :param prefix: what the keys of all groups begin with.
-    :param group: the name of the only one to look at, with whatever token; empty: every group.
-    :param dry_run: whether to count only, and remove nothing.
-    :raises EtcdError: where the etcd does not answer; some groups may then have been removed already.
+    :param prefix: the prefix of the keys of all groups.
+    :param group: clean only groups of this name, whatever their token; empty for every group.
+    :param dry_run: only count the keys, and remove nothing.
+    :raises EtcdError: if etcd does not answer; some groups may already have been removed.
     """
     start = f"{prefix.rstrip('/')}/"
     done = TransactionResult.of(client.transaction(txn([], [get_prefix(start, keys_only=True)])))
@@ -74,7 +77,7 @@ def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run:
 
 
 def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> DeadGroup | LiveGroup:
-    """Remove one group, unless it has a member in the moment in which it is removed."""
+    """Remove one group, unless it has a member; both happen in one transaction."""
     members = get_prefix(f"{root}members/")
     remove = get_prefix(root, count_only=True) if dry_run else delete_prefix(root)
     done = TransactionResult.of(client.transaction(txn([empty(f"{root}members/")], [remove], [members])))

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks that meet in an etcd: each gets a rank of its own, and all get the same list of who has which.
+"""A group of ranks that meet in an etcd: every process gets a different rank, and all get the same roster.
 
-A member is one key with its own random token, kept by a lease. Its rank is the one that its launcher or its user gave
-it, else a free place, by create revision. Who completes the group freezes the list in one transaction; the others are
-told by a watch. Nothing is read, changed and written back. Where two want one rank, what is frozen is a refusal, which
-every member is told.
+Each member owns one key, named by a random token and attached to a lease. A member gets the rank that its launcher or
+its user requests; the others get the free ranks in order of create revision. The process that completes the group
+writes ("freezes") the roster in one transaction, and the others learn of it by a watch. No value is ever read, changed
+and written back. If two processes request one rank, a refusal is frozen instead of the roster, and every member raises
+it.
 
-Every write is one that can be repeated: after a lost answer the second attempt finds its own first one. What is not
-certain any more once a lease has ended is refused by the lease itself, or by :class:`LeaseLostError`.
+Every write can safely be repeated: if its answer is lost, the second attempt finds the result of the first. Once a
+lease has ended, etcd refuses the writes that depend on it, or :class:`LeaseLostError` does.
 
-Keys, under ``PREFIX/GROUP/``, or under ``PREFIX/GROUP.SUFFIX/`` where the group has a token (:func:`group_root`), and
-every value a seal (``group_values``):
+The keys lie under ``PREFIX/GROUP/``. If the group has a token, they lie under ``PREFIX/GROUP.SUFFIX/``
+(:func:`group_root`), and every value has a seal (``group_values``):
 
-* ``members/TOKEN``: who is there, with its lease; ``registered/TOKEN``, where the group has a token: with the same
-  lease, and its create revision is what the member's seal counts on;
-* ``run/frozen``: the list, or the refusal, once all were there; ``run/gate``: the number of barriers that were passed;
-* ``arrived/BARRIER/RANK``: who waits at a barrier, with its lease.
+* ``members/TOKEN``: a member; attached to its lease. ``registered/TOKEN`` exists only if the group has a token; it has
+  the same lease, and the member's seal contains its create revision.
+* ``run/frozen``: the roster or the refusal, once all members have registered. ``run/gate``: the number of passed
+  barriers.
+* ``arrived/BARRIER/RANK``: a member that waits at a barrier; attached to its lease.
 
-What is under ``run/`` has no lease, as no single member's end may take it away. It goes with the last member to leave;
-where that was killed, with the first one of the next group of this name: a group without members has ended.
+Keys under ``run/`` have no lease, so that the end of one member does not remove them. The last member to leave removes
+them. If that member was killed, the first member of the next group of this name removes them, because a group without
+members has ended.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, loa
 from pytest_nixl.etcd.transaction import KeyValue
 
 PREFIX = "/pytest-nixl/groups"
-#: Seconds that a member lives in etcd without a sign of life.
+#: Seconds after which etcd ends the lease of a member that it hears nothing from.
 TTL = 6
-#: What a group may be called.
+#: The valid names of a group.
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _OF_TOKEN = re.compile(r"(?P<group>.+)\.[0-9a-f]{16}")
 
@@ -47,26 +50,32 @@ class MembershipError(NixlPluginError):
 
 
 class JoinRefusedError(MembershipError):
-    """The group is another's: it has all its members, and they are alive. Or its members are in each other's way."""
+    """The group cannot be joined: it is complete and its members are alive, or its members request the same rank."""
 
 
 class MissingRanksError(MembershipError):
-    """Not all ranks came in time."""
+    """Not all ranks arrived before the timeout."""
 
     late = True
 
 
 class MemberLostError(MembershipError):
-    """A member of a group that had started has gone: its lease ended, or it left."""
+    """A member left a group that had started, or its lease expired."""
 
 
 class LeaseLostError(MembershipError):
-    """The own lease has ended, or may have: this member must not act as its rank any more."""
+    """The lease of this process has ended, or may have: the process must stop acting as its rank."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank, as every member sees it."""
+    """One entry of the roster.
+
+    :param rank: from 0.
+    :param token: the random name of the process in this run.
+    :param host: its host name.
+    :param pid: its process id.
+    """
 
     rank: int
     token: str
@@ -78,7 +87,14 @@ class Member:
 
 
 def group_root(prefix: str, group: str, token: str = "") -> str:
-    """Return the start of all keys of a group, with a slash at its end: who does not know the token never meets it."""
+    """Return the prefix of a group's keys, with a slash at its end.
+
+    The prefix depends on the token, so that processes with different tokens never meet.
+
+    :param prefix: the prefix of the keys of all groups.
+    :param group: the group's name.
+    :param token: the shared secret of all ranks; empty if there is none.
+    """
     suffix = f".{hmac.new(token.encode(), group.encode(), hashlib.sha256).hexdigest()[:16]}" if token else ""
     return f"{prefix.rstrip('/')}/{group}{suffix}/"
 
@@ -91,9 +107,13 @@ def group_name(folder: str) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class Roster:
-    """The list that was frozen, and the key that holds it. With a ``refusal`` there is no list, and will be none.
+    """The frozen roster of a group, and the key that holds it; or the refusal, if the group cannot start.
 
-    :param changes: how often a place of it was taken over: of two lists the one with more is the newer one.
+    :param key: the key in etcd as it was read.
+    :param ttl: seconds of the members' leases.
+    :param members: the members by rank.
+    :param refusal: why the group cannot start; empty if it can.
+    :param changes: how many ranks of the roster were reassigned. Of two rosters the one with more changes is newer.
     """
 
     key: KeyValue
@@ -104,27 +124,31 @@ class Roster:
 
     @classmethod
     def of(cls, key: KeyValue, value: bytes | None = None) -> Roster:
-        """Read it from its key, of which ``value`` is the value where that is sealed.
+        """Read the roster from its key.
 
-        :raises StrictError: where no rank has written it.
+        :param value: the value without its seal; None if the group has no token.
+        :raises StrictError: if the value is not one that a rank writes.
         """
         plain = loads(key.value if value is None else value)
         check(_LIST, plain)
         members = tuple(Member(rank, *parts) for rank, parts in enumerate(plain["members"]))
         if not members and not plain.get("refusal"):
-            raise StrictError("it names no member")
+            raise StrictError("it lists no member")
         return cls(key, plain["ttl"], members, plain.get("refusal", ""), plain.get("changes", 0))
 
     @staticmethod
     def value(ttl: int, members: Sequence[tuple[str, str, int]], *, refusal: str = "", changes: int = 0) -> bytes:
-        """What the key holds, of members as token, host and process id in the order of their ranks."""
+        """Return the value of the key.
+
+        :param members: token, host and process id of each member, by rank.
+        """
         return json.dumps({"ttl": ttl, "members": members, "refusal": refusal, "changes": changes}).encode()
 
     def rank_of(self, token: str) -> int | None:
         return next((member.rank for member in self.members if member.token == token), None)
 
 
-#: What a host may be called, and what may stand before and after it in a sentence: nothing that moves a cursor.
+#: A host name as messages may print it: without control characters.
 HOST = Text(255, r"[^\x00-\x1f\x7f-\x9f]+")
 PID = Number(0, 1 << 32, whole=True)
 SIZE = Number(1, 1_000_000, whole=True)

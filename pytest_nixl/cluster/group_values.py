@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a group's keys in etcd: the one place where they are sealed, opened, and read into objects.
+"""Seal, open and parse the values of a group's keys in etcd. No other module does.
 
-A value without a valid seal, where the group has a token, is as if it were not there; :attr:`GroupValues.ignored` names
-its key. A value that is sealed and still not what a rank writes, or such a one in a group without a token, is a
-:class:`MembershipError` that names its key.
+If the group has a token, a value without a valid seal is treated as absent, and :attr:`GroupValues.ignored` names its
+key. If a value has a valid seal, or the group has no token, but no rank writes such a value, reading it raises a
+:class:`MembershipError` that names the key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_nixl.etcd.transaction import (
     unchanged,
 )
 
-#: Keys that are remembered as ignored, at most: a stranger may write any number of them.
+#: The largest number of ignored keys that are remembered, because a client without the token may write any number.
 _REMEMBERED = 100
 _GATE = {"passed": Number(0, 1 << 32, whole=True)}
 _log = logging.getLogger("pytest_nixl")
@@ -41,14 +41,15 @@ _log = logging.getLogger("pytest_nixl")
 class GroupValues:
     """Writes and reads the values under one group's root.
 
-    :param token: the group's; empty: every value is believed.
+    :param root: the prefix of the group's keys, with a slash at its end.
+    :param token: the group token; empty if every value is to be believed.
     """
 
     def __init__(self, root: str, token: str = "") -> None:
         self._seals = Seals(token, root)
         self.members = f"{root}members/"
         self.registered = f"{root}registered/"
-        #: Why a key was ignored, by the key.
+        #: The reason for which each key was ignored.
         self.ignored: dict[str, str] = {}
 
     @property
@@ -56,35 +57,36 @@ class GroupValues:
         """Whether the group has a token."""
         return self._seals.sealed
 
-    # members: their seal counts on the create revision of a key that goes with their lease. Who writes an old member
-    # again cannot have that key created again at the same revision.
+    # Members. Their seal contains the create revision of a second key with the same lease. Someone who writes an old
+    # member key once more cannot create that second key at its old revision.
 
     def register(self, token: str, lease: Lease) -> Part:
-        """Return the transaction that writes the key whose create revision :meth:`member` takes."""
+        """Return the transaction that writes the key whose create revision is an argument of :meth:`member`."""
         key = f"{self.registered}{token}"
         return txn([absent(key)], [put(key, b"", lease)], [get(key)])
 
     @staticmethod
     def registration(done: TransactionResult) -> int:
-        """Return that create revision, by the answer to :meth:`register`: the second one, where the first was lost."""
+        """Return that create revision from the answer to :meth:`register`, or to its repetition."""
         if done.succeeded:
             return done.revision
         key = done.found(0).first
-        assert key is not None, "one of the two transactions has written it"
+        assert key is not None, "the first of two transactions wrote it"
         return key.create_revision
 
     def member(self, claimant: Candidate, revision: int) -> bytes:
-        """Return the value of a member that registered at this revision."""
+        """Return the value of the key of a member that registered at this revision."""
         return self._seals.seal(f"{self.members}{claimant.token}", claimant.value, str(revision))
 
     def ask_members(self) -> tuple[Part, Part]:
-        """Return the two parts of a transaction whose answers :meth:`read_members` takes."""
+        """Return the two parts of a transaction whose answers :meth:`read_members` reads."""
         return get_prefix(self.members, by_creation=True), get_prefix(self.registered, keys_only=True)
 
     def read_members(self, done: TransactionResult, place: int = 0) -> tuple[list[Candidate], list[KeyValue]]:
-        """Return the members in the order in which they came, and the keys among theirs that no member wrote.
+        """Return the members in order of arrival, and the keys under ``members/`` that no member wrote.
 
-        :param place: of the first of the two parts in the transaction.
+        :param done: the answer to the transaction.
+        :param place: the index of the first of the two parts of :meth:`ask_members` in the transaction.
         """
         registered = {
             item.key[len(self.registered) :]: str(item.create_revision) for item in done.found(place + 1).items
@@ -98,30 +100,30 @@ class GroupValues:
                 found.append(Candidate.of(item.key, value))
         return found, planted
 
-    # the list of members: an old one names no process that is alive, or is older by its number of changes.
+    # The roster. An old roster names no living process, or has a lower number of changes.
 
     def frozen(
         self, key: str, ttl: int, members: Sequence[tuple[str, str, int]], *, refusal: str = "", changes: int = 0
     ) -> bytes:
-        """Return the value of the list."""
+        """Return the value of the key of the roster."""
         return self._seals.seal(key, Roster.value(ttl, members, refusal=refusal, changes=changes))
 
     def read_frozen(self, item: KeyValue) -> Roster | None:
-        """Return the list; None: the group has not written it."""
+        """Return the roster; None if no member of the group wrote it."""
         value = self._open(item)
         try:
             return None if value is None else Roster.of(item, value)
         except StrictError as error:
             raise not_of_a_rank(item.key, error) from None
 
-    # the gate: its seal counts on who is on the list.
+    # The gate. Its seal depends on the members of the roster.
 
     def gate(self, key: str, passed: int, members: Sequence[Member]) -> bytes:
-        """Return the value of the gate once so many barriers were passed."""
+        """Return the value of the gate after ``passed`` barriers."""
         return self._seals.seal(key, json.dumps({"passed": passed}).encode(), _digest(members))
 
     def read_gate(self, item: KeyValue | None, members: Sequence[Member]) -> int:
-        """Return how many barriers were passed by these members."""
+        """Return how many barriers these members have passed."""
         value = None if item is None else self._open(item, _digest(members))
         if item is None or value is None:
             return 0
@@ -132,14 +134,19 @@ class GroupValues:
             raise not_of_a_rank(item.key, error) from None
         return int(plain["passed"])
 
-    # who has arrived at a barrier.
+    # Arrivals at a barrier.
 
     def arrival(self, key: str, member: Member) -> bytes:
         """Return the value of a member's key at a barrier."""
         return self._seals.seal(key, b"", member.token)
 
     def arrived(self, found: FoundKey, prefix: str, members: Sequence[Member]) -> set[int]:
-        """Return the ranks among ``members`` that have arrived, by the keys under a barrier's prefix."""
+        """Return the ranks that have arrived at a barrier.
+
+        :param found: the keys of the barrier.
+        :param prefix: the prefix of these keys.
+        :param members: the members of the group; keys of others are ignored.
+        """
         by_key = {f"{prefix}{member.rank:06d}": member for member in members}
         here = set()
         for item in found.items:
@@ -148,22 +155,25 @@ class GroupValues:
                 here.add(member.rank)
         return here
 
-    # messages from one rank to another: between these two processes, and their number is part of the key.
+    # Messages. Their seal names the sending and the receiving process; the key contains the number of the message.
 
     def message(self, key: str, text: bytes, sender: Member, receiver: Member) -> bytes:
         """Return the value of a message."""
         return self._seals.seal(key, text, f"{sender.token}>{receiver.token}")
 
     def read_message(self, key: str, stored: bytes, sender: Member, receiver: Member) -> bytes:
-        """Return the text of a message. :raises SealError: where it is not from that sender to that receiver."""
+        """Return the text of a message.
+
+        :raises SealError: if it is not from this sender to this receiver.
+        """
         return self._seals.open(key, stored, f"{sender.token}>{receiver.token}")
 
     def remove(self, planted: Sequence[KeyValue]) -> list[Part]:
-        """Return transactions that remove keys which the group has not written, each unless it has changed since."""
+        """Return transactions that remove keys which no member wrote. A key that has changed since is kept."""
         return [txn([unchanged(item)], [delete(item.key)]) for item in planted]
 
     def ignore(self, key: str, why: str) -> None:
-        """Remember, and log once, that the value of a key is not believed."""
+        """Remember that a key is ignored, and log it once."""
         if key not in self.ignored and len(self.ignored) < _REMEMBERED:
             self.ignored[key] = why
             _log.warning("the key %r is ignored: %s", key, why)

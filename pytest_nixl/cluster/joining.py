@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining a group: from a claim to a membership, or to the words for why not."""
+"""Join a group: register, wait for the roster, and return the membership or raise the reason for the refusal."""
 
 from __future__ import annotations
 
@@ -56,30 +56,36 @@ def join(
     token: str = "",
     waiting: Waiting | None = None,
 ) -> Membership:
-    """Join a group of ``size`` ranks, and return when all of them are there.
+    """Join a group of ``size`` ranks, and return when all of them have joined.
 
-    It takes a lease, a claim, and the watch that waits for the others; who completes the group reads the list and
-    freezes it instead: four requests at most, however many ranks there are, and one more where there is a token.
+    A process sends at most four requests, whatever the size of the group, and one more if the group has a token. It
+    requests a lease, registers, and watches for the roster; the process that completes the group reads the members and
+    writes the roster instead of watching.
 
-    :param group: a name that all ranks are given, and nobody else; letters, digits, ``.``, ``_`` and ``-``.
-    :param ttl: seconds after which a member that died is taken for dead; its place is then free.
-    :param timeout: seconds for all ranks to come.
-    :param host: how failures name this machine; empty for its host name.
-    :param wanted: the rank that the launcher or the user gave this process; None: any.
-    :param token: what all ranks are given and no stranger knows; without it, or with another one, nobody meets them.
-    :param waiting: called every five seconds of the wait for the others, with a sentence that names who is missing.
-    :raises RefusedError: where the group has all its members already, naming them; and for every member of a group in
-        which one rank is wanted twice, or one that there is not.
-    :raises MissingRanksError: where not all came in time, naming who did.
-    :raises FencedError: where the lease ended before the group was there.
-    :raises EtcdError: where the etcd cannot be reached, or refuses.
+    :param client: a client of the etcd in which the group meets.
+    :param group: the name that all ranks of this run share, and no other run uses: 1 to 128 letters, digits, ``.``,
+        ``_`` and ``-``.
+    :param size: the number of ranks, 1 or more.
+    :param ttl: seconds after which a member that etcd hears nothing from counts as dead; its rank is then free.
+    :param timeout: seconds to wait until all ranks have joined.
+    :param prefix: the prefix of the keys of all groups.
+    :param host: the name of this host in messages; empty for its host name.
+    :param wanted: the rank that this process requests, from 0; None for any.
+    :param token: the shared secret of all ranks. Processes with another token, or with none, are in another group.
+    :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+    :raises ValueError: if group, size or requested rank is not valid.
+    :raises RefusedError: if the group is already complete, naming its members; or if two members request one rank, or
+        one requests a rank outside the group, for every member of the group.
+    :raises MissingRanksError: if not all ranks joined before the timeout, naming those that did.
+    :raises FencedError: if the lease ended before the group was complete.
+    :raises EtcdError: if etcd cannot be reached, or refuses.
     """
     if not NAME.fullmatch(group):
-        raise ValueError(f"group {group!r} has characters that no key may have: expected letters, digits, . _ and -")
+        raise ValueError(f"{group!r} is not a valid group name: expected 1 to 128 letters, digits, . _ and -")
     if size < 1:
-        raise ValueError(f"a group of {size} ranks cannot be joined: expected 1 or more")
+        raise ValueError(f"a group cannot have {size} ranks: expected 1 or more")
     if wanted is not None and wanted < 0:
-        raise ValueError(f"rank {wanted} cannot be had: ranks are counted from 0")
+        raise ValueError(f"{wanted} is not a valid rank: ranks are counted from 0")
     root = group_root(prefix, group, token)
     claim = Registration(
         client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted, group_token=token
@@ -87,14 +93,19 @@ def join(
     try:
         return Joining(claim, timeout, waiting).run()
     except BaseException:
-        # Whatever ends it, Ctrl-C too: a claim that nobody holds must not stand in others' way.
-        with suppress(EtcdError):  # then the lease ends by itself
+        # Release the registration on any exit, including Ctrl-C, so that it does not block other processes.
+        with suppress(EtcdError):  # etcd does not answer: the lease expires by itself
             claim.leave()
         raise
 
 
 class Joining:
-    """The way from a claim to a membership."""
+    """One attempt to join a group.
+
+    :param claim: the registration of this process.
+    :param timeout: seconds to wait until all ranks have joined.
+    :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+    """
 
     def __init__(self, claim: Registration, timeout: float, waiting: Waiting | None) -> None:
         self._claim = claim
@@ -107,34 +118,38 @@ class Joining:
         claim = self._claim
         claim.grant(self._deadline)
         while True:
-            frozen, count = self._place()
+            frozen, count = self._register()
             claimed = count > 0
             if frozen is None and not claimed:
-                self._in_time()
-                continue  # the list that was in the way was nobody's of this group
+                self._check_timeout()
+                continue  # the key of the roster was not written by this group, and was removed
             if frozen is None and count >= claim.size:
                 frozen = self._freeze()
             if frozen is None:
-                frozen = self._wait_for_list()
+                frozen = self._wait_for_roster()
             if frozen.refusal and claimed and (frozen.rank_of(claim.token) is not None or not claim.values.sealed):
                 raise self._refused(frozen)
             if frozen.rank_of(claim.token) is None:
                 frozen = self._take_over(frozen)
             if frozen is not None:
-                break  # else the group that was in the way has ended
+                break  # else the group that used this name has ended, and this process registers again
         rank = frozen.rank_of(claim.token)
-        assert rank is not None, "a list without us is left by another way"
+        assert rank is not None, "_take_over returns no roster without this process"
         if len(frozen.members) != claim.size:
             raise self._refused(frozen, self._why_not(frozen, started=False))
         return Membership(claim, frozen, rank, self._seen)
 
-    def _place(self) -> tuple[Roster | None, int]:
-        """Claim a place; return the list, where it is frozen already, and how many have a place: 0 if not we too."""
+    def _register(self) -> tuple[Roster | None, int]:
+        """Register.
+
+        :returns: the roster if it is already frozen, else None; and the number of registered processes, 0 if this
+            process is not one of them.
+        """
         claim = self._claim
         run, members = f"{claim.root}run/", claim.members
         write, count = put(claim.own, claim.value(), claim.lease), get_prefix(members, count_only=True)
-        # The first member of all sweeps what a group that has ended left behind. A group that has frozen its list takes
-        # nobody; and who finds a key of its own has been here, and lost the answer.
+        # The first member removes the keys that an earlier group left. A group with a frozen roster takes no further
+        # member. A process that finds its own key has already registered: the answer was lost.
         join = txn(
             [absent(claim.own), absent(claim.frozen)],
             [write, count],
@@ -147,69 +162,75 @@ class Joining:
         inner = done.inner(0)
         if inner.succeeded:
             return None, inner.found(1).count
-        frozen = self._list_in(inner.found(2))
+        frozen = self._roster_in(inner.found(2))
         return frozen, inner.found(1).count if inner.found(0).first else 0
 
-    def _list_in(self, found: FoundKey) -> Roster | None:
-        """Return the list among the keys under ``run/``; one that the group has not written is removed."""
-        key = _named(found, self._claim.frozen)
+    def _roster_in(self, found: FoundKey) -> Roster | None:
+        """Return the roster from the keys under ``run/``. Remove the key if no member of the group wrote it."""
+        key = _find_key(found, self._claim.frozen)
         frozen = self._claim.values.read_frozen(key) if key is not None else None
         if key is not None and frozen is None:
             self._claim.remove([key], self._deadline)
         return frozen
 
-    def _in_time(self) -> None:
-        """:raises MissingRanksError: where the time to join is over: somebody writes false keys again and again."""
+    def _check_timeout(self) -> None:
+        """Check the timeout in loops that a client without the token could keep running by writing keys.
+
+        :raises MissingRanksError: after the timeout.
+        """
         if time.monotonic() > self._deadline:
             raise self._missing()
 
     def _freeze(self) -> Roster:
-        """Freeze the list, or the refusal of one, unless somebody has."""
+        """Freeze the roster, or the refusal, unless another process already has."""
         claim = self._claim
         claimants = self._first_claimants()
-        patience = min(self._deadline, time.monotonic() + claim.ttl + LATE)
+        until = min(self._deadline, time.monotonic() + claim.ttl + LATE)
         while len(claimants) == claim.size and may_settle(claimants, claim.size):
-            # One of them may be the successor of another one that was killed, and whose lease has not ended yet.
-            frozen, settled = self._one_goes(claimants, patience)
+            # One process may have been killed and started again before the lease of the killed one ended.
+            frozen, settled = self._wait_until_one_leaves(claimants, until)
             if frozen is not None:
                 return frozen
             if not settled:
                 break
             claimants = self._first_claimants()
         if len(claimants) < claim.size:
-            return self._wait_for_list()  # one has gone meanwhile, and who replaces it freezes the list
+            return self._wait_for_roster()  # a member left meanwhile, and its replacement freezes the roster
         while True:
-            # Only in the group that was read: while our own key is there it is the same one.
+            # Only for the group whose members were read: it is the same one as long as the own key exists.
             done = claim.transact(
                 txn(
                     [absent(claim.frozen), present(claim.own)],
-                    [put(claim.frozen, self._outcome(claimants)), get(claim.frozen)],
+                    [put(claim.frozen, self._value_to_freeze(claimants)), get(claim.frozen)],
                     [get(claim.own), get(claim.frozen)],
                 ),
                 self._deadline,
             )
             if not done.succeeded and done.found(0).first is None:
                 raise claim.fenced()
-            if (frozen := self._list_in(done.found(1))) is not None:
+            if (frozen := self._roster_in(done.found(1))) is not None:
                 return frozen
-            self._in_time()
+            self._check_timeout()
 
     def _first_claimants(self) -> list[Candidate]:
-        """Return who came first, as many as there are places, if so many are there."""
+        """Return the processes that registered first, at most one for each rank."""
         claim = self._claim
-        # Those that nobody of the group has written stay: they are not counted, and are in nobody's way yet.
+        # Keys that no member wrote are not counted. They may stay, because they block nothing yet.
         members, _ = claim.values.read_members(claim.transact(txn([], claim.values.ask_members()), self._deadline))
         return members[: claim.size]
 
-    def _one_goes(self, claimants: Sequence[Candidate], patience: float) -> tuple[Roster | None, bool]:
-        """Wait until one of them has gone; return the list where it is frozen meanwhile, and whether one has."""
+    def _wait_until_one_leaves(self, claimants: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
+        """Wait until one of these processes leaves.
+
+        :returns: the roster if it is frozen meanwhile, else None; and whether one of the processes left.
+        """
         claim = self._claim
         watched = (
             Watched(claim.frozen, self._seen + 1),
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
         keys = {f"{claim.members}{claimant.token}" for claimant in claimants}
-        for event in claim.watch(*watched, deadline=patience, tick=self._tick):
+        for event in claim.watch(*watched, deadline=until, tick=self._report):
             written = event.item.key == claim.frozen and not event.deleted
             if written and (frozen := claim.values.read_frozen(event.item)) is not None:
                 return frozen, False
@@ -217,8 +238,8 @@ class Joining:
                 return None, True
         return None, False
 
-    def _outcome(self, claimants: Sequence[Candidate]) -> bytes:
-        """What is to be frozen."""
+    def _value_to_freeze(self, claimants: Sequence[Candidate]) -> bytes:
+        """Return the value to freeze: the roster, or the refusal if requests conflict."""
         claim = self._claim
         if problem := quarrel(claimants, claim.size):
             refusal = f"group {claim.group!r} cannot start: {problem}"
@@ -227,48 +248,49 @@ class Joining:
         listed = [(member.token, member.host, member.pid) for member in seat(claimants, claim.size)]
         return claim.values.frozen(claim.frozen, claim.ttl, listed)
 
-    def _wait_for_list(self) -> Roster:
+    def _wait_for_roster(self) -> Roster:
         claim = self._claim
-        for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._tick):
+        for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._report):
             if not event.deleted and (frozen := claim.values.read_frozen(event.item)) is not None:
                 return frozen
         claim.check()
         raise self._missing()
 
     @property
-    def _tick(self) -> Callable[[], None] | None:
-        """Says who is waited for."""
+    def _report(self) -> Callable[[], None] | None:
+        """Return the function that names the missing ranks; None if the caller does not want to hear of them."""
         waiting = self._waiting
         if waiting is None:
             return None
-        return lambda: self._claim.tell(waiting, lambda: f"waiting for {self._absent()}")
+        return lambda: self._claim.tell(waiting, lambda: f"waiting for {self._missing_ranks()}")
 
-    def _absent(self) -> str:
+    def _missing_ranks(self) -> str:
         claim = self._claim
         done = TransactionResult.of(claim.client.transaction(txn([], claim.values.ask_members())))
         here, planted = claim.values.read_members(done)
         hint = (
-            f"; not counted: {shorten([repr(item.key) for item in planted])}, without a seal of this group"
+            f"; not counted, without a seal of this group: {shorten([repr(item.key) for item in planted])}"
             if planted
             else ""
         )
         return who_is_missing(here, claim.group, claim.size) + hint
 
     def _missing(self) -> MissingRanksError:
-        apart = self._apart()
-        wait = "waits" if apart == 1 else "wait"
-        hint = f"; {apart} {wait} under the same name with another --nixl-group-token" if apart else ""
+        others = self._count_other_tokens()
+        processes = "1 process waits" if others == 1 else f"{others} processes wait"
+        hint = f"; {processes} in a group of the same name with another --nixl-group-token" if others else ""
         return MissingRanksError(
-            f"waited {self._timeout:g} s for {self._absent()}{hint}",
-            "give all of them the same --nixl-group-token, or groups of different names"
-            if apart
-            else "start the others with the same etcd and the same group; read what those that are missing printed",
+            f"waited {self._timeout:g} s for {self._missing_ranks()}{hint}",
+            "give every rank the same --nixl-group-token; or, if these are different runs, give each its own "
+            "--nixl-group"
+            if others
+            else "start the missing ranks with the same --nixl-etcd and --nixl-group; if they run, read their output",
         )
 
-    def _apart(self) -> int:
-        """Return how many wait in groups of the same name and another token."""
+    def _count_other_tokens(self) -> int:
+        """Return how many processes wait in groups with the same name and another token."""
         claim = self._claim
-        # The folder is the last part: the prefix, and the name with or without a suffix.
+        # The root is PREFIX/FOLDER/, and the folder is the group's name with or without a suffix.
         prefix = claim.root.rstrip("/").rpartition("/")[0] + "/"
         named = f"{prefix}{claim.group}"
         asked = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
@@ -283,14 +305,16 @@ class Joining:
         return sum(count for root, count in waiting.items() if root != claim.root and root not in started)
 
     def _take_over(self, frozen: Roster) -> Roster | None:
-        """Wait for the place of a member that died before the group started, or for the group's end.
+        """Wait until a member dies before the group starts and take its rank, or wait until the group ends.
 
-        A full group may have dead members in it, whose leases have not ended yet: it is given that long, and no longer.
+        The wait lasts no longer than a lease, because a complete group may have dead members whose leases have not
+        ended yet.
 
-        :returns: the list with us in it; None where the group has ended.
+        :returns: the roster with this process in it; None if the group has ended.
+        :raises RefusedError: if no rank became free.
         """
         claim = self._claim
-        patience = min(self._deadline, time.monotonic() + frozen.ttl + LATE)
+        until = min(self._deadline, time.monotonic() + frozen.ttl + LATE)
         while True:
             now = claim.transact(
                 txn([], [*claim.values.ask_members(), get_prefix(f"{claim.root}run/")]), self._deadline
@@ -299,22 +323,22 @@ class Joining:
             members, planted = claim.values.read_members(now)
             there = {f"{claim.members}{member.token}" for member in members}
             run = now.found(2)
-            current = self._list_in(run)
+            current = self._roster_in(run)
             if current is None:
                 return None
             frozen = current
-            gate = _named(run, claim.gate)
+            gate = _find_key(run, claim.gate)
             started = claim.values.read_gate(gate, frozen.members) > 0
             if gate is not None and not started:
                 planted.append(gate)
             if planted:
                 claim.remove(planted, self._deadline)
-                self._in_time()
+                self._check_timeout()
                 continue
             if frozen.rank_of(claim.token) is not None:
-                return frozen  # by an attempt of ours whose answer was lost
+                return frozen  # an earlier attempt succeeded, and its answer was lost
             if claim.own in there:
-                # Who came too late to be listed makes the group look alive.
+                # Remove the own key: a process that is not on the roster must not make the group look alive.
                 claim.transact(txn([unchanged(frozen.key)], [delete(claim.own)]), self._deadline)
                 continue
             why_not = self._why_not(frozen, started)
@@ -325,22 +349,22 @@ class Joining:
             if vacant is not None and not why_not:
                 if (taken := self._replace(frozen, vacant)) is not None:
                     return taken
-            elif not self._something_happens(patience):
+            elif not self._wait_for_change(until):
                 raise self._refused(frozen, why_not or self._occupied(bool(free)))
 
     def _why_not(self, frozen: Roster, started: bool) -> str:
-        """Say why the group could not take us, even if it had room; empty where it could."""
+        """Say why this process could not join even if a rank were free; empty if it could."""
         if frozen.refusal:
             return frozen.refusal
         size = len(frozen.members)
         if size != self._claim.size:
-            return f"it has {size} ranks, and this claimant was told {self._claim.size}"
-        return "it has started" if started else ""
+            return f"it has {size} ranks, but this process expects {self._claim.size}"
+        return "the run has already started" if started else ""
 
     def _occupied(self, others_are_free: bool) -> str:
         if others_are_free:
-            return f"rank {self._claim.wanted}, which this claimant was given, is another's"
-        return "all its members are there"
+            return f"rank {self._claim.wanted}, which this process requests, is taken"
+        return "all its ranks are taken"
 
     def _replace(self, frozen: Roster, vacant: Member) -> Roster | None:
         claim = self._claim
@@ -359,30 +383,31 @@ class Joining:
         if not done.succeeded:
             return None
         self._seen = done.revision
-        return self._list_in(done.found(2))
+        return self._roster_in(done.found(2))
 
-    def _something_happens(self, patience: float) -> bool:
-        """Wait until the group's list, gate or members change; False: they did not in time."""
+    def _wait_for_change(self, until: float) -> bool:
+        """Wait until the group's roster, gate or members change; return whether they did in time."""
         claim = self._claim
         watched = (
             Watched(f"{claim.root}run/", self._seen + 1, prefix=True),
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
-        return any(True for _ in claim.watch(*watched, deadline=patience))
+        return any(True for _ in claim.watch(*watched, deadline=until))
 
     def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
         claim = self._claim
         if frozen.refusal:
             return JoinRefusedError(
                 frozen.refusal,
-                "give each process a rank of its own (look at --nixl-rank, and at what the launcher sets, such as "
-                "SLURM_PROCID), and each job a group of its own",
+                "give each process a different --nixl-rank (or check what the launcher sets, such as SLURM_PROCID), "
+                "and give each job its own --nixl-group",
             )
         return JoinRefusedError(
-            f"group {claim.group!r} takes nobody in: {why}: {', '.join(str(member) for member in frozen.members)}",
-            "give each job a group of its own; or, where that one is to be replaced, end it first",
+            f"group {claim.group!r} is closed: {why}; its members are "
+            f"{', '.join(str(member) for member in frozen.members)}",
+            "give each job its own --nixl-group; or, to replace that group, end its processes first",
         )
 
 
-def _named(found: FoundKey, key: str) -> KeyValue | None:
+def _find_key(found: FoundKey, key: str) -> KeyValue | None:
     return next((item for item in found.items if item.key == key), None)

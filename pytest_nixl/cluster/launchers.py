@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each launcher calls a process's rank, how many there are, and where the first of them is."""
+"""Read from the environment which rank a launcher gave this process, the number of ranks, and the host of rank 0."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LauncherPlacement:
-    """What a launcher says of this process.
+    """What a launcher says about this process.
 
-    :param launcher: its name, in words.
-    :param variable: where the rank was read; it is named in messages.
-    :param rank: from 0.
-    :param ranks: how many; None: this launcher does not say.
-    :param group: what all processes of one start have in common, and no other start has; empty: not said.
-    :param first: the host of rank 0, as its peers can reach it; empty: not said.
+    :param launcher: the name of the launcher in messages.
+    :param variable: the variable from which the rank was read, for messages.
+    :param rank: the rank of this process, from 0.
+    :param ranks: the number of ranks; None if this launcher does not say.
+    :param group: a name that all processes of one start share, and no other start has; empty if not known.
+    :param first: the host of rank 0, as its peers can reach it; empty if not known.
     """
 
     launcher: str
@@ -31,11 +31,14 @@ class LauncherPlacement:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables of one launcher.
+    """The environment variables of one launcher.
 
-    :param rank: of the rank, :param ranks: of their number, the first that is set.
-    :param group: all that together name the start.
-    :param needs: variables without which it is not this launcher.
+    :param name: the name of the launcher in messages.
+    :param rank: the variable that holds the rank.
+    :param ranks: variables that hold the number of ranks; the first one that is set counts.
+    :param group: variables that together identify one start.
+    :param first: variables that hold the host of rank 0; the first one that is set counts.
+    :param needs: variables that must be set, or else it is not this launcher.
     """
 
     name: str
@@ -46,8 +49,8 @@ class _Launcher:
     needs: tuple[str, ...] = ()
 
 
-# In a batch script of Slurm SLURM_PROCID is 0 and SLURM_NTASKS more than one, although no step was started: a step is
-# what has SLURM_STEP_NUM_TASKS. Open MPI and PMI under Slurm's srun have both; Slurm's own numbers are the same.
+# Only a Slurm step sets SLURM_STEP_NUM_TASKS. In a batch script without a step, SLURM_PROCID is 0 and SLURM_NTASKS may
+# be more than one. Under srun, Open MPI and PMI set their variables as well; the numbers are the same as Slurm's.
 _LAUNCHERS = (
     _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), ("SLURM_JOB_ID", "SLURM_STEP_ID"),
               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), needs=("SLURM_STEP_NUM_TASKS",)),
@@ -64,9 +67,12 @@ _ORDINAL = re.compile(r".+-(\d+)")
 def find_placement(
     environ: Mapping[str, str], hostname: Callable[[], str] = socket.gethostname
 ) -> LauncherPlacement | None:
-    """Return what the launcher of this process says; None where none is known.
+    """Return what the launcher of this process says; None if no launcher is known.
 
-    :raises ValueError: for a rank or number that is none, or a rank that is not below the number: one sentence.
+    :param environ: the environment of this process.
+    :param hostname: returns the host name, from which the rank in a StatefulSet is read.
+    :raises ValueError: if a variable does not hold a number, or the rank is not below the number of ranks. The text is
+        one sentence.
     """
     for launcher in _LAUNCHERS:
         if environ.get(launcher.rank) and all(environ.get(name) for name in launcher.needs):
@@ -83,7 +89,7 @@ def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlace
     ranks = _number(size, environ) if size else None
     if ranks is not None and rank >= ranks:
         raise ValueError(f"{launcher.rank}={rank} is not below {size}={ranks}: expected a rank from 0 to {ranks - 1}")
-    # As keys may have it: Open MPI says "prterun-HOST-PID@1".
+    # Replace characters that a group name may not have: Open MPI sets "prterun-HOST-PID@1".
     group = re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(environ[name] for name in launcher.group if environ.get(name)))
     first = next((environ[name] for name in launcher.first if environ.get(name)), "")
     return LauncherPlacement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
@@ -91,12 +97,12 @@ def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlace
 
 def _number(name: str, environ: Mapping[str, str]) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", environ[name]):
-        raise ValueError(f"{name}={environ[name]!r} is no whole number: expected what a launcher sets, or unset it")
+        raise ValueError(f"{name}={environ[name]!r} is not a non-negative integer: unset it if no launcher set it")
     return int(environ[name])
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a node list of Slurm: ``n[07-12,20],m1`` gives ``n07``; a plain name stays."""
+    """Return the first host of a Slurm node list: ``n07`` for ``n[07-12,20],m1``. A plain name is returned as it is."""
     match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
-    assert match is not None  # every text begins with an empty name
+    assert match is not None  # the pattern also matches the empty text
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"

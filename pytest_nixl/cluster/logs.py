@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank leaves of a run: its verdict and its workers' logs, in a directory that no other rank writes to.
+"""Write the verdict and the worker logs of one rank to a directory that no other rank writes to.
 
-Secrets are hidden in all of it: it is read by others, and sent on.
+Secrets are hidden in all files, because they are read by other people and sent on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_nixl.processes.worker_process import telling
 
 
 class FinishedRank(Protocol):
-    """What the files of a rank tell of it."""
+    """A rank at the end of its run, as its files describe it."""
 
     settings: Settings
     supervisor: SupervisorClient
@@ -38,14 +38,14 @@ class FinishedRank(Protocol):
     def faults(self) -> list[NixlPluginError]: ...
 
 
-#: Bytes of each log that are kept: the last ones.
+#: The number of bytes that are kept from the end of each log.
 LARGEST = 1 << 20
-#: Lines of each log that are told to the other ranks: the last ones.
+#: The number of lines from the end of each log that are sent to the other ranks.
 _LINES = 20
 
 
 def last_words(supervisor: SupervisorClient, settings: Settings) -> dict[str, str]:
-    """Return the last lines of the workers of this rank, by the names of their logs."""
+    """Return the last 20 lines of each worker log of this rank that say something unusual, by the name of the log."""
     hide = _hider(settings)
     logs = {path.name: path.read_text(errors="replace") for path in sorted(supervisor.directory.glob("rank*.log"))}
     return {name: hide("\n".join(telling(text)[-_LINES:])) for name, text in logs.items()}
@@ -56,7 +56,7 @@ def _hider(settings: Settings) -> Callable[[str], str]:
 
 
 def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
-    """Hide secrets in every text of JSON values."""
+    """Hide secrets in every text inside JSON values."""
     if isinstance(value, dict):
         return {name: _hidden(each, hide) for name, each in value.items()}
     if isinstance(value, list):
@@ -65,22 +65,25 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def as_told(ending: Ending) -> dict[str, Any]:
-    """Return what rank 0 told of the run, or what follows from its end if rank 0 told nothing."""
+    """Return the verdict that rank 0 sent; if it sent none, return the one that follows from how the run ended."""
     if ending.refusal:
         return without_results("REFUSED")
     if ending.told.get("verdict") in RUN_VERDICTS:
         known = without_results("")
-        # It came from another rank: only what the format has.
+        # The value came from another rank: keep only the fields of the format.
         return {name: ending.told.get(name, value) for name, value in known.items()}
     first = (ending.verdict.splitlines() or [f"exit code {ending.code}"])[0]
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
 
 def keep(party: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
-    """Write ``verdict.json``, the workers' logs and, where the group broke, what was seen of it.
+    """Write ``verdict.json``, the worker logs and, if the group lost a rank, ``group.txt``.
 
-    :returns: the directory; None where none was asked for.
-    :raises NixlPluginError: where it cannot be written.
+    :param party: the session of this rank.
+    :param ending: how the run ended.
+    :param seen: the lines of ``group.txt``; empty if the group is complete.
+    :returns: the directory; None if the options name none.
+    :raises NixlPluginError: if a file cannot be written.
     """
     if not party.settings.log_dir:
         return None
@@ -105,12 +108,12 @@ def keep(party: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
         }
         if seen:
             (directory / "group.txt").write_text("\n".join(seen) + "\n")
-        # Last, and whole: who counts these files counts ranks that came to their end.
+        # Written last, and renamed when complete: the number of these files is the number of ranks that finished.
         temporary = directory / "verdict.json.part"
         temporary.write_text(json.dumps(_hidden(verdict, hide), indent=2) + "\n")
         temporary.replace(directory / "verdict.json")
     except OSError as error:
         raise NixlPluginError(
-            f"{directory} could not be written: {error.strerror}", "name a directory that every rank may write to"
+            f"{directory} could not be written: {error.strerror}", "name a directory that every rank can write to"
         ) from None
     return directory

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the ranks of a group, through its etcd: JSON, in order, and nobody else's.
+"""Send JSON messages between the ranks of a group through its etcd, in order.
 
-A message is one key under ``…/mail/RECEIVER/SENDER/NUMBER``, with the sender's lease: what is not read any more goes
-with that. The receiver watches, reads in the order in which they were written, and deletes what it has read.
-It takes each number once: an old message that is written again is not read again.
+A message is one key, ``…/mail/RECEIVER/SENDER/NUMBER``. It is attached to the sender's lease, so that unread messages
+are removed with it. The receiver watches its keys, reads them in the order in which they were written, and deletes
+them. It accepts each number of a sender once, so that an old message that is written again is ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pytest_nixl.core.strict import StrictError, loads
 from pytest_nixl.etcd.client import EtcdClient, Watched
 from pytest_nixl.etcd.transaction import TransactionResult, delete, get_prefix, txn
 
-#: Bytes of one message's text: etcd takes 1.5 MiB a request, of which the gateway's base64 needs a third.
+#: The largest message in bytes: etcd accepts 1.5 MiB a request, and the gateway's base64 adds a third.
 LARGEST = 1 << 20
-#: Messages that are read before they are deleted, together: it is one request for all of them.
+#: The number of messages that one request deletes.
 _DELETED_TOGETHER = 32
-#: Seconds for which one watch waits; then the next one is opened.
+#: Seconds after which a watch is replaced by a new one.
 _WATCH = 20.0
-#: What follows the receiver in a key: the sender and the number.
+#: The end of a key after the receiver: the sender and the number.
 _PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
 
 Handler = Callable[[int, Message], None]
@@ -40,13 +40,13 @@ class MailError(NixlPluginError):
 
 
 class Mailbox:
-    """One rank's messages; they are read once it is opened.
+    """Sends messages of one rank, and receives messages to it after :meth:`open`.
 
-    :param client: of its own: a watch is always open on it.
-    :param membership: the place in the group whose messages these are; it outlives them.
-    :param handle: called with the sender's rank and each message, in a thread of this mailbox's own. What is no message
-        of a rank of this group is not handled; :attr:`GroupValues.ignored` names its key.
-    :param failed: called with what ended the reading: the etcd was gone for longer than the lease lives.
+    :param client: a client that nothing else uses, because a watch is always open on it.
+    :param membership: the membership of this rank; it must outlive the mailbox.
+    :param handle: called with the sender's rank and each message, in a thread of the mailbox. Keys that are not
+        messages from a rank of this group are not passed on; :attr:`GroupValues.ignored` names them.
+    :param failed: called with the error that ended the reading: etcd was away for longer than the lease lasts.
     """
 
     def __init__(
@@ -66,25 +66,28 @@ class Mailbox:
         self._sent: Counter[int] = Counter()
         self._sending = threading.Lock()
         self._closed = threading.Event()
-        #: By sender, the number of the last message that was read.
+        #: The number of the last message that was read, by sender.
         self._last: dict[int, int] = {}
         self._reader = threading.Thread(target=self._read, name=f"mail of rank {membership.rank}", daemon=True)
 
     def open(self) -> None:
-        """Begin to read: whoever handles messages can use this mailbox now."""
+        """Start to receive messages."""
         self._reader.start()
 
     def send(self, rank: int, message: dict[str, Any]) -> None:
         """Send a message.
 
-        :raises MailError: where it is too large, or the mailbox is closed.
-        :raises EtcdError: where the etcd does not answer, or :class:`FencedError` where the lease has ended.
+        :param rank: the receiver.
+        :param message: JSON values.
+        :raises MailError: if the message is too large, or the mailbox is closed.
+        :raises EtcdError: if etcd does not answer.
+        :raises FencedError: if the lease has ended.
         """
         text = json.dumps(message, separators=(",", ":")).encode()
         if len(text) > LARGEST:
             raise MailError(
                 f"a message of {len(text)} bytes to rank {rank} is too large for etcd, which takes {LARGEST}",
-                "read and write buffers in parts of half a megabyte",
+                "read and write buffers in parts of at most half a megabyte",
             )
         with self._sending:
             if self._closed.is_set():
@@ -93,12 +96,12 @@ class Mailbox:
             members = self._membership.members
             sender, receiver = members[self._membership.rank], members[rank]
             value = self._membership.values.message(key, text, sender, receiver)
-            # A key of its own: to write it once more, after an answer that was lost, changes nothing.
+            # Every message has its own key, so that writing it again after a lost answer changes nothing.
             self._membership.insist(lambda: self._client.put(key, value, self._membership.lease))
             self._sent[rank] += 1
 
     def close(self) -> None:
-        """Read and send no more."""
+        """Stop sending and receiving."""
         with self._sending:
             self._closed.set()
 
@@ -129,13 +132,13 @@ class Mailbox:
         values, members = self._membership.values, self._membership.members
         place = _PLACE.fullmatch(key[len(self._own) :])
         if place is None or not 0 <= int(place[1]) < len(members):
-            values.ignore(key, "it is the key of no message from a rank of this group")
+            values.ignore(key, "it is not the key of a message from a rank of this group")
             return
         sender, number = int(place[1]), int(place[2])
         try:
             text = values.read_message(key, value, members[sender], members[self._membership.rank])
             if number <= self._last.get(sender, -1):
-                return  # written once more, after an answer that was lost; or by somebody who kept it
+                return  # written again, after a lost answer, or by a client that kept an old value
             message = read_message(loads(text, most=LARGEST))
         except StrictError as error:
             values.ignore(key, str(error))
@@ -144,7 +147,7 @@ class Mailbox:
         self._handle(sender, message)
 
     def _delete(self, read: list[str]) -> list[str]:
-        """Delete what was read, in as many requests as etcd wants for it; return what is left: nothing."""
+        """Delete the keys of messages that were read, and return the empty list of remaining keys."""
         for first in range(0, len(read), _DELETED_TOGETHER):
             deletion = txn([], [delete(key) for key in read[first : first + _DELETED_TOGETHER]])
             self._membership.insist(partial(self._client.transaction, deletion))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has come to a group: which rank each of them gets, why not all can have what they want, and who is missing."""
+"""The processes that registered with a group: which rank each gets, which requests conflict, and who is missing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from pytest_nixl.cluster.group import HOST, PID, SIZE, MembershipError
 from pytest_nixl.core.strict import Number, OneOf, StrictError, check, loads
 
-#: Names, ranks and quarrels of which a sentence tells no more than this many.
+#: The largest number of names or ranks, and of conflicts, that one sentence lists.
 _NAMED, _QUARRELS = 8, 4
 _CLAIMANT = {"host": HOST, "pid": PID, "size": SIZE, "wanted?": OneOf((None, Number(0, 1_000_000, whole=True)))}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One that has come.
+    """A process that registered with a group.
 
-    :param size: how many ranks it was told that there are.
-    :param wanted: the rank that its launcher or its user gave it; None: any.
+    :param token: its random name in this run.
+    :param host: its host name.
+    :param pid: its process id.
+    :param size: the number of ranks that it expects.
+    :param wanted: the rank that its launcher or its user gave it; None for any.
     """
 
     token: str
@@ -31,7 +34,10 @@ class Candidate:
 
     @classmethod
     def of(cls, key: str, value: bytes) -> Candidate:
-        """Read it from its key in etcd. :raises MembershipError: where no rank has written it."""
+        """Read a registration from its key in etcd.
+
+        :raises MembershipError: if the value is not one that a rank writes.
+        """
         try:
             plain = loads(value)
             check(_CLAIMANT, plain)
@@ -41,7 +47,7 @@ class Candidate:
 
     @property
     def value(self) -> bytes:
-        """What its key holds."""
+        """The value of its key in etcd."""
         return json.dumps({"host": self.host, "pid": self.pid, "size": self.size, "wanted": self.wanted}).encode()
 
     def __str__(self) -> str:
@@ -49,17 +55,17 @@ class Candidate:
 
 
 def not_of_a_rank(key: str, why: StrictError) -> MembershipError:
-    """Return the error of a key whose value no rank writes."""
+    """Return the error for a key whose value no rank of this version writes."""
     return MembershipError(
         f"the key {key!r} has a value that no rank of this version writes: {why}",
-        "remove that key; or give all ranks a --nixl-group-token or a --nixl-group that nobody else writes to",
+        "remove that key; or give every rank a --nixl-group-token, or a --nixl-group that nothing else writes to",
     )
 
 
 def seat(claimants: Sequence[Candidate], size: int) -> list[Candidate]:
-    """Return who has which rank: who wants one has it, the others have those that are left, in the order given.
+    """Return the processes in the order of their ranks. Requested ranks are given out first, then the free ones.
 
-    :param claimants: as many as there are ranks, and none of them in the way of another one: see :func:`quarrel`.
+    :param claimants: as many as there are ranks, in order of arrival, without a conflict: see :func:`quarrel`.
     """
     wanted = {claimant.wanted: claimant for claimant in claimants}
     others = (claimant for claimant in claimants if claimant.wanted is None)
@@ -67,23 +73,26 @@ def seat(claimants: Sequence[Candidate], size: int) -> list[Candidate]:
 
 
 def quarrel(claimants: Sequence[Candidate], size: int) -> str:
-    """Say why they cannot all have the ranks that they want; empty where they can."""
+    """Say why the processes cannot all have the ranks that they request; empty if they can."""
     found = [
-        f"rank {rank} is claimed {_times(len(owners))}, by {_and(owners)}"
+        f"rank {rank} is requested {_times(len(owners))}, by {_and(owners)}"
         for rank, owners in _rivals(claimants).items()
     ]
     found += [
-        f"rank {claimant.wanted}, which {claimant} was given, is none of 0 to {size - 1}"
+        f"rank {claimant.wanted}, requested by {claimant}, is not among 0 to {size - 1}"
         for claimant in _out_of_range(claimants, size)
     ]
     if not found:
         return ""
-    more = [f"{len(found) - _QUARRELS} more like it"] if len(found) > _QUARRELS else []
+    more = [f"{len(found) - _QUARRELS} more conflicts"] if len(found) > _QUARRELS else []
     return "; ".join([*found[:_QUARRELS], *more, *_sizes(claimants)])
 
 
 def may_settle(claimants: Sequence[Candidate], size: int) -> bool:
-    """Whether they are in each other's way only until a lease ends: one host's process may have been started again."""
+    """Whether the conflict may end with a lease: every rank in conflict is requested from a single host.
+
+    Such a conflict arises if a process was killed and started again before the lease of the killed one expired.
+    """
     rivals = _rivals(claimants).values()
     return (
         bool(rivals)
@@ -93,14 +102,14 @@ def may_settle(claimants: Sequence[Candidate], size: int) -> bool:
 
 
 def who_is_missing(claimants: Sequence[Candidate], group: str, size: int) -> str:
-    """Complete "waiting for …" with who has not come, and with what is in the way of those who have."""
-    count = f"{len(claimants)} of {size} {'is' if len(claimants) == 1 else 'are'} here"
+    """Complete the sentence "waiting for …": name the missing ranks, and the conflicts between those that arrived."""
+    count = f"{len(claimants)} of {size} arrived"
     missing = sorted(set(range(size)) - {claimant.wanted for claimant in claimants if claimant.wanted is not None})
     if claimants and missing and all(claimant.wanted is not None for claimant in claimants):
         text = f"rank{'s' * (len(missing) > 1)} {shorten(missing)} of group {group!r} ({count})"
     elif len(claimants) < size:
-        here = shorten(claimants) or "nobody"
-        text = f"{size - len(claimants)} of {size} ranks of group {group!r}; here: {here}"
+        arrived = shorten(claimants) or "none"
+        text = f"{size - len(claimants)} of {size} ranks of group {group!r}; arrived: {arrived}"
     else:
         text = f"the start of group {group!r} ({count})"
     problem = quarrel(claimants, size)
@@ -108,13 +117,13 @@ def who_is_missing(claimants: Sequence[Candidate], group: str, size: int) -> str
 
 
 def shorten(words: Sequence[object]) -> str:
-    """Return the first of them, and how many there are beside."""
+    """Return the first words as a list, and the number of the remaining ones."""
     text = ", ".join(map(str, words[:_NAMED]))
     return f"{text}, … and {len(words) - _NAMED} more" if len(words) > _NAMED else text
 
 
 def _rivals(claimants: Iterable[Candidate]) -> dict[int, list[Candidate]]:
-    """Return who wants a rank that others want too, by rank."""
+    """Return the ranks that more than one process requests, with these processes."""
     found: dict[int, list[Candidate]] = {}
     for claimant in claimants:
         if claimant.wanted is not None:
@@ -128,7 +137,7 @@ def _out_of_range(claimants: Iterable[Candidate], size: int) -> list[Candidate]:
 
 def _sizes(claimants: Iterable[Candidate]) -> list[str]:
     sizes = sorted({claimant.size for claimant in claimants})
-    return [f"they expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
+    return [f"the processes expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
 
 
 def _times(count: int) -> str:

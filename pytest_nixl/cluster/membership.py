@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One place in one group, until it is left: who the others are, barriers, and who has been lost."""
+"""The membership of one process in a group: its rank, the roster, barriers, and members that were lost."""
 
 from __future__ import annotations
 
@@ -37,14 +37,20 @@ T = TypeVar("T")
 
 
 class Membership:
-    """One place in one group, got by ``joining.join``. As a context manager it leaves at the end."""
+    """The membership of this process in a group. :func:`join` returns it. As a context manager it leaves at the end.
+
+    :param claim: the registration of this process.
+    :param frozen: the roster.
+    :param rank: the rank of this process.
+    :param seen: the etcd revision at which the roster was read.
+    """
 
     def __init__(self, claim: Registration, frozen: Roster, rank: int, seen: int) -> None:
         self._claim = claim
         self._frozen = frozen
         #: This member's rank, from 0.
         self.rank = claim.rank = rank
-        #: Revisions until which all that happened under ``run/`` and to members is known.
+        #: The revisions up to which changes under ``run/`` and of the members are known.
         self._seen_run = self._seen_members = seen
         self._lost: dict[str, Member] = {}
         self._passed = 0
@@ -56,17 +62,17 @@ class Membership:
 
     @property
     def root(self) -> str:
-        """The prefix of all keys of the group; it ends with a slash."""
+        """The prefix of the group's keys, with a slash at its end."""
         return self._claim.root
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return len(self._frozen.members)
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Every rank. Until the first barrier a place may be taken over, by who replaces one that died."""
+        """The members by rank. Until the first barrier, a new process may take the rank of one that died."""
         return self._frozen.members
 
     @property
@@ -76,7 +82,7 @@ class Membership:
 
     @property
     def lease(self) -> Lease:
-        """The lease that keeps this member: hang keys on it that must go with it."""
+        """The lease of this member. Attach keys to it that must be removed with the member."""
         return self._claim.lease
 
     def __enter__(self) -> Membership:
@@ -86,35 +92,39 @@ class Membership:
         try:
             self.leave()
         except EtcdError:
-            # The error that is under way says more, and the lease ends by itself.
+            # The error that is being raised says more, and the lease expires by itself.
             if error is None:
                 raise
 
     def check(self) -> None:
-        """:raises FencedError: where this member's lease has ended, or may have, by its own clock."""
+        """Check that the lease of this member is alive.
+
+        :raises FencedError: if it has ended, or may have ended by the clock of this host.
+        """
         self._claim.check()
 
     def fenced(self) -> LeaseLostError:
-        """Return the error of this member's own end as its rank."""
+        """Return the error that says that this member lost its lease."""
         return self._claim.fenced()
 
     def insist(self, ask: Callable[[], T]) -> T:
-        """Ask an etcd that restarts or changes its leader again, while the lease lives: only what may be done twice.
+        """Retry a request while etcd restarts or elects a leader, for as long as a lease lasts.
 
-        :raises FencedError: where the lease has ended meanwhile.
+        :param ask: sends the request; it must be safe to send twice.
+        :raises FencedError: if the lease has ended meanwhile.
         """
         return self._claim.insist(ask, time.monotonic() + self._claim.ttl)
 
     def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
-        """Wait until every rank has come here. The first barrier starts the group: its places are then final.
+        """Wait until every rank has arrived. The first barrier starts the run: the roster is then final.
 
-        It takes each rank two requests, whatever their number.
+        A rank sends two requests, whatever the number of ranks; three, if the group has a token.
 
-        :param timeout: seconds.
-        :param waiting: called every five seconds of the wait, with a sentence that names who has not come.
-        :raises MissingRanksError: where some have not come in time, naming them.
-        :raises MemberLostError: where the group had started, and one of them has gone.
-        :raises FencedError: where this member's own lease has ended.
+        :param timeout: seconds to wait for the other ranks.
+        :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+        :raises MissingRanksError: if some ranks have not arrived before the timeout, naming them.
+        :raises MemberLostError: if the run had started and a member is gone.
+        :raises FencedError: if the lease of this member has ended.
         """
         deadline = time.monotonic() + timeout
         number = self._passed + 1
@@ -123,11 +133,11 @@ class Membership:
         self._passed = number
 
     def leave(self) -> None:
-        """Give the place up: end the lease, and remove what the group has left behind if this was its last member."""
+        """Leave the group: end the lease, and remove the group's keys if this was the last member."""
         self._claim.leave()
 
     def _arrive(self, number: int, deadline: float) -> bool:
-        """Say that we are here; return whether the barrier is open."""
+        """Write the key that says that this rank has arrived; return whether the barrier is open."""
         claim, arrived = self._claim, f"{self._claim.root}arrived/"
         before = f"{arrived}{number - 1:06d}/{self.rank:06d}"
         here = f"{arrived}{number:06d}/"
@@ -152,7 +162,7 @@ class Membership:
         while claim.values.read_gate(gate, self.members) < number:
             if done.found(2).count < self.size or not self._all_are_at(here, deadline):
                 return False
-            # The gate is opened once, by whoever finds it as it was seen.
+            # Several ranks may try to open the gate. Only a rank that finds it unchanged succeeds.
             as_seen = unchanged(gate) if gate is not None else absent(claim.gate)
             again = [get(claim.frozen), get(claim.gate)]
             opened = claim.values.gate(claim.gate, number, self.members)
@@ -165,7 +175,7 @@ class Membership:
         return True
 
     def _all_are_at(self, here: str, deadline: float) -> bool:
-        """Whether the keys at a barrier are every rank's own; without a token that is taken for granted."""
+        """Whether every rank wrote its own key at a barrier. Without a token this is not checked."""
         claim = self._claim
         if not claim.values.sealed:
             return True
@@ -174,26 +184,26 @@ class Membership:
         return len(claim.values.arrived(done.found(0), here, self.members)) == self.size
 
     def _note(self, found: FoundKey) -> None:
-        """Take the list as it is now that the gate is open: a place may have been taken over unseen before."""
+        """Accept the roster that was read with the gate: a rank may have been reassigned before the gate opened."""
         if found.first is not None:
             self._take(found.first)
 
     def _take(self, item: KeyValue) -> None:
-        """Take a list that is this group's, has this member at its rank, and is no older than the one that is known."""
+        """Accept a roster with a valid seal, with this process at its rank, and not older than the known one."""
         frozen = self._claim.values.read_frozen(item)
         if frozen is None:
             return
         if frozen.rank_of(self._claim.token) == self.rank and frozen.changes >= self._frozen.changes:
             self._frozen = frozen
         else:
-            self._claim.values.ignore(item.key, "it is a list of another run, or an older one of this run")
+            self._claim.values.ignore(item.key, "it is the roster of another run, or an older roster of this run")
 
     def _wait_for_gate(self, number: int, deadline: float, timeout: float, waiting: Waiting | None) -> None:
         claim = self._claim
 
         def say() -> None:
             if waiting is not None:
-                claim.tell(waiting, lambda: f"waiting at {self._absentees(number)}")
+                claim.tell(waiting, lambda: f"waiting at {self._missing_members(number)}")
 
         watched = (
             Watched(f"{claim.root}run/", self._seen_run + 1, prefix=True),
@@ -208,7 +218,7 @@ class Membership:
                     raise claim.fenced()
                 gone = [member for member in self.members if item.key.endswith(f"/{member.token}")]
                 self._lost.update({member.token: member for member in gone})
-                # Who was at this barrier and left behind it may be told of before the barrier.
+                # A member that passed this barrier and then left may be reported before the gate is.
                 if gone and self._gate(deadline) >= number:
                     return
                 self._refuse_lost(number)
@@ -224,31 +234,35 @@ class Membership:
         raise self._missing(number, timeout)
 
     def _gate(self, deadline: float) -> int:
-        """Return how many barriers were passed."""
+        """Return how many barriers the group has passed."""
         claim = self._claim
         done = claim.transact(txn([], [get(claim.gate), get(claim.frozen)]), deadline)
         self._note(done.found(1))
         return claim.values.read_gate(done.found(0).first, self.members)
 
     def _refuse_lost(self, number: int) -> None:
-        """:raises MemberLostError: where the group has started and is not whole any more."""
+        """Check that no member is lost once the run has started.
+
+        :raises MemberLostError: names the lost members.
+        """
         lost = [member for member in self.members if member.token in self._lost]
         if lost and number > 1:
             raise MemberLostError(
-                f"group {self.group!r} has lost {', '.join(map(str, lost))}: the lease ended, or that rank left",
-                "read what that rank printed last; start the group again",
+                f"group {self.group!r} has lost {', '.join(map(str, lost))}: its lease expired, or it left",
+                "read the last output of that rank, then start the run again",
             )
 
     def _missing(self, number: int, timeout: float) -> MembershipError:
         lost = [member for member in self.members if member.token in self._lost]
-        gone = f"; the lease of {', '.join(map(str, lost))} has ended, and nobody took that place" if lost else ""
+        gone = f"; the lease of {', '.join(map(str, lost))} expired, and no process took that rank" if lost else ""
         return MissingRanksError(
-            f"waited {timeout:g} s at {self._absentees(number)}{gone}", "read what these ranks printed last"
+            f"waited {timeout:g} s at {self._missing_members(number)}{gone}", "read the last output of these ranks"
         )
 
-    def _absentees(self, number: int) -> str:
+    def _missing_members(self, number: int) -> str:
         prefix = f"{self.root}arrived/{number:06d}/"
         done = TransactionResult.of(self._claim.client.transaction(txn([], [get_prefix(prefix)])))
         here = self._claim.values.arrived(done.found(0), prefix, self.members)
-        absentees = [str(member) for member in self.members if member.rank not in here]
-        return f"barrier {number} of group {self.group!r} for {', '.join(absentees) or 'nobody: all are there'}"
+        missing = [str(member) for member in self.members if member.rank not in here]
+        barrier = f"barrier {number} of group {self.group!r}"
+        return f"{barrier} for {', '.join(missing)}" if missing else f"{barrier}: all ranks arrived"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of the ranks, and what each may hold: whatever else comes by the mailbox is none."""
+"""The messages between ranks, and the valid values of each of their fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = Text(64, "[a-z][a-z0-9_]*")
 _LINE = Text(1 << 20)
 _CODE = OneOf((None, Number(-128, 255, whole=True)))
 
-#: The part of ``verdict.json`` that is the same for every rank; nothing of a run that did not start.
+#: The part of ``verdict.json`` that is the same for every rank; empty if the run did not start.
 _TOLD = OneOf(
     (
         {},
@@ -32,7 +32,7 @@ _TOLD = OneOf(
         },
     )
 )
-#: What rank 0 may ask a peer for, and with which arguments; of services that only a test brings nothing is known.
+#: The requests that rank 0 may send to a peer, and their arguments. Tests may add requests that are not listed here.
 ASKS: Mapping[str, Form] = {
     "start": {"worker": _NUMBER, "role": _NAME, "environment": Every(OneOf((None, Text(1 << 15))), keys=True)},
     "kill": {"worker": _NUMBER},
@@ -46,7 +46,7 @@ ASKS: Mapping[str, Form] = {
     "claim": {"group": Text(128), "size": SIZE, "seconds": Number(0, 86_400)},
     "last_words": {},
 }
-#: What a peer may answer.
+#: The answers of a peer, by the name of the request.
 ANSWERS: Mapping[str, Form] = {
     "start": PID,
     "kill": _CODE,
@@ -69,7 +69,12 @@ _ENDED = {"worker": _NUMBER, "ended": _CODE}
 
 @dataclass(frozen=True)
 class PeerRequest:
-    """Rank 0 asks a peer for something."""
+    """A request of rank 0 to a peer.
+
+    :param what: the name of the request.
+    :param number: identifies the request; the answer repeats it.
+    :param arguments: JSON values by name.
+    """
 
     what: str
     number: int
@@ -86,7 +91,13 @@ class WorkerLine:
 
 @dataclass(frozen=True)
 class PeerAnswer:
-    """A peer's answer; with ``error`` it refuses."""
+    """The answer of a peer to one request.
+
+    :param number: the number of the request.
+    :param result: a JSON value.
+    :param error: why the peer refuses or failed; None if it did neither.
+    :param remedy: what to do about the error.
+    """
 
     number: int
     result: Any
@@ -96,7 +107,11 @@ class PeerAnswer:
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker of a peer has ended; ``code`` is None where it is not known."""
+    """The news that a worker of a peer has ended.
+
+    :param worker: the number of the worker.
+    :param code: its exit code, negative for a signal; None if it is not known.
+    """
 
     worker: int
     code: int | None
@@ -106,9 +121,12 @@ Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded"
 
 
 def read_message(plain: Any) -> Message:
-    """Return the message that a JSON value is. :raises StrictError: where it is none."""
+    """Return the message in a JSON value.
+
+    :raises StrictError: if the value is not a message.
+    """
     if not isinstance(plain, dict):
-        raise StrictError("it is no message: expected an object")
+        raise StrictError("it is not a message: expected a JSON object")
     if "ask" in plain:
         check(_ASK, plain)
         arguments = {name: value for name, value in plain.items() if name not in ("ask", "number")}
@@ -127,12 +145,20 @@ def read_message(plain: Any) -> Message:
 
 
 def check_ask(what: str, arguments: Mapping[str, Any]) -> None:
-    """Compare the arguments of an ask with what they may be. :raises StrictError: where they are something else."""
+    """Check the arguments of a request.
+
+    :param what: the name of the request; unknown names are not checked.
+    :raises StrictError: if an argument is missing, unknown or has a wrong value.
+    """
     if what in ASKS:
         check(ASKS[what], dict(arguments))
 
 
 def check_answer(what: str, result: Any) -> None:
-    """Compare a peer's answer with what it may be. :raises StrictError: where it is something else."""
+    """Check the answer of a peer to a request.
+
+    :param what: the name of the request; unknown names are not checked.
+    :raises StrictError: if the answer has a wrong form.
+    """
     if what in ANSWERS:
         check(ANSWERS[what], result)

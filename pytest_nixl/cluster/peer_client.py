@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0's side of the peers: their workers, spoken to by the mailbox as a worker of this host is by its socket."""
+"""Rank 0's view of its peers: start workers on them, and speak to these through the mailbox as if they were local."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 class PeerError(NixlPluginError):
-    """A peer did not answer, or could not do what it was asked."""
+    """A peer did not answer, refused a request, or could not do it."""
 
 
 class PeerLateError(PeerError):
@@ -30,9 +30,10 @@ class PeerLateError(PeerError):
 
 
 class PeerClient:
-    """One peer, which is asked for workers and for what its host knows. It is a place of workers.
+    """One peer as rank 0 sees it: a host on which workers start, and which answers requests.
 
-    :param name: how failures name it: ``rank 1 on node-b``.
+    :param rank: the rank of the peer.
+    :param name: its name in messages: ``rank 1 on node-b``.
     :param send: sends it a message.
     :param timeout: seconds that it may take to answer.
     """
@@ -43,7 +44,7 @@ class PeerClient:
         self._send = send
         self._timeout = timeout
         self._numbers = itertools.count(1)
-        #: By number, of what is asked and not given up: None until it is answered.
+        #: The answers to pending requests by number: None until the answer arrives.
         self._answers: dict[int, PeerAnswer | None] = {}
         self._answered = threading.Condition()
         self._processes: dict[int, RemoteProcess] = {}
@@ -51,19 +52,23 @@ class PeerClient:
 
     @property
     def gone(self) -> bool:
-        """Whether it is taken for gone."""
+        """Whether the peer is lost."""
         return self._lost is not None
 
     @property
     def error(self) -> NixlPluginError | None:
-        """Why it is taken for gone; None: it is not."""
+        """Why the peer is lost; None if it is not."""
         return self._lost
 
     def ask(self, what: str, *, within: float | None = None, **arguments: Any) -> Any:
-        """Ask the peer and wait for its answer.
+        """Send a request to the peer, wait for its answer, and return the result.
 
-        :param within: seconds, where the usual ones are too many.
-        :raises PeerError: where the answer does not come, or is a refusal.
+        :param what: the name of the request.
+        :param within: seconds to wait; None for the timeout of this peer.
+        :param arguments: the arguments of the request, as JSON values.
+        :raises PeerLateError: if no answer arrives in time.
+        :raises PeerError: if the peer refuses, or its answer is not valid.
+        :raises NixlPluginError: if the peer is lost.
         """
         seconds = self._timeout if within is None else within
         if self._lost is not None:
@@ -84,7 +89,7 @@ class PeerClient:
         if answer is None:
             raise PeerLateError(
                 f"{self.name} did not answer {what!r} within {seconds:g} s",
-                "see whether its process still runs, and read what it printed last",
+                "check that its process still runs, and read its last output",
             )
         if answer.error is not None:
             raise PeerError(f"{self.name} refused {what!r}: {printable(answer.error)}", printable(answer.remedy))
@@ -96,12 +101,17 @@ class PeerClient:
 
     def _nonsense(self, what: str, error: StrictError) -> PeerError:
         return PeerError(
-            f"{self.name} answered {what!r} with what no rank of this version answers: {error}",
-            "see that every rank has the same pytest-nixl; without a --nixl-group-token a stranger may have written it",
+            f"{self.name} sent an invalid answer to {what!r}: {error}",
+            "install the same version of pytest-nixl on every rank; and give every rank a --nixl-group-token, because "
+            "without one any client of the etcd can write an answer",
         )
 
     def unpack(self, what: str, text: str, most: int) -> bytes:
-        """Return the bytes that it answered as a packed text. :raises PeerError: where it is none, or too large."""
+        """Return the bytes in a compressed text that the peer answered.
+
+        :param most: the largest number of bytes.
+        :raises PeerError: if the text is not a compressed text, or holds more bytes.
+        """
         try:
             return unpack(text, most=most)
         except StrictError as error:
@@ -114,7 +124,14 @@ class PeerClient:
         timeout: float,
         start_timeout: float = START_SECONDS,
     ) -> Worker:
-        """Start a worker there."""
+        """Start a worker on the peer.
+
+        :param role: names the worker in messages and log files.
+        :param environment: variables of the worker; None unsets one.
+        :param timeout: seconds that the worker may take to answer a command.
+        :param start_timeout: seconds that it may take to start.
+        :raises PeerError: if the peer cannot start it.
+        """
         number = next(self._numbers)
         process = RemoteProcess(self, number)
         self._processes[number] = process
@@ -128,14 +145,14 @@ class PeerClient:
         return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)
 
     def line(self, worker: int, line: str) -> None:
-        """Send a worker there one line."""
+        """Send one line to a worker of the peer."""
         self._send({"worker": worker, "line": line})
 
     def receive(self, message: Message) -> None:
-        """Take a message of the peer's."""
+        """Handle a message from the peer."""
         if isinstance(message, PeerAnswer):
             with self._answered:
-                if message.number in self._answers:  # else it was given up
+                if message.number in self._answers:  # else the request timed out
                     self._answers[message.number] = message
                     self._answered.notify_all()
         elif isinstance(message, WorkerLine) and message.worker in self._processes:
@@ -144,16 +161,23 @@ class PeerClient:
             self._processes[message.worker].ended(message.code)
 
     def lost(self, error: NixlPluginError) -> None:
-        """Take it for gone: whoever waits for it is told, and its workers are dead."""
+        """Mark the peer as lost: end every wait for it, and mark its workers as ended."""
         with self._answered:
-            self._lost = self._lost or error  # what came first says why
+            self._lost = self._lost or error  # the first error is the cause
             self._answered.notify_all()
         for process in self._processes.values():
             process.ended(None)
 
 
 class RemoteProcess:
-    """A worker of a peer's; ``channel`` is the end of a pair of sockets whose other end the mailbox feeds."""
+    """A worker that runs on a peer. It has the interface of a local process.
+
+    ``channel`` is one end of a socket pair. Lines that are written to it are sent to the peer by the mailbox, and lines
+    from the worker can be read from it.
+
+    :param peer: the peer on which it runs.
+    :param number: the number of the worker on that peer.
+    """
 
     def __init__(self, peer: PeerClient, number: int) -> None:
         self.pid = 0
@@ -167,44 +191,48 @@ class RemoteProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs, as far as its peer has said."""
+        """Whether the worker still runs, as far as its peer has said."""
         return not self._over.is_set()
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return its exit code once it has ended; None where it has not within ``seconds``, or its peer has gone."""
+        """Wait until the worker has ended and return its exit code.
+
+        :param seconds: the time to wait; None for no limit.
+        :returns: None if it has not ended in time, or if its peer is lost.
+        """
         self._over.wait(seconds)
         return self._code
 
     def kill(self) -> None:
-        """Have its peer end it."""
+        """Have the peer kill the worker."""
         if self.alive:
-            with suppress(NixlPluginError):  # a peer that has gone takes its workers with it
+            with suppress(NixlPluginError):  # the workers of a lost peer end with it
                 self._code = self._peer.ask("kill", worker=self._number)
             self.ended(self._code)
         self.channel.close()
 
     def state(self) -> str:
-        """Say what its kernel has it doing."""
+        """Return the state of the process as the kernel of its host reports it."""
         return str(self._peer.ask("state", worker=self._number))
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the worker."""
         self._peer.ask("signal", worker=self._number, signal=int(number))
 
     def output(self) -> str:
-        """All that it has written to stdout and stderr; nothing is known of a peer's that has gone."""
+        """Return what the worker wrote to stdout and stderr, at most the last 4 MiB; empty if its peer is lost."""
         if self._peer.gone:
             return ""
         text = self._peer.ask("output", worker=self._number)
         return self._peer.unpack("output", text, LARGEST_OUTPUT).decode(errors="replace")
 
     def received(self, line: str) -> None:
-        """Take a line that it wrote."""
-        with suppress(OSError):  # whoever waited for it has gone
+        """Pass on a line from the worker."""
+        with suppress(OSError):  # the reader has closed the channel
             self._far.sendall(line.encode() + b"\n")
 
     def ended(self, code: int | None) -> None:
-        """Take it for ended; its channel then reads as closed."""
+        """Mark the worker as ended, and close its channel for reading."""
         if self._over.is_set():
             return
         self._code = code
@@ -213,7 +241,7 @@ class RemoteProcess:
             self._far.shutdown(socket.SHUT_RDWR)
 
     def _feed(self) -> None:
-        """Carry what is written to ``channel`` to the peer, until either end is closed."""
+        """Send the lines that are written to ``channel`` to the peer, until one of the two ends is closed."""
         with self._far, self._far.makefile("r", encoding="utf-8") as lines:
             try:
                 for line in lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer's side: a closed set of things that rank 0 may ask for. No code comes by etcd."""
+"""The peer's side of rank 0's requests: a closed set of requests, none of which sends code through etcd."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Send = Callable[[dict[str, Any]], None]
-#: Something that rank 0 may ask for beside workers.
+#: A function that answers a request of rank 0; its arguments and its result are JSON values.
 Service = Callable[..., Any]
 
-#: What a worker here does for rank 0: everything that it can, but to call a function of a test's.
+#: The commands that rank 0 may send to a worker of this rank: all but ``run``, which calls any function.
 WORKER_COMMANDS = frozenset(
     {"activate", "allocate", "call", "cancel", "compare", "connect", "create_agent", "devices", "exit", "fill",
      "forget", "free_port", "hello", "measure", "move", "read", "register", "serve", "tool_end", "tool_find",
      "tool_listens", "tool_look", "tool_start", "write"}
 )  # fmt: skip
-#: What rank 0 may set of a worker's environment: what names no file or directory, of which code could be loaded.
+#: The variables that rank 0 may set for a worker. Variables that name a file or directory are excluded, because code
+#: could be loaded from it.
 _VARIABLES = re.compile(r"(UCX|FI|NIXL|ETCD)_[A-Z0-9_]+|CUDA_[A-Z_]+")
 _OF_FILES = re.compile(r"\w*_(DIR|DIRS|PATH|PATHS|FILE|FILES|MODULES?)")
-#: Bytes of a worker's output that are sent, at most: the last ones.
+#: The number of bytes that are sent from the end of a worker's output.
 LARGEST_OUTPUT = 4 << 20
-#: A line that a worker may be written.
+#: The form of a line to a worker.
 _REQUEST = {"command": Text(64), "number": Number(0, 1 << 53, whole=True), "arguments": Every(Any, keys=True)}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ends, as rank 0 tells it.
+    """How a run ends, as rank 0 tells every peer.
 
     :param code: the exit code of every rank.
-    :param verdict: what it came to, a few lines to read.
-    :param refusal: why the run did not start; empty: it did.
-    :param told: the verdict with counts and failing results, as ``verdict.json`` has it in every rank's folder.
+    :param verdict: the verdict in a few lines, for the terminal.
+    :param refusal: why the run did not start; empty if it did.
+    :param told: the verdict with counts and failing results, for ``verdict.json`` in the directory of every rank.
     """
 
     code: int
@@ -54,21 +55,23 @@ class Ending:
     told: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the ending as JSON values."""
         return asdict(self)
 
 
 def _refuse(what: str, **_: Any) -> None:
-    raise NixlPluginError(f"a peer does nothing that is called {what!r}")
+    raise NixlPluginError(f"a peer has no request {what!r}")
 
 
 class PeerServer:
-    """The workers that a peer runs for rank 0.
+    """Runs workers for rank 0 on this rank, and answers the requests of rank 0.
 
-    :param send: sends rank 0 a message.
-    :param over: called when rank 0 has said that the run has ended.
-    :param services: what it may ask for beside workers, by name.
-    :param own: variables of the workers that rank 0 has no say in.
+    :param supervisor: the supervisor that owns the workers.
+    :param rank: the rank of this process.
+    :param send: sends a message to rank 0.
+    :param over: called when rank 0 has said how the run ends.
+    :param services: the requests that are not about workers, by name.
+    :param own: variables of the workers that rank 0 cannot set; they replace what it sets.
     """
 
     def __init__(
@@ -87,21 +90,21 @@ class PeerServer:
         self._services = services
         self._own = own
         self._processes: dict[int, LocalProcess] = {}
-        #: Workers that were started.
+        #: The number of workers that were started.
         self.started = 0
-        #: How the run ends; None: rank 0 has not said.
+        #: How the run ends; None as long as rank 0 has not said.
         self.ending: Ending | None = None
 
     def receive(self, message: Message) -> None:
-        """Do what rank 0 asks for."""
+        """Handle a message from rank 0."""
         if isinstance(message, WorkerLine):
             self._pass_on(message.worker, message.line)
             return
         if not isinstance(message, PeerRequest):
-            return  # a peer asks for nothing, and so nothing is answered
+            return  # a peer sends no requests, so that it expects no answers
         what = message.what
         if what in self._services:
-            # What takes its time must not hold up the workers' messages.
+            # In a thread of its own: a slow request must not delay messages to workers.
             asked = (message, self._services[what])
             threading.Thread(target=self._answer, args=asked, name=f"service {what}", daemon=True).start()
             return
@@ -118,25 +121,25 @@ class PeerServer:
         except NixlPluginError as error:
             answer = {"answer": number, "error": error.reason, "remedy": error.remedy}
         except StrictError as error:
-            answer = {"answer": number, "error": f"these are no arguments of {ask.what!r}: {error}"}
-        except Exception as error:  # whatever it is, rank 0 is to hear of it, and this rank goes on
+            answer = {"answer": number, "error": f"invalid arguments of {ask.what!r}: {error}"}
+        except Exception as error:  # report any error to rank 0, and go on
             answer = {"answer": number, "error": f"{type(error).__name__}: {error}"}
         try:
             self._send(answer)
         except (NixlPluginError, TypeError, ValueError) as error:
-            # It is too large, say. Where nothing can be sent at all, the lease tells both sides so.
+            # The answer may be too large: send the reason instead. Otherwise the lease ends on both sides.
             reason = error.reason if isinstance(error, NixlPluginError) else f"{type(error).__name__}: {error}"
             with contextlib.suppress(NixlPluginError):
                 self._send({"answer": number, "error": reason, "remedy": getattr(error, "remedy", "")})
 
     def close(self) -> None:
-        """End all workers."""
+        """Kill all workers."""
         for process in self._processes.values():
             process.kill()
         self._processes.clear()
 
     def _pass_on(self, worker: int, line: str) -> None:
-        """Give a line to a worker, if it asks for what a worker here may do."""
+        """Pass a line from rank 0 on to a worker if its command is allowed; else answer with a refusal."""
         process = self._processes.get(worker)
         if process is None:
             return
@@ -144,28 +147,28 @@ class PeerServer:
             message = decode(line.encode())
             check(_REQUEST, message)
         except StrictError:
-            return  # neither rank 0 nor a worker writes such a line, and there is nobody to be told
+            return  # rank 0 does not send such a line, so that no one expects an answer
         if message["command"] not in WORKER_COMMANDS:
-            words = f"{message['command']!r} is not among what rank 0 may ask of another rank's workers"
+            words = f"rank 0 may not send {message['command']!r} to a worker of another rank"
             error = {"kind": "refused", "type": "refused", "message": words, "traceback": ""}
             refusal = encode({"number": message["number"], "error": error})
-            with contextlib.suppress(NixlPluginError):  # the lease tells both sides that nothing can be sent
+            with contextlib.suppress(NixlPluginError):  # nothing can be sent: the lease ends on both sides
                 self._send({"worker": worker, "line": refusal.decode().rstrip("\n")})
             return
         if message["command"] == "hello":
-            # Modules are found where this rank finds them.
+            # The worker loads modules from this rank's own path, not from rank 0's.
             message["arguments"] = {"path": sys.path, "loads": message["arguments"].get("loads", True)}
-        with contextlib.suppress(OSError):  # it has ended, and says so itself
+        with contextlib.suppress(OSError):  # the worker has ended, which _listen reports
             process.channel.sendall(encode(message))
 
     def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
-        # Which programs are run, and of which files, is this rank's own to say.
+        # Only this rank itself chooses its programs and files.
         for name, value in environment.items():
             if not _VARIABLES.fullmatch(name) or (value is not None and _OF_FILES.fullmatch(name)):
                 raise NixlPluginError(
-                    f"a peer does not set {name} for its workers: expected a variable of NIXL, UCX, libfabric or CUDA "
-                    "that names no file",
-                    "set it on that rank itself, where it is started",
+                    f"rank 0 may not set {name} for a worker of another rank: expected a variable of NIXL, UCX, "
+                    "libfabric or CUDA that names no file or directory",
+                    f"set {name} in the environment of the command that starts that rank",
                 )
         process = LocalProcess(self._supervisor, f"rank{self._rank}-{role}", {**environment, **self._own})
         self._processes[worker] = process
@@ -191,10 +194,10 @@ class PeerServer:
         self.ending = Ending(code, printable(verdict), printable(refusal), told)
 
     def _listen(self, worker: int, process: LocalProcess) -> None:
-        """Carry what a worker writes to rank 0, and that it has ended."""
+        """Send the lines of a worker to rank 0, and then that it has ended."""
         with contextlib.suppress(OSError, NixlPluginError):
             with process.channel.makefile("r", encoding="utf-8") as lines:
                 for line in lines:
                     self._send({"worker": worker, "line": line.rstrip("\n")})
-        with contextlib.suppress(NixlPluginError):  # rank 0 has gone, and nobody asks any more
+        with contextlib.suppress(NixlPluginError):  # rank 0 is gone
             self._send({"worker": worker, "ended": process.wait(5)})

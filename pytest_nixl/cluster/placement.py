@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many ranks a run has and which of them this process is: by options, else by its launcher."""
+"""Find out how many ranks a run has and which rank this process is: from options, else from the launcher."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEFAULT_GROUP = "default"
 
 @dataclass(frozen=True)
 class Placement:
-    """The ranks of a run.
+    """The number of ranks in a run, and the rank of this process.
 
-    :param ranks: how many.
-    :param rank: this process's; None: their order of coming decides.
-    :param group: the name by which they meet.
-    :param source: who says so, in words.
-    :param placement: what the launcher says; None: there is none.
-    :param pairs: initiator and target of each pair that is measured.
+    :param ranks: the number of ranks, 1 or more.
+    :param rank: the rank of this process, from 0; None if the order of arrival decides it.
+    :param group: the name of the group in which the ranks meet.
+    :param source: the option or the launcher variable that these values come from, for messages.
+    :param placement: what the launcher says; None if no launcher is known.
+    :param pairs: initiator and target rank of each pair that is measured.
     """
 
     ranks: int
@@ -37,7 +37,7 @@ class Placement:
 
     @property
     def several(self) -> bool:
-        """Whether this process is one of several."""
+        """Whether the run has more than one rank."""
         return self.ranks > 1
 
     def __str__(self) -> str:
@@ -45,24 +45,28 @@ class Placement:
         return f"{which} in group {self.group} ({self.source})"
 
 
-#: A run that nobody asked to be one of several.
-ALONE = Placement(1, None, DEFAULT_GROUP, "nobody asks for more", None, ((0, 1),))
+#: A run of one rank.
+ALONE = Placement(1, None, DEFAULT_GROUP, "the default", None, ((0, 1),))
 
 
 def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placement:
-    """Return how many ranks there are, and which one this is.
+    """Return how many ranks the run has, and which rank this process is.
 
-    :raises pytest.UsageError: where options and launcher contradict each other, or are not enough.
+    :param environ: the environment, from which the launcher's variables are read.
+    :raises pytest.UsageError: if options and launcher contradict each other, or if the launcher's variables are not
+        valid and no option replaces them.
     """
     try:
         placement = find_placement(environ)
     except ValueError as error:
         if settings.ranks is None:
-            raise pytest.UsageError(f"{error}; or give --nixl-ranks and --nixl-rank") from None
+            raise pytest.UsageError(f"{error}; or give --nixl-ranks N and --nixl-rank R") from None
         placement = None
     ranks, rank, source = _ranks(settings, placement)
     if ranks == 1 and settings.ranks is None and placement is not None and placement.ranks is None:
-        source = f"{placement.variable} of {placement.launcher} says no number of ranks, and --nixl-ranks is not given"
+        source = (
+            f"{placement.launcher} sets {placement.variable} but not the number of ranks, and --nixl-ranks is not given"
+        )
     try:
         pairs = settings.pairs.of(ranks)
     except ValueError as error:
@@ -74,18 +78,18 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placemen
 def _ranks(settings: Settings, placement: LauncherPlacement | None) -> tuple[int, int | None, str]:
     if settings.ranks is None:
         if placement is None or not placement.ranks:
-            return 1, None, "no launcher names more"
+            return 1, None, "no launcher sets a number of ranks"
         return placement.ranks, placement.rank, f"{placement.launcher}: {placement.variable}"
     if settings.rank is not None or placement is None or settings.ranks == 1:
         return settings.ranks, settings.rank, "--nixl-ranks"
     if placement.ranks not in (None, settings.ranks):
         raise pytest.UsageError(
-            f"--nixl-ranks={settings.ranks}, and {placement.launcher} has started {placement.ranks}: leave the option "
-            "out, or give --nixl-rank R beside it"
+            f"--nixl-ranks={settings.ranks}, but {placement.launcher} started {placement.ranks} ranks: remove "
+            "--nixl-ranks, or also give --nixl-rank R"
         )
     if placement.rank >= settings.ranks:
         raise pytest.UsageError(
-            f"{placement.variable} says rank {placement.rank}, which is not below --nixl-ranks={settings.ranks}: "
-            "expected as many as are started"
+            f"{placement.variable} says that this is rank {placement.rank}, but --nixl-ranks={settings.ranks} allows "
+            f"ranks 0 to {settings.ranks - 1}: set --nixl-ranks to the number of processes that are started"
         )
-    return settings.ranks, placement.rank, f"--nixl-ranks, and {placement.launcher}: {placement.variable}"
+    return settings.ranks, placement.rank, f"--nixl-ranks and {placement.launcher}: {placement.variable}"

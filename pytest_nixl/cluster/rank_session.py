@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process's part in a run of several ranks: it joins, drives or serves, and leaves when all have written theirs."""
+"""The session of one rank in a run of several ranks: it joins, drives or serves, and leaves with all other ranks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,22 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: Seconds that a rank waits at the end for the others to have written their reports.
+#: Seconds that a rank waits at the end of the run until all others have written their reports.
 LEAVE_SECONDS = 60.0
-#: Keys of strangers that are named.
+#: The largest number of ignored keys that the output lists.
 _TOLD = 4
 
 
 class RankSession:
-    """The place of this process among the ranks of a run."""
+    """The session of this process in a run of several ranks. Making one joins the group and passes its first barrier.
+
+    :param settings: the settings of this rank.
+    :param asked: the number of ranks, and the rank of this process.
+    :param command: what this rank runs; rank 0 compares it with its own.
+    :param supervisor: the supervisor that owns the workers.
+    :param say: prints one line to the terminal.
+    :raises NixlPluginError: if the etcd cannot be reached, or the group cannot be joined.
+    """
 
     def __init__(
         self,
@@ -53,11 +61,11 @@ class RankSession:
         self._stack = ExitStack()
         self._left = False
         self._seen: list[str] | None = None
-        #: What this rank itself met with; None: nothing.
+        #: The error that ended this rank's part in the group; None if there is none.
         self.fault: NixlPluginError | None = None
-        #: Whether it was ended before the run was over: it then leaves without the others.
+        #: Whether this rank ended before the run was over. It then leaves without waiting for the others.
         self.early = False
-        #: How rank 0 said that the run ends; None: this is rank 0, or it has not said.
+        #: How the run ends, as rank 0 said; None on rank 0, and as long as rank 0 has not said.
         self.ending: Ending | None = None
         self.driver: RankDriver | None = None
         try:
@@ -93,23 +101,23 @@ class RankSession:
 
     @property
     def name(self) -> str:
-        """How this rank names itself: ``rank 1 of 4 on node-b``."""
+        """The name of this rank in its own output: ``rank 1 of 4 on node-b``."""
         return f"rank {self.rank} of {self.membership.size} on {self.membership.members[self.rank].host}"
 
     def name_of(self, rank: int) -> str:
-        """How failures name a rank."""
+        """Return the name of a rank in messages: ``rank 1 on node-b``."""
         member = self.membership.members[rank]
         return f"rank {rank} on {member.host}"
 
     def agents_etcd(self) -> EtcdServer | None:
-        """Return the etcd of the group, where NIXL's agents of all ranks can use it; None: they cannot."""
+        """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
         return self.etcd if for_agents(self.settings) else None
 
     def drive(self, fenced: Callable[[NixlPluginError], None]) -> None:
-        """Be rank 0: see that all run the same command, then have their workers at hand.
+        """Act as rank 0: check that all ranks run the same command, and connect to the peers.
 
-        :param fenced: called, in another thread, where this rank loses its place: the run must not go on.
-        :raises pytest.UsageError: where a rank is unlike this one, naming the difference; it is told, too.
+        :param fenced: called in another thread if this rank loses its lease; the run must then stop.
+        :raises pytest.UsageError: if a rank runs a different command, naming the difference; all ranks get this error.
         """
         self.driver = RankDriver(
             self.membership,
@@ -129,15 +137,15 @@ class RankSession:
             return Command.unpacked(text)
         except StrictError as error:
             raise PeerError(
-                f"{self.name_of(rank)} answered 'command' with what no rank of this version answers: {error}",
-                "see that every rank has the same pytest-nixl",
+                f"{self.name_of(rank)} sent an invalid answer to 'command': {error}",
+                "install the same version of pytest-nixl on every rank",
             ) from None
 
     def serve(self) -> Ending:
-        """Be a peer until the run is over, and return how rank 0 says that it ends.
+        """Act as a peer until the run is over, and return how it ends, as rank 0 says.
 
-        :raises pytest.UsageError: where rank 0 refuses to start, with its words.
-        :raises NixlPluginError: where rank 0 or the etcd has gone.
+        :raises pytest.UsageError: if rank 0 refuses to start; it has the text of rank 0.
+        :raises NixlPluginError: if rank 0 or the etcd is gone.
         """
         try:
             self.ending = serve(
@@ -151,8 +159,8 @@ class RankSession:
             if not self.settings.etcd_listen:
                 raise
             raise MemberLostError(
-                f"{self.name_of(0)} has gone, or this rank is cut off from the etcd that it serves: {error.reason}",
-                "read what that rank printed last, and see whether its host still runs",
+                f"{self.name_of(0)} is gone, or this rank is cut off from the etcd that rank 0 serves: {error.reason}",
+                "read the last output of rank 0, and check that its host still runs",
             ) from error
         if self.ending.refusal:
             self.finish(self.ending)
@@ -160,11 +168,12 @@ class RankSession:
         return self.ending
 
     def finish(self, ending: Ending) -> list[str]:
-        """Leave, together with all others: whoever ends first may have the rest killed by its launcher.
+        """Leave together with all other ranks, because some launchers kill the rest as soon as one rank ends.
 
-        Called when this rank's reports are written.
+        Call it when the reports of this rank are written. It never raises, so that no result is lost.
 
-        :returns: sentences on what could not be done; it never raises, as what was measured is not lost for it.
+        :param ending: how the run ends.
+        :returns: one sentence for each thing that could not be done.
         """
         if self._left:
             return []
@@ -187,7 +196,7 @@ class RankSession:
         keep(self, ending, self.look() if self.faults else [])
 
     def _part(self, ending: Ending) -> None:
-        """Tell the peers how it ends, where this is rank 0, and wait until all are ready to leave."""
+        """On rank 0, tell the peers how the run ends. On every rank, wait until all are ready to leave."""
         if self.driver is not None:
             self.driver.end(ending)
         if self.faults or self.early:
@@ -199,18 +208,18 @@ class RankSession:
 
     @property
     def faults(self) -> list[NixlPluginError]:
-        """What went wrong with the group. Empty: nothing did, and it is whole."""
+        """The errors of the group, such as a lost rank; empty if the group is complete."""
         gone = self.driver.gone if self.driver is not None else []
         return list(dict.fromkeys([*gone, *([self.fault] if self.fault is not None else [])]))
 
     def ignored(self) -> list[str]:
-        """Return sentences on the keys under the group's root that nobody of the group has written."""
+        """Return sentences that name the keys under the group's root that no member wrote."""
         found = self.membership.values.ignored
         told = [f"the key {key!r} was ignored: {why}" for key, why in list(found.items())[:_TOLD]]
         return [*told, *([f"and {len(found) - _TOLD} more keys were ignored"] if len(found) > _TOLD else [])]
 
     def close(self) -> None:
-        """Leave, whatever the others do."""
+        """Leave without waiting for the other ranks' reports."""
         if self._left:
             return
         self._left = True
@@ -218,11 +227,11 @@ class RankSession:
             self.driver.close()
         if self.etcd.kind != "external":
             self._await_others()
-        with suppress(NixlPluginError):  # the etcd has gone, and the lease ends by itself
+        with suppress(NixlPluginError):  # etcd is gone, and the lease expires by itself
             self._stack.close()
 
     def _await_others(self) -> None:
-        """Keep the etcd that is ours until the others have left it, but no longer than the lease of a dead one."""
+        """Keep the etcd that this rank serves until the others have left, but no longer than a lease lasts."""
         with suppress(NixlPluginError):
             wait_until(
                 lambda: self._client.count_prefix(f"{self.membership.root}members/") < 2,
@@ -231,7 +240,7 @@ class RankSession:
             )
 
     def look(self) -> list[str]:
-        """Return what can be seen of the group where it broke, the first time it is asked for: lines for a person."""
+        """Return lines that describe the group after it lost a rank. They are collected at the first call."""
         if self._seen is None:
             logs = self.services.last_words()
             others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a claimant has in etcd: a lease that is kept up, and the key that hangs on it."""
+"""The registration of a process with a group: a lease that a thread refreshes, and the member key attached to it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,31 @@ from pytest_nixl.etcd.client import EtcdClient, EtcdError, Lease, Watched, Watch
 from pytest_nixl.etcd.transaction import KeyValue, Part, TransactionResult, delete_prefix, empty, get_prefix, txn
 
 T = TypeVar("T")
-#: Called with a sentence about who is waited for.
+#: Called with a sentence that names the ranks that have not arrived.
 Waiting = Callable[[str], None]
 
-#: Seconds from one sentence about who is waited for to the next one.
+#: Seconds between two such sentences.
 SAID_EVERY = 5.0
-#: Seconds that etcd may be late with the end of a lease: it looks twice a second.
+#: Seconds that etcd may take to notice that a lease expired: it checks twice a second.
 LATE = 2.0
-#: Keys of strangers that the last member to leave removes, at most.
+#: The largest number of keys without a seal that the last member to leave removes.
 _SWEPT = 64
-#: What may mend itself while a request is tried again: an etcd that restarts, or changes its leader.
+#: Causes of an :class:`EtcdError` that a retry may cure: etcd restarts, or elects a new leader.
 _PASSING = {"refused", "unreachable", "timeout", "closed", "no-leader", "no-member"}
 
 
 class Registration:
-    """What a claimant has in etcd: a lease that is kept up, and the key that hangs on it."""
+    """The registration of a process with a group: a lease that a thread refreshes, and the member key attached to it.
+
+    :param client: the etcd client of this process.
+    :param group: the name of the group.
+    :param size: the number of ranks that this process expects.
+    :param ttl: seconds after which etcd ends the lease of a process that it hears nothing from.
+    :param root: the prefix of the group's keys, with a slash at its end.
+    :param host: the host name that messages use for this process.
+    :param wanted: the rank that this process requests; None for any.
+    :param group_token: the shared secret of all ranks; empty if there is none.
+    """
 
     def __init__(
         self,
@@ -51,7 +61,7 @@ class Registration:
         self.ttl = ttl
         self.host = host
         self.wanted = wanted
-        #: Of this member, and new each time; a group's token is another thing.
+        #: A random name of this member, new in each run. It is unrelated to the group token.
         self.token = secrets.token_hex(8)
         self.root = root
         self.values = GroupValues(root, group_token)
@@ -59,13 +69,13 @@ class Registration:
         self.own = f"{self.members}{self.token}"
         self.frozen = f"{self.root}run/frozen"
         self.gate = f"{self.root}run/gate"
-        #: None until it has one.
+        #: The assigned rank; None until the roster is frozen.
         self.rank: int | None = None
         self._lease: Lease | None = None
-        #: The revision at which this member registered; 0 where the group has no token.
+        #: The revision at which this member registered; 0 if the group has no token.
         self._registered = 0
         self._valid_until = 0.0
-        #: Why the lease was not refreshed the last time; empty: it was.
+        #: Why the last refresh of the lease failed; empty if it succeeded.
         self._unheard = ""
         self._lost = False
         self._left = threading.Event()
@@ -73,14 +83,14 @@ class Registration:
 
     @property
     def lease(self) -> Lease:
-        assert self._lease is not None, "the lease is asked for before anything hangs on it"
+        assert self._lease is not None, "grant() is called before the lease is used"
         return self._lease
 
     def grant(self, deadline: float) -> None:
-        """Ask for the lease, and keep it up from a thread of its own."""
+        """Request the lease, and start the thread that refreshes it."""
 
         def ask() -> tuple[Lease, float]:
-            # Its time runs in etcd from somewhen after this on: by our clock it ends earlier, never later.
+            # etcd starts the lease after this moment, so that it expires by this clock first, never later.
             sent = time.monotonic()
             lease = self.client.lease(self.ttl)
             return lease, sent + lease.ttl
@@ -102,7 +112,7 @@ class Registration:
                 self._unheard = ""
                 pause = self.lease.ttl / 3
             except EtcdError as error:
-                self._unheard = f" (the last time: {error.reason})"
+                self._unheard = f" (last refresh: {error.reason})"
                 if error.cause == "no-lease":
                     self._lost = True
                     return
@@ -117,13 +127,17 @@ class Registration:
     def fenced(self) -> LeaseLostError:
         who = f"{f'rank {self.rank}, ' if self.rank is not None else ''}{self.host}, pid {os.getpid()}"
         return LeaseLostError(
-            f"this member of group {self.group!r} ({who}) has no lease any more: etcd heard nothing from it for "
-            f"{self.ttl} s, so its place may be another's{self._unheard}",
-            "see whether the etcd runs, and whether this host was stopped or cut off from it; then start the run again",
+            f"this member of group {self.group!r} ({who}) lost its etcd lease: etcd heard nothing from it for "
+            f"{self.ttl} s, so its rank may have been reassigned{self._unheard}",
+            "check that etcd runs, and that this host was not suspended or cut off from it; then start the run again",
         )
 
     def insist(self, ask: Callable[[], T], deadline: float) -> T:
-        """Ask again while the etcd restarts or changes its leader: only what may be done twice."""
+        """Retry a request while etcd restarts or elects a leader, until the deadline.
+
+        :param ask: sends the request; it must be safe to send twice.
+        :raises FencedError: if the lease has ended.
+        """
         pause = 0.01
         while True:
             self.check()
@@ -134,7 +148,7 @@ class Registration:
                     raise self.fenced() from error
                 if error.cause not in _PASSING or time.monotonic() + pause > deadline:
                     raise
-            # Not a wait for anything: it spares an etcd that is coming up.
+            # This pause only keeps the load on a starting etcd low.
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)
 
@@ -144,13 +158,14 @@ class Registration:
         )
 
     def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[WatchEvent]:
-        """Yield events, some of them twice, until the deadline. :raises FencedError: when the lease has ended.
+        """Yield events, some of them twice, until the deadline.
 
-        :param tick: called each ``SAID_EVERY`` seconds.
+        :param tick: called every ``SAID_EVERY`` seconds.
+        :raises FencedError: when the lease has ended.
         """
         due = time.monotonic() + SAID_EVERY if tick is not None else deadline
         while (left := deadline - time.monotonic()) > 0:
-            # No longer than the lease is known to live: who waits would not hear of its end.
+            # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
             alive = self._valid_until - time.monotonic()
             for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
                 self.check()
@@ -161,7 +176,7 @@ class Registration:
                 due = time.monotonic() + SAID_EVERY
 
     def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:
-        """Say a sentence that the etcd is asked for; none where it does not answer: who waits bears that too."""
+        """Pass on a sentence that is built from the group's keys; say nothing if etcd does not answer."""
         try:
             sentence = ask()
         except EtcdError:
@@ -174,14 +189,14 @@ class Registration:
         )
 
     def remove(self, planted: Sequence[KeyValue], deadline: float) -> None:
-        """Remove keys under the group's root that nobody of the group has written."""
+        """Remove keys under the group's root that no member wrote."""
         for transaction in self.values.remove(planted):
             self.transact(transaction, deadline)
 
     def leave(self) -> None:
         self._left.set()
         if self._keeping is not None:
-            # Not for as long as an etcd that cannot be reached holds its request: it refreshes nothing any more.
+            # With a limit, because a request to an unreachable etcd may hang. The thread sends no further refresh.
             self._keeping.join(LATE)
             self._keeping = None
         if self._lease is None:
@@ -193,6 +208,6 @@ class Registration:
         sweep = txn([empty(self.members)], [delete_prefix(self.root)], [left])
         done = self.transact(sweep, deadline)
         if not done.succeeded and self.values.sealed and not any(item.lease for item in done.found(0).items):
-            # A member has a lease: what is left was written by a stranger.
+            # Every member's key has a lease, so a client without the token wrote the remaining keys.
             self.remove(done.found(0).items, deadline)
             self.transact(sweep, deadline)

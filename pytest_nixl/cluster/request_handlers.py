@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rank 0 may ask a rank for beside workers: what it runs, what its host is, and to claim a rank."""
+"""Requests of rank 0 that are not about workers: a rank's command, its host's address and facts, its last log lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient
 
-#: Where a claim of a test's own is made, apart from the groups of runs.
+#: The prefix of the groups that a check joins, apart from the groups of runs.
 CLAIMS = "/pytest-nixl/claims"
 
 
 class RequestHandlers:
-    """What one rank does when it is asked; of itself, rank 0 asks the same. Values are JSON.
+    """Answers the requests of rank 0 on one rank, rank 0 included. Arguments and results are JSON values.
 
-    :param etcd: the group's.
-    :param supervisor: owns the workers.
+    :param command: what this rank runs.
+    :param settings: the settings of this rank.
+    :param etcd: the group's etcd.
+    :param supervisor: the supervisor that owns the workers.
     """
 
     def __init__(self, command: Command, settings: Settings, etcd: EtcdServer, supervisor: SupervisorClient) -> None:
@@ -36,26 +38,26 @@ class RequestHandlers:
         self._supervisor = supervisor
 
     def by_name(self) -> Mapping[str, Service]:
-        """Return all of them."""
+        """Return the functions that answer requests, by the name of the request."""
         own = (self.command, self.address, self.facts, self.claim, self.last_words)
         return {service.__name__: service for service in own}
 
     def command(self) -> str:
-        """Return what this rank runs, packed."""
+        """Return what this rank runs, as compressed text."""
         return self._command.packed()
 
     def address(self) -> str:
-        """Return the address that this host has towards the etcd, so that others can be told of it."""
+        """Return the address from which this host reaches the etcd, for use by other ranks."""
         first = parse_endpoints(self._etcd.endpoint)[0]
         family, _, _, _, address = socket.getaddrinfo(first.host, first.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.connect(address)  # nothing is sent: it only chooses a route
+            asking.connect(address)  # sends nothing, but chooses the route
             return str(asking.getsockname()[0])
 
     def facts(self, peers: Sequence[str]) -> dict[str, Any]:
         """Return the facts of this host.
 
-        :param peers: hosts that it must reach.
+        :param peers: hosts that this host must be able to reach.
         """
         found = gather(
             FactsRoot(),
@@ -67,11 +69,16 @@ class RequestHandlers:
         return found.plain()
 
     def last_words(self) -> dict[str, str]:
-        """Return the last lines of this rank's workers, by the names of their logs."""
+        """Return the last lines of this rank's worker logs, by the name of the log."""
         return last_words(self._supervisor, self._settings)
 
     def claim(self, group: str, size: int, seconds: float) -> int:
-        """Claim a rank in a group of the claim's own, leave it again, and return the rank."""
+        """Join a separate group, pass one barrier, leave, and return the rank that this process got.
+
+        :param group: the name of that group.
+        :param size: its number of ranks.
+        :param seconds: the time to wait for the other ranks.
+        """
         token = self._settings.group_token
         with (
             self._etcd.client() as client,

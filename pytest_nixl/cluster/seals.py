@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seal of a group's values in etcd: only a process that has the group's token can write a value that is believed.
+"""Seal the values of a group in etcd, so that only a process that has the group token can write a valid value.
 
-A seal is an HMAC-SHA256 of a value, of the key that holds it and of a sequence, which no value before or elsewhere has:
-an old value, or one of another key, is refused like a forged one. It is compared before the value is parsed. The value
-itself can be read by everyone who can read the etcd: a seal hides nothing.
+A seal is an HMAC-SHA256 over the key, a sequence and the value. The sequence is different for every value of a key, so
+that an old value, or the value of another key, is refused like a forged one. The seal is checked before the value is
+parsed. A seal does not encrypt: everyone who can read the etcd can read the value.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SEAL = re.compile(rb"[0-9a-f]{%d} " % _HEX)
 
 
 class SealError(StrictError):
-    """A value has no seal of the group's for its key and its sequence."""
+    """A value has no valid seal for its key and its sequence."""
 
 
 class Seals:
-    """Seals the values of one group and opens them. Without a token values are as they are, and every one is believed.
+    """Seals and opens the values of one group. Without a token, values have no seal and every value is believed.
 
-    :param token: what all ranks of the group have been given and no stranger knows; empty: there is none.
-    :param root: the start of the group's keys.
+    :param token: the shared secret of all ranks; empty if there is none.
+    :param root: the prefix of the group's keys.
     """
 
     def __init__(self, token: str, root: str) -> None:
@@ -36,29 +36,32 @@ class Seals:
 
     @property
     def sealed(self) -> bool:
-        """Whether there is a token."""
+        """Whether the group has a token."""
         return self._mac is not None
 
     def seal(self, key: str, value: bytes, sequence: str = "") -> bytes:
-        """Return what is to be stored under ``key``.
+        """Return the value with its seal, to be stored under ``key``.
 
-        :param sequence: who writes it, to whom, and the how manieth it is, as far as the key does not say so.
+        :param sequence: what makes this value unique, as far as the key does not: its writer, reader and number.
         """
         return value if self._mac is None else self._digest(key, value, sequence) + b" " + value
 
     def open(self, key: str, stored: bytes, sequence: str = "") -> bytes:
-        """Return the value of what is stored under ``key``. :raises SealError: where the seal is not the group's."""
+        """Check the seal of what is stored under ``key``, and return the value without it.
+
+        :raises SealError: if the seal is not valid.
+        """
         if self._mac is None:
             return stored
         value = stored[_HEX + 1 :]
         if not hmac.compare_digest(self._digest(key, value, sequence) + b" ", stored[: _HEX + 1]):
             raise SealError(
-                "it has no valid seal of this group: whoever wrote it has not its token, or it is an old one"
+                "it has no valid seal of this group: its writer does not have the group token, or the value is old"
             )
         return value
 
     def _digest(self, key: str, value: bytes, sequence: str) -> bytes:
-        assert self._mac is not None, "there is no seal without a token"
+        assert self._mac is not None, "only a group with a token has seals"
         mac = self._mac.copy()
         for part in (key.encode(errors="surrogateescape"), sequence.encode(), value):
             mac.update(len(part).to_bytes(8, "big"))
@@ -67,5 +70,5 @@ class Seals:
 
 
 def unsealed(stored: bytes) -> bytes:
-    """Return a value without looking whether its seal is right: for words that nothing depends on."""
+    """Return a value without its seal, unchecked: only for text that nothing else depends on."""
     return stored[_HEX + 1 :] if _SEAL.match(stored) else stored

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's part in a run of many: rank 0 drives, the others serve until it has ended."""
+"""The roles in a run of several ranks: rank 0 drives the run, and the peers serve it until the run ends."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Connect = Callable[[], EtcdClient]
-#: Seconds for which one watch of the members waits.
+#: Seconds after which a watch of the members is replaced by a new one.
 _WATCH = 20.0
 
 
 class MembershipWatch:
-    """Watches the members of a group, the own place too, and says which of them has gone.
+    """Watches the members of a group, this process included, and reports the members that are gone.
 
-    Who has lost its own must not go on as its rank; that it has is also seen where the etcd says nothing any more.
+    A process that lost its own lease must stop acting as its rank. The guard notices this even if etcd is silent.
 
-    :param client: of its own: a watch is always open on it.
-    :param lost: called with the member and what became of it, in threads of the guard's own; with one member possibly
-        more than once.
+    :param client: a client that nothing else uses, because a watch is always open on it.
+    :param membership: the membership of this process.
+    :param lost: called with a member and the error that names it, in threads of the guard. It may be called more than
+        once for a member.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class MembershipWatch:
             threading.Thread(target=task, name="guard of the group", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed.set()
 
     def _watch(self) -> None:
@@ -74,7 +75,7 @@ class MembershipWatch:
             self._lose_own(error)
 
     def _check(self) -> None:
-        """See each second that the own lease lives, by the own clock."""
+        """Check every second, by the clock of this host, that the own lease is alive."""
         while not self._closed.wait(1.0):
             try:
                 self._membership.check()
@@ -94,19 +95,21 @@ class MembershipWatch:
 
 
 def gone(group: str, member: Member) -> MemberLostError:
-    """Return the error of a member that has gone in the midst of a run."""
+    """Return the error that names a member which left during a run."""
     return MemberLostError(
-        f"{member} of group {group!r} has gone: its process ended, or etcd heard nothing from it for its lease's time",
-        "read what that rank printed last, and see whether its host still runs",
+        f"{member} of group {group!r} is gone: its process ended, or its lease expired because etcd heard nothing "
+        "from it",
+        "read the last output of that rank, and check that its host still runs",
     )
 
 
 class RankDriver:
-    """Rank 0: the peers, as places of workers.
+    """Rank 0's connection to its peers: it starts workers on them, sends requests, and notices peers that are gone.
 
+    :param membership: the membership of rank 0.
     :param connect: makes a client of the group's etcd.
     :param timeout: seconds that a peer may take to answer.
-    :param fenced: called where this rank has lost its own place: the run is over.
+    :param fenced: called if rank 0 itself loses its lease; the run must then stop.
     """
 
     def __init__(
@@ -133,20 +136,23 @@ class RankDriver:
 
     @property
     def gone(self) -> list[NixlPluginError]:
-        """What became of the peers that have gone."""
+        """The errors of the peers that are lost."""
         return [peer.error for peer in self.peers.values() if peer.error is not None]
 
     def ask_all(self, what: str, **arguments: Any) -> dict[int, Any]:
-        """Ask every peer at the same time, and return the answers by rank.
+        """Send a request to every peer at the same time, and return the answers by rank.
 
-        :raises NixlPluginError: where one does not answer, or refuses; of several the one of the lowest rank.
+        :raises NixlPluginError: if a peer does not answer, or refuses; the error is that of the lowest such rank.
         """
         with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
             asked = {rank: pool.submit(peer.ask, what, **arguments) for rank, peer in self.peers.items()}
         return {rank: each.result() for rank, each in asked.items()}
 
     def ask_those_left(self, what: str, within: float) -> dict[int, Any]:
-        """Ask the peers that have not gone, and return the answers that come within so many seconds, by rank."""
+        """Send a request to the peers that are not lost, and return the answers by rank.
+
+        :param within: seconds to wait; peers that do not answer in time are left out.
+        """
 
         def ask(peer: PeerClient) -> Any:
             with suppress(NixlPluginError):
@@ -158,14 +164,14 @@ class RankDriver:
         return {rank: answer for rank, answer in answers.items() if answer is not None}
 
     def end(self, ending: Ending) -> None:
-        """Tell every peer how the run ends. Peers that have gone are past telling."""
+        """Tell every peer how the run ends, and close the connection. Errors are ignored."""
         with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
             for peer in self.peers.values():
                 pool.submit(_tell, peer, ending)
         self.close()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the connection to the peers."""
         self._guard.close()
         self._mailbox.close()
         self._stack.close()
@@ -202,12 +208,15 @@ def serve(
     services: Mapping[str, Service] | None = None,
     own: Mapping[str, str | None] | None = None,
 ) -> Ending:
-    """Be a peer: do what rank 0 asks for, and return how it says that the run ends.
+    """Act as a peer: handle the requests of rank 0, and return how the run ends, as rank 0 says.
 
-    :param services: what it may ask for beside workers, by name; each is called with JSON values and returns some.
-    :param own: variables of its workers that rank 0 has no say in; None: where programs are is left to PATH.
-    :raises MemberLostError: where rank 0 has gone before it said.
-    :raises FencedError: where this rank has lost its place, or the etcd has gone for longer than its lease lives.
+    :param membership: the membership of this rank.
+    :param connect: makes a client of the group's etcd.
+    :param supervisor: the supervisor that owns the workers.
+    :param services: the requests that are not about workers, by name; arguments and results are JSON values.
+    :param own: variables of the workers that rank 0 cannot set; None if the programs of the workers are found by PATH.
+    :raises MemberLostError: if rank 0 is gone before it said how the run ends.
+    :raises FencedError: if this rank lost its lease, also because etcd was away for longer than the lease lasts.
     """
     errors: list[NixlPluginError] = []
     over = threading.Event()

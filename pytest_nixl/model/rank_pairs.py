@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pairs of ranks are measured."""
+"""Choose the pairs of ranks that are measured."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from itertools import combinations
 
 RankPair = tuple[int, int]
 
-PAIRING_FORM = "first (rank 0 with each other one), ring (each rank with the next one), all, or pairs such as 0:1,2:3"
+PAIRING_FORM = "first (rank 0 with every other rank), ring (each rank with the next), all, or pairs such as 0:1,2:3"
 _KINDS = ("first", "ring", "all")
 
 
 @dataclass(frozen=True)
 class RankPairing:
-    """A choice of pairs, initiator and target: by a rule, or listed one by one.
+    """A choice of pairs of ranks, by a rule or by a list. Each pair is an initiator and a target.
 
-    :param kind: ``first``, ``ring``, ``all``; empty: those that are listed.
+    :param kind: ``first``, ``ring`` or ``all``; empty if the pairs are listed.
+    :param listed: the listed pairs.
     """
 
     kind: str
@@ -25,14 +26,17 @@ class RankPairing:
 
     @classmethod
     def parse(cls, text: str) -> RankPairing:
-        """Read one. :raises ValueError: where it is none."""
+        """Read the value of the option.
+
+        :raises ValueError: if the text is neither a rule nor a list of pairs. The text of the error is one sentence.
+        """
         if text.strip().lower() in _KINDS:
             return cls(text.strip().lower())
         pairs = []
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d{1,6}):(\d{1,6})\s*", part)
             if match is None:
-                raise ValueError(f"{part.strip()!r} is no pair of ranks")
+                raise ValueError(f"{part.strip()!r} is not a pair of ranks")
             pair = int(match[1]), int(match[2])
             if pair[0] == pair[1]:
                 raise ValueError(f"{part.strip()!r} pairs a rank with itself")
@@ -42,11 +46,12 @@ class RankPairing:
         return cls("", tuple(pairs))
 
     def of(self, ranks: int) -> tuple[RankPair, ...]:
-        """Return the pairs among so many ranks. READ and WRITE go both ways, so no pair is there in both orders.
+        """Return the pairs among ``ranks`` ranks.
 
-        With one rank, whose process starts its one peer itself, it is that pair.
+        The rules give each pair in one order only, because READ and WRITE move bytes in both directions. A run of one
+        rank measures one pair as well: its process starts both workers.
 
-        :raises ValueError: where one that is listed has a rank too many: one sentence.
+        :raises ValueError: if a listed pair names a rank that does not exist. The text of the error is one sentence.
         """
         if ranks < 3 and self.kind:
             return ((0, 1),)

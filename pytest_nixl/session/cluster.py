@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a run, as the tests that rank 0 runs see them."""
+"""The ranks of a run, as tests on rank 0 see them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Cluster:
     """The ranks of a run.
 
-    :param places: where workers start, by rank. With no cluster these are two, both of them this host.
+    :param places: the hosts on which workers start, by rank. A run of one rank has two entries, both for this host.
+    :param party: the session of this rank; None in a run of one rank.
     """
 
     def __init__(self, places: Sequence[Host], party: RankSession | None) -> None:
@@ -28,7 +29,7 @@ class Cluster:
 
     @classmethod
     def of(cls, run: Run) -> Cluster:
-        """Return that of a run."""
+        """Return the ranks of a run."""
         own = own_variables(run.settings.programs)
         here = LocalHost(supervisor(), 0, own=own)
         if run.party is None or run.party.driver is None:
@@ -38,27 +39,29 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._party.membership.size if self._party is not None else 1
 
     @property
     def several(self) -> bool:
-        """Whether there is more than this one."""
+        """Whether the run has more than one rank."""
         return self.ranks > 1
 
     @property
     def names(self) -> list[str]:
-        """How failures name each rank: ``rank 1 on node-b``."""
+        """The name of each rank in messages: ``rank 1 on node-b``."""
         return [self._party.name_of(rank) for rank in range(self.ranks)] if self._party is not None else ["rank 0"]
 
     def etcd(self) -> EtcdServer | None:
-        """Return the etcd of the group, where NIXL's agents of all ranks can use it; None: there is no such."""
+        """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
         return self._party.agents_etcd() if self._party is not None else None
 
     def ask(self, what: str, **arguments: Any) -> list[Any]:
-        """Ask every rank, this one too, at the same time; return the answers by rank.
+        """Send a request to every rank at the same time, this one included, and return the answers by rank.
 
-        :raises NixlPluginError: where one does not answer, or refuses.
+        :param what: the name of the request.
+        :param arguments: its arguments, as JSON values.
+        :raises NixlPluginError: if a rank does not answer, or refuses.
         """
         from concurrent.futures import ThreadPoolExecutor
 

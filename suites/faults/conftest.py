@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two agents to break: in workers of their own, of two ranks where there are several."""
+"""Two agents whose processes the fault checks kill or stop. In a run of several ranks they are on two ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_nixl.session.cluster import Cluster
 
 @dataclass
 class Couple:
-    """An initiator that knows a target, and the target's memory."""
+    """An initiator that knows a target, and the registered memory of the target."""
 
     agents: Agents
     cluster: Cluster
@@ -27,11 +27,11 @@ class Couple:
 
     @property
     def seconds(self) -> float:
-        """Seconds that a step may take."""
+        """The time in seconds that one step may take."""
         return self.agents.settings.timeout
 
     def another_target(self) -> tuple[NixlAgent, Buffer]:
-        """Start a new process where the target was, with an agent of the same name, and have the initiator know it."""
+        """Start a new target of the same name on the same host, and make it known to the initiator."""
         agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=None)
         memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
@@ -42,13 +42,13 @@ class Couple:
 
 @pytest.fixture
 def couple(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Iterator[Couple]:
-    """Two agents of one of the backends asked for, which know each other.
+    """Two agents of a requested backend, in two workers; the initiator knows the target.
 
-    :raises NotApplicableError: where only storage backends are asked for.
+    :raises NotApplicableError: if only storage backends are requested.
     """
     if not between_agents(nixl_settings.backend):
         names = ",".join(nixl_settings.backend)
-        raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage: no other agent can be lost")
+        raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage and has no second agent")
     settings = replace(nixl_settings, backend=(agent_backend,))
     with Agents(nixl_cluster.places[0], settings) as agents:
         initiator, target = agents.start_each(

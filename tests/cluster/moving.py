@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks run while something is done to them: bytes move between the first and the last until it is enough."""
+"""The tests that ranks run while a fault is made: bytes move between the first and the last rank."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pytest_nixl.measure.link import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.session.cluster import Cluster
 
-#: Seconds after which they stop by themselves.
+#: Seconds after which the transfers stop by themselves.
 LONGEST = 60.0
 
 
 @pytest.mark.nixl_check("bandwidth")
 def test_bytes_move_until_a_file_is_there(nixl_cluster: Cluster, nixl_pairs: WorkerPairs) -> None:
-    """The folder MOVING gets a file ``begun``, and a file ``enough`` there ends this."""
+    """Write the file ``begun`` to the folder $MOVING after the first transfer; end when ``enough`` is there."""
     folder = Path(os.environ["MOVING"])
     link = nixl_pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), (0, nixl_cluster.ranks - 1))
     deadline = time.monotonic() + LONGEST
     while not (folder / "enough").exists():
-        assert time.monotonic() < deadline, f"nobody said that it is enough within {LONGEST:g} s"
+        assert time.monotonic() < deadline, f"no file {folder / 'enough'} within {LONGEST:g} s"
         assert link.move(4096) is None
         (folder / "begun").touch()
         time.sleep(0.05)
 
 
-def test_what_comes_after_it(nixl_cluster: Cluster) -> None:
-    """One more test, as a run has that goes on."""
+def test_the_run_goes_on(nixl_cluster: Cluster) -> None:
+    """A second test shows that the run continues."""
     assert nixl_cluster.ranks > 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that run at the same time, one on each host, as on a cluster's nodes; and what they leave."""
+"""Run commands at the same time, one on each host, as on the nodes of a cluster; and read their reports."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from xml.etree import ElementTree
 from helpers.cli_run import Finished, environment
 from helpers.namespaces import Host
 
-#: Seconds for a run of pytest on all ranks: several times what it takes where nothing else runs.
+#: Seconds for a run of pytest on all ranks: several times what it takes on an idle machine.
 PATIENCE = 480.0
-#: Characters of a rank's output that an error shows: the last ones.
+#: The number of characters that an error shows from the end of a rank's output.
 SHOWN = 3000
 
 
 class Ranks:
-    """Commands in the order in which they were started; what still runs at the end of the block is killed.
+    """Commands in the order in which they were started. Those that still run at the end of the block are killed.
 
-    :param folder: for ``rank-K.log``, and a folder for temporary files of each.
-    :param env: what all of them have in their environment.
+    :param folder: gets ``rank-K.log`` and a folder for temporary files for each command.
+    :param env: variables of all commands.
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
@@ -45,7 +45,7 @@ class Ranks:
             process.wait()
 
     def start(self, host: Host, *command: str, **env: str) -> int:
-        """Start one more command on a host; return its process id."""
+        """Start a command on a host, and return its process id."""
         number = len(self._processes)
         temporary = self._folder / f"rank-{number}"
         temporary.mkdir()
@@ -54,13 +54,13 @@ class Ranks:
         return self._processes[-1].pid
 
     def output(self, number: int) -> str:
-        """Return what a command has written by now."""
+        """Return what a command has written so far."""
         return self._log(number).read_text(errors="replace")
 
     def finish(self, seconds: float = PATIENCE) -> list[Finished]:
-        """Wait for all of them, and see that none leaves a temporary file.
+        """Wait until all commands have ended, and check that none leaves a temporary file.
 
-        :raises AssertionError: with which of them did not end, and what each wrote last.
+        :raises AssertionError: names the command that did not end, with the last output of each.
         """
         deadline = time.monotonic() + seconds
         for number, process in enumerate(self._processes):
@@ -82,7 +82,7 @@ class Ranks:
 def run_ranks(
     hosts: Sequence[Host], folder: Path, *command: str, seconds: float = PATIENCE, env: Mapping[str, str] | None = None
 ) -> list[Finished]:
-    """Run one command on each host at the same time, and wait for all of them."""
+    """Run one command on every host at the same time, and wait until all have ended."""
     with Ranks(folder, env) as ranks:
         for host in hosts:
             ranks.start(host, *command)
@@ -90,22 +90,22 @@ def run_ranks(
 
 
 def _last_words(ranks: Iterable[tuple[int | None, str]]) -> str:
-    """Say how each has ended, None where it has not, and what it wrote last."""
+    """Return the exit code of each command, None if it still runs, and its last output."""
     return "\n".join(f"rank {n}, exit code {code}:\n{output[-SHOWN:]}" for n, (code, output) in enumerate(ranks))
 
 
 def all_end_with(code: int, done: Sequence[Finished]) -> None:
-    """Assert that they ended alike."""
+    """Assert that all commands ended with this exit code."""
     assert {one.code for one in done} == {code}, _last_words((one.code, one.output) for one in done)
 
 
 def report_options(folder: Path) -> list[str]:
-    """Return the options by which every rank leaves its reports in one folder, which all share."""
+    """Return the options that make every rank write its reports to one shared folder."""
     return [f"--nixl-log-dir={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
 
 
 def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Return each rank's ``verdict.json``, in order; every rank has left that and a JUnit file, whole."""
+    """Return the ``verdict.json`` of each rank, after a check that every rank left that file and a JUnit file."""
     junit = {"run.xml", *(f"run.rank{rank}.xml" for rank in range(1, ranks))}
     assert {path.name for path in folder.glob("*.xml")} == junit
     for name in junit:
@@ -115,5 +115,5 @@ def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:
     found = [json.loads((folder / "logs" / f"rank-{rank}" / "verdict.json").read_text()) for rank in range(ranks)]
     own = ("rank", "host", "pid", "fault")
     told = [{name: value for name, value in report.items() if name not in own} for report in found]
-    assert all(report == told[0] for report in told), "every rank tells the same verdict"
+    assert all(report == told[0] for report in told), "every rank reports the same verdict"
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster has running already, each on hosts of its own network: an etcd, Slurm."""
+"""Servers that a cluster already has, on hosts of its own network: an etcd and Slurm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def etcd(host: Host, folder: Path) -> Iterator[str]:
         "--heartbeat-interval=10", "--election-timeout=100", "--log-level=warn", "--unsafe-no-fsync",
     ]  # fmt: skip
     log = folder / "etcd.log"
-    # Without variables of an etcd's own, which would steer it.
+    # The environment has no ETCD_ variables, which would configure it.
     with host.running(*command, log=log, env=environment()):
         assert eventually(lambda: host.listens(ETCD_PORT)), log.read_text()
         yield url
@@ -62,7 +62,7 @@ def keys(host: Host) -> list[str]:
 
 
 def require_slurm() -> None:
-    """Skip where there is no Slurm; in CI, where it can be installed, fail."""
+    """Skip the test if Slurm is not installed; fail in CI, where it can be installed."""
     missing = [name for name in ("slurmctld", "slurmd", "srun", "sinfo") if shutil.which(name) is None]
     if missing:
         why = f"needs {', '.join(missing)} (Debian: slurmctld slurmd slurm-client)"
@@ -74,7 +74,8 @@ def require_slurm() -> None:
 class Slurm:
     """A Slurm whose nodes are hosts of a network.
 
-    :param conf: its ``slurm.conf``.
+    :param controller: the host of ``slurmctld``.
+    :param conf: the path of its ``slurm.conf``.
     """
 
     def __init__(self, controller: Host, conf: Path) -> None:
@@ -88,7 +89,7 @@ class Slurm:
 
 @contextmanager
 def slurm(network: Network, folder: Path, controller: str, nodes: Sequence[str]) -> Iterator[Slurm]:
-    """Run Slurm on hosts of these names until the block ends. Its jobs end with it."""
+    """Run Slurm on the named hosts until the block ends. Its jobs end with it."""
     conf = folder / "slurm.conf"
     lines = "\n".join(f"NodeName={name} NodeAddr={network[name].address} CPUs=2 State=UNKNOWN" for name in nodes)
     conf.write_text(_SLURM.format(controller=controller, folder=folder, nodes=lines))
@@ -99,7 +100,7 @@ def slurm(network: Network, folder: Path, controller: str, nodes: Sequence[str])
     started = Slurm(network[controller], conf)
     with ExitStack() as stack:
         for name, daemon in daemons.items():
-            # A shell in between takes the ends of processes whose parents have gone.
+            # The shell in between reaps processes whose parents have ended.
             argv = [*ENDS_WITH_ALL, "sh", "-c", '"$@" & wait', "sh", *daemon]
             log = folder / f"{daemon[0]}-{name}.log"
             stack.enter_context(network[name].running(*argv, log=log, env=environment(**started.env)))

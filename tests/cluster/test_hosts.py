@@ -13,7 +13,7 @@ from helpers.namespaces import network, require_tools
 from servers import require_slurm
 
 ADDRESSES = "import socket; print(socket.gethostname(), [a[4][0] for a in socket.getaddrinfo('{}', 1, type=1)])"
-#: A cluster with all that tests start on one; it tells its namespaces, and waits to be killed.
+#: A program that starts everything that tests start on a cluster, prints its namespaces, and waits to be killed.
 WHOLE = """
 import os, sys
 from pathlib import Path
@@ -34,17 +34,17 @@ with network(folder, *nodes, "head") as net, etcd(net["head"], folder), slurm(ne
 
 
 def namespaces() -> set[int]:
-    """Return the network namespaces that processes are in."""
+    """Return the network namespaces of all processes."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/ns/net"):
         try:
             found.add(os.stat(path).st_ino)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return found
 
 
-def test_hosts_find_each_other_by_names_of_their_own(tmp_path: Path) -> None:
+def test_hosts_find_each_other_by_name(tmp_path: Path) -> None:
     require_tools()
     with network(tmp_path, "node-0", "node-1") as net:
         assert net["node-0"].run(sys.executable, "-c", ADDRESSES.format("node-1")) == "node-0 ['10.98.0.2']\n"

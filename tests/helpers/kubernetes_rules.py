@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What manifests must be like beyond Kubernetes' schemas. Each rule yields a sentence for all that breaks it."""
+"""Rules for manifests beyond the schemas of Kubernetes. Each rule yields one sentence for each violation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import yaml
 Document = dict[str, Any]
 
 LEADER_WORKER_SET = "LeaderWorkerSet"
-#: What the controller of LeaderWorkerSets gives every container.
+#: The variables that the controller of LeaderWorkerSets sets in every container.
 _INJECTED = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
-#: Words that a field may have, wherever it is in a document; what two fields of one name may have is put together.
+#: The valid words of a field, anywhere in a document. For fields of the same name the words are merged.
 ENUMS: Mapping[str, set[str]] = {
     "accessModes": {"ReadWriteMany", "ReadWriteOnce", "ReadOnlyMany", "ReadWriteOncePod"},
     "completionMode": {"Indexed", "NonIndexed"},
@@ -28,20 +28,20 @@ ENUMS: Mapping[str, set[str]] = {
     "medium": {"", "Memory", "HugePages", "HugePages-2Mi", "HugePages-1Gi"},
     "operator": {"Exists", "Equal", "In", "NotIn", "DoesNotExist"},
     "podManagementPolicy": {"OrderedReady", "Parallel"},
-    # Of a pod; of the group of a LeaderWorkerSet.
+    # The words for a pod, and those for the group of a LeaderWorkerSet.
     "restartPolicy": {"Always", "OnFailure", "Never", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"},
     "startupPolicy": {"LeaderCreated", "LeaderReady"},
-    # Of a Deployment, a StatefulSet, a Service and a seccomp profile.
+    # The words for a Deployment, a StatefulSet, a Service and a seccomp profile.
     "type": {"Recreate", "RollingUpdate", "OnDelete", "ClusterIP", "NodePort", "LoadBalancer", "RuntimeDefault"},
 }
-#: The fields of a LeaderWorkerSet that we use, as no schema of it is at hand.
+#: The fields of a LeaderWorkerSet that the manifests use. There is no schema of it in the package.
 _SET_FIELDS = {"replicas", "startupPolicy", "leaderWorkerTemplate", "rolloutStrategy", "networkConfig"}
 _GROUP_FIELDS = {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One file of documents, and all files that it may be applied with."""
+    """One file of documents, and the documents of the files with which it may be applied."""
 
     name: str
     text: str
@@ -53,12 +53,12 @@ class Manifest:
 
     @property
     def known(self) -> list[Document]:
-        """Those of the other files and then its own documents, which count where there are two of one name."""
+        """The documents of the other files and then its own. Of two with the same name, the later one counts."""
         return [*self.others, *self.documents]
 
     @property
     def header(self) -> str:
-        """The comment at its top."""
+        """The comment at the top of the file."""
         lines = self.text.splitlines()
         end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
         return "\n".join(lines[:end])
@@ -66,7 +66,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod template, and the document that makes pods of it."""
+    """A pod template, and the document that contains it."""
 
     owner: Document
     labels: Mapping[str, str]
@@ -86,11 +86,11 @@ class Pod:
 
     @property
     def runs_ranks(self) -> bool:
-        """Whether its containers are ranks of ours, and not an etcd."""
+        """Whether its containers are ranks, and not an etcd."""
         return any(word.startswith("--nixl-") for word in self.arguments)
 
     def option(self, flag: str) -> str | None:
-        """Return what a flag is given; None: it is not."""
+        """Return the value of an option; None if it is not given."""
         return next((word.partition("=")[2] for word in self.arguments if word.startswith(f"{flag}=")), None)
 
 
@@ -136,7 +136,7 @@ def _bytes(quantity: str) -> int:
 
 
 def _fields(value: Any, name: str) -> Iterator[Any]:
-    """Yield every value of a field, wherever it is."""
+    """Yield every value of a field, anywhere in a document."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key == name:
@@ -148,7 +148,7 @@ def _fields(value: Any, name: str) -> Iterator[Any]:
 
 
 def host_network(manifest: Manifest) -> Iterator[str]:
-    """With hostNetwork names of Services resolve with one dnsPolicy only, and a pod's host name is its node's."""
+    """With hostNetwork, names of Services need one dnsPolicy, and the host name of a pod is that of its node."""
     for pod in _pods(manifest):
         if not pod.spec.get("hostNetwork"):
             continue
@@ -159,7 +159,7 @@ def host_network(manifest: Manifest) -> Iterator[str]:
 
 
 def huge_pages(manifest: Manifest) -> Iterator[str]:
-    """Huge pages are asked for as much as they are allowed, and are mounted."""
+    """Requests and limits of huge pages are equal, and the pages are mounted."""
     for pod in _pods(manifest):
         mediums = {
             volume["name"]: volume.get("emptyDir", {}).get("medium", "") for volume in pod.spec.get("volumes", ())
@@ -177,7 +177,7 @@ def huge_pages(manifest: Manifest) -> Iterator[str]:
 
 
 def devices(manifest: Manifest) -> Iterator[str]:
-    """Of an extended resource, requests and limits are the same."""
+    """Requests and limits of an extended resource are equal."""
     for pod in _pods(manifest):
         for container in pod.containers:
             requests, limits = _resources(container)
@@ -187,7 +187,7 @@ def devices(manifest: Manifest) -> Iterator[str]:
 
 
 def ranks(manifest: Manifest) -> Iterator[str]:
-    """As many pods are started as there are ranks, and they are one group."""
+    """The number of pods is the number of ranks, and they form one group."""
     for pod in _ranks(manifest):
         spec, asked = pod.owner["spec"], pod.option("--nixl-ranks")
         if pod.kind == "Job":
@@ -204,7 +204,7 @@ def ranks(manifest: Manifest) -> Iterator[str]:
 
 
 def jobs(manifest: Manifest) -> Iterator[str]:
-    """A Job is indexed, tries nothing twice and has an end."""
+    """A Job is indexed, restarts nothing and has a deadline."""
     for document in manifest.documents:
         if document["kind"] != "Job":
             continue
@@ -218,7 +218,7 @@ def jobs(manifest: Manifest) -> Iterator[str]:
 
 
 def sets(manifest: Manifest) -> Iterator[str]:
-    """Sets start all ranks at once, and do not exchange them one by one."""
+    """Sets start all ranks at once, and do not replace them one by one."""
     for document in manifest.documents:
         spec = document.get("spec", {})
         if document["kind"] == "StatefulSet":
@@ -238,7 +238,7 @@ def sets(manifest: Manifest) -> Iterator[str]:
 
 
 def restarts(manifest: Manifest) -> Iterator[str]:
-    """A Job's pods are never restarted; those of a set always, and Kubernetes refuses anything else and a deadline."""
+    """The pods of a Job never restart. Those of a set always restart and have no deadline: Kubernetes requires both."""
     for pod in _pods(manifest):
         policy = pod.spec.get("restartPolicy", "Always")
         if pod.kind == "Job":
@@ -252,7 +252,7 @@ def restarts(manifest: Manifest) -> Iterator[str]:
 
 
 def services(manifest: Manifest) -> Iterator[str]:
-    """Services that pods are named by are there, headless, and select these pods; that of the etcd has its port."""
+    """Services that name pods exist, are headless and select these pods. The Service of the etcd has its port."""
     found = {each["metadata"]["name"]: each["spec"] for each in manifest.known if each["kind"] == "Service"}
     for pod in _ranks(manifest):
         named = {pod.spec.get("subdomain"), pod.owner["spec"].get("serviceName")} - {None}
@@ -286,7 +286,7 @@ def _etcd(pod: Pod, found: Mapping[str, Document], manifest: Manifest) -> Iterat
 
 
 def references(manifest: Manifest) -> Iterator[str]:
-    """What pods refer to is defined, or its making is in the comment at the top."""
+    """Objects that pods refer to are defined, or the comment at the top contains the command that makes them."""
     defined = {(each["kind"], each["metadata"]["name"]) for each in manifest.known}
     for pod in _pods(manifest):
         wanted = [("Secret", each["name"]) for each in _fields(pod.spec, "secretKeyRef")]
@@ -300,7 +300,7 @@ def references(manifest: Manifest) -> Iterator[str]:
 
 
 def selectors(manifest: Manifest) -> Iterator[str]:
-    """Who makes pods selects them."""
+    """A document that makes pods selects them."""
     for pod in _pods(manifest):
         wanted = pod.owner["spec"].get("selector", {}).get("matchLabels", {})
         if not wanted.items() <= pod.labels.items():
@@ -308,7 +308,7 @@ def selectors(manifest: Manifest) -> Iterator[str]:
 
 
 def one_on_a_node(manifest: Manifest) -> Iterator[str]:
-    """Ranks keep off each other's nodes."""
+    """No two ranks run on the same node."""
     for pod in _ranks(manifest):
         affinity = pod.spec.get("affinity", {}).get("podAntiAffinity", {})
         terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", ())
@@ -321,7 +321,7 @@ def one_on_a_node(manifest: Manifest) -> Iterator[str]:
 
 
 def volumes(manifest: Manifest) -> Iterator[str]:
-    """What is mounted is there; /dev/shm is memory, and all volumes in memory have room in the container's limit."""
+    """Mounted volumes exist, /dev/shm is in memory, and the memory limit has room for all volumes in memory."""
     for pod in _pods(manifest):
         there = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
         for container in pod.containers:
@@ -341,7 +341,7 @@ def volumes(manifest: Manifest) -> Iterator[str]:
 
 
 def locked_memory(manifest: Manifest) -> Iterator[str]:
-    """A rank may lock memory: IPC_LOCK, which has no effect but for root."""
+    """A rank may lock memory: it has IPC_LOCK and runs as root, for whom alone IPC_LOCK has an effect."""
     for pod in _ranks(manifest):
         for container in pod.containers:
             context = container.get("securityContext", {})
@@ -350,7 +350,7 @@ def locked_memory(manifest: Manifest) -> Iterator[str]:
 
 
 def variables(manifest: Manifest) -> Iterator[str]:
-    """What ``$(NAME)`` refers to is set, else it stays as it is; and Services put nothing into the environment."""
+    """Every ``$(NAME)`` refers to a variable that is set, and Services add no variables."""
     for pod in _pods(manifest):
         if pod.spec.get("enableServiceLinks") is not False:
             yield "Services would put variables such as NIXL_ETCD_PORT into the environment: enableServiceLinks: false"
@@ -362,7 +362,7 @@ def variables(manifest: Manifest) -> Iterator[str]:
 
 
 def image(manifest: Manifest) -> Iterator[str]:
-    """What the records say is the image that runs."""
+    """NIXL_IMAGE, which goes into the records, is the image that runs."""
     for pod in _ranks(manifest):
         for container in pod.containers:
             said = {each["name"]: each.get("value") for each in container.get("env", ())}.get("NIXL_IMAGE")
@@ -371,7 +371,7 @@ def image(manifest: Manifest) -> Iterator[str]:
 
 
 def results(manifest: Manifest) -> Iterator[str]:
-    """Ranks leave their results in a directory of the run's own, on a volume that outlives them."""
+    """Ranks write their results to a separate directory for each run, on a volume that outlives them."""
     for pod in _ranks(manifest):
         kept = {volume["name"] for volume in pod.spec.get("volumes", ()) if "persistentVolumeClaim" in volume}
         for container in pod.containers:
@@ -385,7 +385,7 @@ def results(manifest: Manifest) -> Iterator[str]:
 
 
 def enums(manifest: Manifest) -> Iterator[str]:
-    """Words of a closed set are of that set, which the schemas do not look at."""
+    """Fields with a fixed set of words have one of them. The schemas do not check this."""
     for document in manifest.documents:
         for name, allowed in ENUMS.items():
             for value in _fields(document, name):
@@ -400,5 +400,5 @@ RULES: tuple[Callable[[Manifest], Iterator[str]], ...] = (
 
 
 def complaints(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return what breaks each rule, beside the rule's name."""
+    """Return the violations of each rule, with the name of the rule."""
     return [(rule.__name__, sentence) for rule in RULES for sentence in rule(manifest)]

@@ -19,7 +19,7 @@ TOKEN = "of this group"
 
 
 class Two:
-    """Rank 0, and a rank 1 that serves."""
+    """Rank 0 as the driver, and rank 1 as a peer that serves it."""
 
     def __init__(self, etcd: PrivateEtcd, pool: ThreadPoolExecutor) -> None:
         self._etcd = etcd

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes for CI: YAML of the form that each system reads, in which every command line is one of ours."""
+"""Check the CI recipes: each is YAML in the form of its system, and pytest accepts every command line in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(name: str) -> dict[Any, Any]:
 
 
 def commands() -> list[str]:
-    """Every command line of the recipes that runs pytest, as a shell would have it after folding."""
+    """Return every command line of the recipes that runs pytest, as the shell gets it."""
     github = [step["run"] for job in load("github.yml")["jobs"].values() for step in job["steps"] if "run" in step]
     gitlab = [line for job in load("gitlab.yml").values() if "script" in job for line in job["script"]]
     return [line for line in (*github, *gitlab) if "pytest " in line]
@@ -38,7 +38,7 @@ def commands() -> list[str]:
 
 def test_the_recipe_for_github_is_a_workflow() -> None:
     workflow = load("github.yml")
-    events = workflow[True]  # YAML 1.1 reads the word "on" so
+    events = workflow[True]  # YAML 1.1 reads the word "on" as true
     assert {"pull_request", "schedule"} <= set(events)
     assert set(workflow["jobs"]) == {"accept", "nightly"}
     for job in workflow["jobs"].values():
@@ -48,7 +48,7 @@ def test_the_recipe_for_github_is_a_workflow() -> None:
     assert workflow["permissions"] == {"contents": "read"}
 
 
-def test_the_recipe_for_gitlab_has_jobs_that_extend_what_is_there() -> None:
+def test_the_jobs_for_gitlab_extend_existing_jobs() -> None:
     recipe = load("gitlab.yml")
     jobs = {name: job for name, job in recipe.items() if "script" in job}
     assert set(jobs) == {"nixl acceptance", "nixl nightly"}
@@ -59,7 +59,7 @@ def test_the_recipe_for_gitlab_has_jobs_that_extend_what_is_there() -> None:
     assert recipe[".nixl"]["resource_group"]
 
 
-def test_the_gate_and_the_nightly_run_are_what_they_are_called() -> None:
+def test_every_job_is_a_gate_and_the_nightly_jobs_compare_with_a_baseline() -> None:
     nights = [line for line in commands() if "--nixl-baseline=" in line]
     assert len(nights) == 2
     assert len(commands()) == 4
@@ -73,8 +73,8 @@ def options(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_every_command_line_is_taken_by_pytest(pytester: pytest.Pytester, number: int) -> None:
-    """With the paths of this machine in place of theirs: all settings are read, and the baseline is."""
+def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: int) -> None:
+    """Paths in the recipe are replaced by paths of this machine. All settings and the baseline are read."""
     place = str(pytester.path)
     write(pytester.path / "nixl-baseline.json", record("nixl:1", {KEY: [1.0] * 5}))
     given = [re.sub(r"(?<==|,)(/out|/store|/repo/ci|/srv/nixl/store|out|ci)(?=/|$)", place, word)
@@ -93,7 +93,7 @@ def test_every_command_line_is_taken_by_pytest(pytester: pytest.Pytester, number
 
 
 def github_containers() -> list[list[str]]:
-    """The options of ``docker run`` in each command line of the recipe for GitHub."""
+    """Return the options of ``docker run`` in each command line of the recipe for GitHub."""
     lines = [line for line in commands() if line.startswith("docker run ")]
     return [shlex.split(line[: line.index("pytest ")])[2:] for line in lines]
 
@@ -103,7 +103,7 @@ def added_capabilities(options: list[str]) -> list[str]:
 
 
 def measure_in_a_container(capabilities: list[str]) -> Finished:
-    """Measure one row in a container that has this machine's programs, as the recipe's has those of the image."""
+    """Measure one row in a container that uses the programs of this machine instead of those of an image."""
     image = engine_image()
     import docker
 
@@ -131,7 +131,7 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
         engine.close()
 
 
-def test_the_containers_of_the_recipe_for_github_let_ucx_copy_between_processes() -> None:
+def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
     options, others = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"
     assert added_capabilities(options) == added_capabilities(others)
@@ -141,8 +141,8 @@ def test_the_containers_of_the_recipe_for_github_let_ucx_copy_between_processes(
     assert "cma/memory" in done.output
 
 
-def test_a_default_container_that_forbids_cma_is_told_which_capability_it_lacks() -> None:
-    """Engines of other ages have other filters: what this one forbids is named, and what it allows is used."""
+def test_a_container_that_forbids_cma_names_the_missing_capability() -> None:
+    """Container engines have different filters: either cma is used, or the missing capability is named."""
     done = measure_in_a_container([])
     assert set(done.verdicts) == {"WRITE 64KiB"}, done.output
     named = "lacks the capability SYS_PTRACE" in done.output and "--cap-add SYS_PTRACE" in done.output
@@ -150,7 +150,7 @@ def test_a_default_container_that_forbids_cma_is_told_which_capability_it_lacks(
     assert named is not ("cma/memory" in done.output)
 
 
-def test_the_recipe_for_gitlab_asks_for_what_its_containers_can_do() -> None:
+def test_the_gitlab_recipe_selects_tcp() -> None:
     recipe = load("gitlab.yml")
     assert recipe["variables"]["UCX_TLS"] == "tcp"
     assert recipe["variables"]["PROFILE"] == "tcp-loopback"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that is carried to a machine with a GPU and no network: packed from what is installed here, and run alone.
+"""Pack the file for a machine with a GPU and no network from the packages of this machine, and run it.
 
-It runs in a Python without any package, in a network namespace with nothing but loopback. There is no GPU: of what
-needs one the run says why it did not come to it.
+It runs in a Python without any package, in a network namespace with loopback only. There is no GPU, so that rows that
+need one are not applicable and say why.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pack(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is packed here, without what no test of ours needs, and with little time spent on compression."""
+    """The packed file, without the parts that no test needs, and with fast compression."""
     path = tmp_path_factory.mktemp("packed") / "carried.pyz"
     done = pack(str(path), "--preset=0", "--without=cuda,etcd", f"--nixl={_nixl()}")
     assert done.returncode == 0, done.stderr
@@ -104,18 +104,19 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
 
 
-def test_a_failure_of_pytest_is_that_of_the_whole(packed: Path, bare: Path, tmp_path: Path) -> None:
+def test_the_exit_code_of_pytest_is_the_exit_code_of_the_file(packed: Path, bare: Path, tmp_path: Path) -> None:
     require_tools()
     done = run(bare, packed, "--out", str(tmp_path / "out"), "--only", "pytest-host", "--", "--nixl-op=PUSH")
     assert done.returncode == 4
     assert "--nixl-op" in done.stdout
 
 
-def test_a_stage_that_there_is_none_of_is_refused(packed: Path, bare: Path, tmp_path: Path) -> None:
+def test_an_unknown_stage_is_refused(packed: Path, bare: Path, tmp_path: Path) -> None:
     done = subprocess.run([str(bare), str(packed), "--only", "gpu"], env=_alone(), cwd=tmp_path, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 2
-    assert "--only=gpu is no stage: expected near, facts, recorded, doctor, pytest-host, pytest-gpu" in done.stderr
+    assert "--only=gpu " in done.stderr
+    assert "near, facts, recorded, doctor, pytest-host, pytest-gpu" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,13 +130,11 @@ def test_another_python_is_refused_in_one_sentence(packed: Path, bare: Path, tmp
     assert done.returncode == 2
     [sentence] = done.stderr.splitlines()
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert sentence == (
-        f"other.pyz: this was packed for CPython 3.9, and this is cpython {here}: start it by python3.9, or pack it by "
-        f"pack.py --python {here}"
-    )
+    for words in ("other.pyz: ", "CPython 3.9", f"cpython {here}: ", "python3.9", f"pack.py --python {here}"):
+        assert words in sentence
 
 
-def test_what_is_too_large_names_its_largest_parts() -> None:
+def test_a_file_that_is_too_large_names_its_largest_parts() -> None:
     sizes = "collections.Counter(nixl=30 << 20, numpy=50 << 20)"
     for size, fault in ((MIB, ""), (MIB + 1, "the largest parts: numpy 50.0 MiB, nixl 30.0 MiB")):
         text = f"import collections, pack; pack.check_size({size}, {sizes}, {MIB})"
@@ -147,20 +146,21 @@ def test_what_is_too_large_names_its_largest_parts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--python=twelve",), "--python=twelve is no version of Python: expected such as 3.12"),
-        (("--nixl=nixl",), "--nixl=nixl is none of its packages: expected nixl-cu12==1.5.1, or nixl-cu13"),
+        (("--python=twelve",), "--python=twelve is not a version of Python: "),
+        (("--nixl=nixl",), "--nixl=nixl is not a package of NIXL: "),
         (("--without=ucx",), "--without=ucx: expected numpy or cuda or etcd"),
         (("--limit=much",), "argument --limit"),
     ],
 )
-def test_what_cannot_be_read_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_refused(arguments: tuple[str, ...], words: str) -> None:
     done = pack("never.pyz", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_nixl_that_is_not_what_is_wanted_is_told() -> None:
+def test_another_version_of_nixl_than_the_installed_one_is_refused() -> None:
     done = pack("never.pyz", f"--nixl={_nixl()}.99")
     assert done.returncode == 1
-    assert f"is installed here, and {_nixl()}.99 is wanted: say --download" in done.stderr
+    assert f"--nixl={_nixl()}.99" in done.stderr
+    assert "--download" in done.stderr

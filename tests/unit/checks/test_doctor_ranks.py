@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many ranks a run has, which pairs of them are measured, and how ranks differ in what they run."""
+"""The number of ranks in a run, the pairs of ranks that are measured, and differences between the ranks' commands."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,39 +37,34 @@ class TestRanks:
             ({"ranks": 4}, {}, (4, None, "default")),
         ],
     )
-    def test_options_then_the_launcher(
+    def test_options_come_before_the_launcher(
         self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], expected: object
     ) -> None:
         asked = ask(make_settings(**options), environ)
         assert (asked.ranks, asked.rank, asked.group) == expected
 
     @pytest.mark.parametrize(
-        ("options", "environ", "sentence"),
+        ("options", "environ", "words"),
         [
-            (
-                {"ranks": 4},
-                SLURM,
-                "--nixl-ranks=4, and Slurm has started 8: leave the option out, or give --nixl-rank R",
-            ),
-            ({"ranks": 2}, INDEXED, "JOB_COMPLETION_INDEX says rank 2, which is not below --nixl-ranks=2"),
-            ({}, {**SLURM, "SLURM_PROCID": "8"}, "SLURM_PROCID=8 is not below SLURM_STEP_NUM_TASKS=8"),
-            (
-                {"ranks": 4, "pairs": RankPairing.parse("0:4")},
-                {},
-                "--nixl-pairs=0:4: 0:4 names a rank that is not among 0",
-            ),
+            ({"ranks": 4}, SLURM, ("--nixl-ranks=4", "Slurm", " 8 ranks", "--nixl-rank R")),
+            ({"ranks": 2}, INDEXED, ("JOB_COMPLETION_INDEX", " rank 2", "--nixl-ranks=2")),
+            ({}, {**SLURM, "SLURM_PROCID": "8"}, ("SLURM_PROCID=8", "SLURM_STEP_NUM_TASKS=8", "--nixl-rank R")),
+            ({"ranks": 4, "pairs": RankPairing.parse("0:4")}, {}, ("--nixl-pairs=0:4", "0:4 ", " 0 to 3")),
         ],
     )
-    def test_what_contradicts_is_refused(
-        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], sentence: str
+    def test_contradictions_between_options_and_launcher_are_refused(
+        self, make_settings: MakeSettings, options: dict[str, Any], environ: Mapping[str, str], words: tuple[str, ...]
     ) -> None:
         with pytest.raises(pytest.UsageError) as caught:
             ask(make_settings(**options), environ)
-        assert str(caught.value).startswith(sentence)
+        assert str(caught.value).startswith(words[0])
+        assert all(word in str(caught.value) for word in words), caught.value
 
-    def test_a_launcher_that_says_no_number_is_told(self, make_settings: MakeSettings) -> None:
+    def test_a_launcher_without_a_number_of_ranks_is_named(self, make_settings: MakeSettings) -> None:
         asked: Placement = ask(make_settings(), INDEXED)
-        assert "JOB_COMPLETION_INDEX of an Indexed Job of Kubernetes says no number of ranks" in str(asked)
+        assert all(
+            word in str(asked) for word in ("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX", "--nixl-ranks")
+        )
 
 
 class TestPairs:
@@ -83,43 +79,41 @@ class TestPairs:
             *((text, ranks, ((0, 1),)) for text in ("ring", "first", "all", "0:1") for ranks in (1, 2)),
         ],
     )
-    def test_which_are_measured(self, text: str, ranks: int, expected: object) -> None:
+    def test_pairs_that_are_measured(self, text: str, ranks: int, expected: object) -> None:
         assert RankPairing.parse(text).of(ranks) == expected
 
 
-class TestAlike:
+class TestSameCommand:
     SAME = Command("1.0", {"--nixl-blocks": "4KiB"}, ["a.py::one", "a.py::two"], 0)
 
-    def test_the_same_command_differs_in_nothing(self) -> None:
+    def test_equal_commands_have_no_differences(self) -> None:
         assert differences(self.SAME, {"rank 1 on b": Command.unpacked(self.SAME.packed())}) == []
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "pattern"),
         [
-            ({"version": "1.1"}, "rank 1 on b has pytest-nixl 1.1, and rank 0 1.0"),
-            (
-                {"options": {"--nixl-blocks": "8KiB"}},
-                "rank 1 on b was started with --nixl-blocks=8KiB, and rank 0 with --nixl-blocks=4KiB",
-            ),
-            ({"options": {}}, "rank 1 on b was started with --nixl-blocks=none, and rank 0 with --nixl-blocks=4KiB"),
-            ({"tests": ["a.py::one"]}, "rank 1 on b collected not a.py::two, which rank 0 has"),
+            ({"version": "1.1"}, r".* 1\.1,.* rank 0 .*1\.0"),
+            ({"options": {"--nixl-blocks": "8KiB"}}, ".* --nixl-blocks=8KiB,.* rank 0 .*--nixl-blocks=4KiB"),
+            ({"options": {}}, ".* --nixl-blocks=none,.* rank 0 .*--nixl-blocks=4KiB"),
+            ({"tests": ["a.py::one"]}, r" did not collect a\.py::two,.* rank 0 .*"),
             (
                 {"tests": ["a.py::one", "a.py::two", *(f"b.py::{n}" for n in range(5))]},
-                "rank 1 on b collected b.py::0, b.py::1, b.py::2 and 2 more, which rank 0 has not",
+                r" collected b\.py::0, b\.py::1, b\.py::2 and 2 more,.* rank 0 .*",
             ),
-            ({"tests": ["a.py::two", "a.py::one"]}, "rank 1 on b collected the same tests as rank 0 in another order"),
-            ({"errors": 2}, "rank 1 on b could not collect 2 of its files"),
+            ({"tests": ["a.py::two", "a.py::one"]}, " collected .* rank 0 in another order"),
+            ({"errors": 2}, " could not collect 2 .*"),
         ],
     )
-    def test_what_differs_is_named(self, change: dict[str, Any], said: str) -> None:
-        assert differences(self.SAME, {"rank 1 on b": replace(self.SAME, **change)}) == [said]
+    def test_each_difference_is_named(self, change: dict[str, Any], pattern: str) -> None:
+        [difference] = differences(self.SAME, {"rank 1 on b": replace(self.SAME, **change)})
+        assert re.fullmatch(f"rank 1 on b{pattern}", difference), difference
 
 
 class TestEverywhere:
     NAMES = ("rank 0 on a", "rank 1 on b", "rank 2 on c")
     GOOD, BAD = Judgement(Verdict.PASS, "64 GiB"), Judgement(Verdict.FAIL, "64 KiB", "raise it")
 
-    def test_one_rank_is_judged_as_it_is(self) -> None:
+    def test_one_rank_keeps_its_verdict(self) -> None:
         assert everywhere(["rank 0"], [self.BAD]) == self.BAD
 
     @pytest.mark.parametrize(
@@ -138,5 +132,7 @@ class TestEverywhere:
             ),
         ],
     )
-    def test_the_gravest_is_told_with_its_ranks(self, judgements: tuple[Judgement, ...], expected: Judgement) -> None:
+    def test_the_worst_verdict_is_reported_with_its_ranks(
+        self, judgements: tuple[Judgement, ...], expected: Judgement
+    ) -> None:
         assert everywhere(self.NAMES, judgements) == expected

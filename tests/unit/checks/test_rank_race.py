@@ -251,7 +251,7 @@ class TestExplored:
         for run in report.bad:
             [sentence] = {outcome.error for outcome in run.outcomes}
             assert sentence.startswith("RefusedError: group "), run.describe()
-            assert "rank 0 is claimed twice, by of-" in sentence
+            assert "rank 0 is requested twice, by of-" in sentence
             assert "keys in etcd" not in run.faults[-1], run.describe()
 
     def test_a_subject_that_does_not_repeat_itself_is_reported(self, explorer: Callable[..., Explorer]) -> None:

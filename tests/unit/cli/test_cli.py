@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``pytest-nixl``: recorded runs judged, and one sentence where it could not run."""
+"""The command ``pytest-nixl`` judges recorded runs, and prints one sentence if it cannot run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ source = "half of what was recorded"
 
 
 def nics(count: int, *, rate: float = 12.5e9) -> Machine:
-    """A host with so many NICs of ``rate`` bytes per second, of which a GPU reaches four."""
+    """Return a host with ``count`` NICs of ``rate`` bytes per second each, four of them for each GPU."""
     return Machine(
         count, rate, gpus=8, gpu="H100", nic_kind="efa", source="made by a test", nics_per_gpu=4 if count > 4 else None
     )
@@ -56,7 +56,7 @@ def nics(count: int, *, rate: float = 12.5e9) -> Machine:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the command ended and what it printed."""
+    """The exit code of a command, and what it printed."""
 
     code: int
     out: str
@@ -67,7 +67,7 @@ class Ended:
 
 
 class Command:
-    """The command in this process, with a profile and a machine of the test's own."""
+    """The command, run in this process with a profile and a machine that the test makes up."""
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = tmp_path
@@ -75,7 +75,7 @@ class Command:
         self._monkeypatch = monkeypatch
 
     def machine(self, machine: Machine) -> None:
-        """Give every profile this machine, also one with figures that a profile's own would be refused for."""
+        """Give every profile this machine. Unlike the machine in a file, it is not checked."""
 
         def found(name: str) -> Profile:
             return replace(load_profile(name), machine=machine)
@@ -101,7 +101,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return Command(tmp_path, capsys, monkeypatch)
 
 
-def test_the_recorded_p5_run_passes_with_its_four_rails_named(command: Command) -> None:
+def test_the_recorded_p5_run_passes_and_names_its_four_rails(command: Command) -> None:
     command.machine(nics(32))
     ended = command.judge(P5, "--gate", "--counters", *COUNTERS)
     assert (ended.code, ended.err) == (0, "")
@@ -121,12 +121,12 @@ def test_the_recorded_p5_run_passes_with_its_four_rails_named(command: Command) 
 
 
 @pytest.mark.parametrize("counters", [(), ("--counters", *COUNTERS)], ids=["table alone", "with counters"])
-def test_the_same_table_for_one_rail_is_implausible(command: Command, counters: tuple[str, ...]) -> None:
+def test_the_same_table_is_implausible_for_one_rail(command: Command, counters: tuple[str, ...]) -> None:
     command.machine(nics(1))
     ended = command.judge(P5, *counters)
     assert ended.code == 1
     below = "PASS" if counters else "UNKNOWN"
-    # 1 MiB and more are over the 12.5 GB/s of one rail.
+    # Rows of 1 MiB and more exceed the 12.5 GB/s of one rail.
     assert ended.verdicts() == [below] * 8 + ["IMPLAUSIBLE"] * 7
     why = "the one network card that the profile knows, although 4 devices carried it"
     if not counters:
@@ -151,8 +151,8 @@ def test_counters_that_show_one_rail_make_the_table_implausible(command: Command
 HUNDRED_MEGABYTES = 100_000_000
 
 
-def of_the_seeds() -> str:
-    """Return a table with the figure of the users' report: 100 MB, 284.98 GB/s, 0.26 us, UCX between two nodes."""
+def implausible_table() -> str:
+    """Return a table with the implausible row that users reported: 100 MB, 284.98 GB/s, 0.26 us, UCX, two nodes."""
     text = P5.read_text().replace(": LIBFABRIC", ": UCX")
     for option in ("start", "max"):
         line = next(line for line in text.splitlines() if f"--{option}_block_size" in line)
@@ -163,12 +163,12 @@ def of_the_seeds() -> str:
 
 @pytest.mark.parametrize("transports", ['transports = ["srd", "rc"]', ""])
 @pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
-def test_the_figure_of_the_seeds_is_implausible_on_one_adapter(command: Command, transports: str, backend: str) -> None:
+def test_the_reported_row_is_implausible_on_one_adapter(command: Command, transports: str, backend: str) -> None:
     command.machine(nics(1))
     profile = PROFILE.replace("LIBFABRIC", backend).replace('transports = ["efa"]', transports)
-    ended = command.judge(command.file("seeds.out", of_the_seeds()), profile=profile)
+    ended = command.judge(command.file("seeds.out", implausible_table()), profile=profile)
     assert ended.code == 1
-    # Whatever the profile expects, or does not: neither may hide a figure that cannot be.
+    # The expectations of the profile must not hide an implausible row.
     assert ended.verdicts() == ["IMPLAUSIBLE"]
     assert (
         "IMPLAUSIBLE: UCX WRITE VRAM:VRAM of 100000000B: 285 GB/s (2280 Gb/s) is over the ceiling of "
@@ -176,7 +176,7 @@ def test_the_figure_of_the_seeds_is_implausible_on_one_adapter(command: Command,
     ) in ended.out
 
 
-def test_without_counters_nothing_tells_the_transport(command: Command) -> None:
+def test_the_transport_is_unknown_without_counters(command: Command) -> None:
     command.machine(nics(32))
     loose, strict = command.judge(P5), command.judge(P5, "--gate")
     assert (loose.code, strict.code) == (0, 1)
@@ -185,7 +185,7 @@ def test_without_counters_nothing_tells_the_transport(command: Command) -> None:
     assert "utilisation" not in loose.out
 
 
-def test_counters_that_stand_still_are_another_transport(command: Command) -> None:
+def test_unchanged_counters_are_a_wrong_transport(command: Command) -> None:
     ended = command.judge(P5, "--counters", COUNTERS[0], COUNTERS[0])
     assert ended.code == 1
     assert "WRONG-TRANSPORT counters: no device carried it" in ended.out
@@ -199,8 +199,8 @@ def test_counters_that_stand_still_are_another_transport(command: Command) -> No
         ("", "WARN", "PASS"),
     ],
 )
-def test_a_write_that_no_rdma_moved_is_emulated(command: Command, transports: str, counters: str, rows: str) -> None:
-    # The double is the recording with RDMA's own counter standing still: a run whose writes libfabric made of messages.
+def test_a_write_without_rdma_bytes_is_emulated(command: Command, transports: str, counters: str, rows: str) -> None:
+    # The recording with an unchanged RDMA counter: it stands for a run whose writes libfabric emulated by messages.
     before, after = (Path(path).read_text().splitlines() for path in COUNTERS)
     still = {line.split()[0]: line.split()[3] for line in before[1:7]}
     changed = [
@@ -218,14 +218,14 @@ def test_a_write_that_no_rdma_moved_is_emulated(command: Command, transports: st
     assert "counters: rdmap79s0 of node-b carried 2,898,743,384 bytes\n" in ended.out
 
 
-def test_counters_that_fell_are_named_and_prove_nothing(command: Command) -> None:
+def test_counters_that_decrease_are_named_and_prove_nothing(command: Command) -> None:
     ended = command.judge(P5, "--counters", *reversed(COUNTERS))
     assert ended.verdicts() == ["UNKNOWN"] * 15
     assert "UNKNOWN counters: no device carried it" in ended.out
     assert "counters: rdmap79s0 of node-b: rdma_write_bytes fell from 2677846915480 to 2674948749720" in ended.out
 
 
-def test_another_accepted_transport_is_wrong(command: Command) -> None:
+def test_a_transport_that_the_profile_does_not_accept_is_wrong(command: Command) -> None:
     ended = command.judge(P5, "--counters", *COUNTERS, profile=PROFILE.replace('["efa"]', '["tcp"]'))
     assert ended.code == 1
     assert ended.verdicts() == ["WRONG-TRANSPORT"] * 15
@@ -243,21 +243,21 @@ def test_a_row_over_the_ceiling_of_the_profile_is_implausible(command: Command) 
     assert "is over the ceiling of 46 GB/s (368 Gb/s) that the profile gives" in ended.out
 
 
-def test_latency_bounds_are_judged_as_far_as_the_table_goes(command: Command) -> None:
+def test_latency_limits_are_judged_if_the_table_has_the_figure(command: Command) -> None:
     bounded = PROFILE.replace('floor = "7.5 GB/s"', 'floor = "7.5 GB/s"\np99 = "500 us"')
     ended = command.judge(P5, "--counters", *COUNTERS, profile=bounded)
-    # From 32 MiB on the bytes alone took longer than the bound on the whole.
+    # From 32 MiB on, one part alone took longer than the limit for the whole transfer.
     assert ended.verdicts() == ["PASS"] * 8 + ["UNKNOWN"] * 5 + ["FAIL"] * 2
     assert "the p99 latency of one part of the transfer, 747 us, is 149 % of the bound" in ended.out
 
 
-def test_rows_that_nobody_expects_say_so(command: Command) -> None:
+def test_rows_without_an_expectation_have_their_own_verdict(command: Command) -> None:
     ended = command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out")
     assert (ended.code, ended.verdicts()) == (0, ["NO-EXPECTATION"] * 15)
     assert command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out", "--gate").code == 1
 
 
-def test_files_are_no_memory_and_need_no_network(command: Command) -> None:
+def test_rows_of_files_are_not_judged_by_the_network(command: Command) -> None:
     command.machine(nics(1))
     ended = command.judge(FIXTURES / "nixlbench" / "06_posix_write.out", "--counters", *COUNTERS)
     assert ended.verdicts() == ["NO-EXPECTATION"] * 15
@@ -265,14 +265,14 @@ def test_files_are_no_memory_and_need_no_network(command: Command) -> None:
     assert "POSIX moves bytes to storage" in ended.out
 
 
-def test_what_one_gpu_reaches_does_not_bound_host_memory(command: Command) -> None:
+def test_the_nics_of_one_gpu_do_not_limit_host_memory(command: Command) -> None:
     command.machine(nics(32, rate=1e8))
     assert command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts() == ["NO-EXPECTATION"] * 15
     command.machine(nics(1, rate=1e8))
     assert "IMPLAUSIBLE" in command.judge(FIXTURES / "nixlbench" / "01_normal.rank_a.out").verdicts()
 
 
-def test_all_initiators_together_are_under_the_ceiling_too(command: Command) -> None:
+def test_the_ceiling_applies_to_the_sum_of_all_initiators(command: Command) -> None:
     # 4096 bytes: 0.056 GB/s of rank 0, 0.315 of both; (160 + 16) transfers of each of two initiators.
     command.machine(nics(1, rate=1e9 / 10))
     payload = 2 * (160 + 16) * (4096 + 8192 + 16384)
@@ -289,13 +289,11 @@ def test_all_initiators_together_are_under_the_ceiling_too(command: Command) -> 
         ("LIBFABRIC", "rdmap1s0 tx_bytes={0} rdma_write_bytes={0} rdma_read_bytes=0", "efa/rdmap1s0"),
         ("UCX", "rdmap1s0 tx_bytes={0} rdma_write_bytes={0} rdma_read_bytes=0", "srd/rdmap1s0"),
         ("UCX", "eth0 tx_bytes={0} rx_bytes=0", "tcp/eth0"),
-        # Such an adapter counts RDMA and TCP alike.
+        # The counter of this adapter includes both RDMA and TCP.
         ("UCX", "mlx5_0 port_xmit_data={1} port_rcv_data=0", "unknown"),
     ],
 )
-def test_counters_tell_the_transport_as_far_as_they_can(
-    command: Command, backend: str, counter: str, transport: str
-) -> None:
+def test_counters_show_the_transport_if_they_can(command: Command, backend: str, counter: str, transport: str) -> None:
     output = command.file("run.out", P5.read_text().replace(": LIBFABRIC", f": {backend}"))
     before = command.file("before", counter.format(0, 0) + "\n")
     after = command.file("after", counter.format(11_592_663_040, 11_592_663_040 // 4) + "\n")
@@ -315,14 +313,14 @@ def test_rows_that_were_not_printed_are_missing(command: Command) -> None:
     assert ended.out.endswith("(1 MISSING, 15 UNKNOWN; 14 rows measured)\n")
 
 
-def test_the_run_cut_off_at_any_line_never_passes(command: Command) -> None:
+def test_an_output_cut_off_at_any_line_never_passes(command: Command) -> None:
     command.machine(nics(32))
     lines = P5.read_text().splitlines(keepends=True)
     codes = [
         command.judge(command.file("cut.out", "".join(lines[:end])), "--counters", *COUNTERS).code
         for end in range(len(lines))
     ]
-    # The first four lines are of nobody in particular; from the fifth on it is nixlbench's, and whole only at its end.
+    # The first four lines could come from any program. From the fifth on, it is incomplete output of nixlbench.
     assert codes == [2] * 5 + [1] * (len(lines) - 5)
 
 
@@ -353,7 +351,7 @@ def test_a_failed_comparison_of_bytes_is_corrupt(command: Command) -> None:
     assert "CORRUPT nixlbench: nixlbench says: Consistency check failed for iov 0:0" in ended.out
 
 
-def test_a_bandwidth_that_is_none_is_an_error(command: Command) -> None:
+def test_an_infinite_bandwidth_is_an_error(command: Command) -> None:
     text = P5.read_text().replace("46.948036      1429.4", "inf            0.0   ")
     ended = command.judge(command.file("run.out", text), "--counters", *COUNTERS)
     assert ended.code == 1
@@ -370,12 +368,12 @@ def test_a_bandwidth_that_is_none_is_an_error(command: Command) -> None:
          "expected the whole output of rank 0"),
     ],
 )  # fmt: skip
-def test_what_is_no_run_is_refused_in_one_sentence(command: Command, text: str, fault: str) -> None:
+def test_a_file_that_is_not_a_run_is_refused_in_one_sentence(command: Command, text: str, fault: str) -> None:
     path = command.file("run.out", text)
     assert command.judge(path) == Ended(2, "", f"pytest-nixl: {path} {fault}\n")
 
 
-def test_what_cannot_be_read_is_refused_in_one_sentence(command: Command) -> None:
+def test_an_unreadable_file_is_refused_in_one_sentence(command: Command) -> None:
     missing = str(command.folder / "missing")
     sentence = f"pytest-nixl: {missing} cannot be read (No such file or directory)\n"
     assert command.judge(missing) == Ended(2, "", sentence)
@@ -430,41 +428,43 @@ LIBFABRIC WRITE VRAM:VRAM 1MiB..1GiB
     )
 
 
-def test_the_recorded_p5_run_passes_by_the_profile_that_comes_along(command: Command) -> None:
+def test_the_recorded_p5_run_passes_with_the_bundled_profile(command: Command) -> None:
     ended = command.run("profile", "judge", "--gate", "--nixlbench", str(P5), "--counters", *COUNTERS, "p5.48xlarge")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.endswith("NIXL gate: PASS (16 PASS; 15 rows measured)\n")
 
 
-def test_it_is_implausible_for_a_machine_with_one_rail(command: Command) -> None:
+def test_the_recorded_p5_run_is_implausible_with_the_profile_of_one_rail(command: Command) -> None:
     ended = command.run("profile", "judge", "--nixlbench", str(P5), "--counters", *COUNTERS, "a10g-efa100")
     assert ended.code == 1
     assert ended.verdicts().count("IMPLAUSIBLE") == 7
 
 
-def test_the_figure_of_the_seeds_is_implausible_by_their_own_profile(command: Command) -> None:
-    ended = command.run("profile", "judge", "--nixlbench", command.file("seeds.out", of_the_seeds()), "h100-hyperpod")
+def test_the_reported_row_is_implausible_with_the_profile_of_its_machine(command: Command) -> None:
+    ended = command.run(
+        "profile", "judge", "--nixlbench", command.file("seeds.out", implausible_table()), "h100-hyperpod"
+    )
     assert (ended.code, ended.verdicts()) == (1, ["IMPLAUSIBLE"])
 
 
 @pytest.mark.parametrize("name", bundled_profiles())
-def test_every_profile_that_comes_along_is_shown(command: Command, name: str) -> None:
+def test_every_bundled_profile_is_shown(command: Command, name: str) -> None:
     ended = command.run("profile", "show", name)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith(f"{name}: ")
     profile = load_profile(name)
-    assert ended.out.count("\nrecorded, not judged by: ") == len(profile.references)
+    assert ended.out.count("\nfor reference only: ") == len(profile.references)
     assert ("\nmachine: " in ended.out) is (profile.machine is not None)
 
 
-def test_the_profile_that_comes_along_is_shown(command: Command) -> None:
+def test_the_default_profile_is_shown(command: Command) -> None:
     ended = command.run("profile", "show", "loopback")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("loopback: two processes of one host, host memory\nfrom loopback.toml of pytest-nixl\n")
     assert "UCX WRITE,READ DRAM:DRAM 4KiB..1048575B\n    at least 0.06 GB/s (0.48 Gb/s), at most 640 GB/s" in ended.out
 
 
-def test_it_runs_as_a_program_and_ends_quietly_when_nobody_reads() -> None:
+def test_the_command_runs_as_a_program_and_reports_a_closed_pipe_in_one_sentence() -> None:
     command = [sys.executable, "-m", "pytest_nixl.cli", "profile", "show", "loopback"]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.startswith(
         "loopback:"

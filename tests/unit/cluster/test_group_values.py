@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stranger who may write to the ranks' etcd, but has not their token: nothing that it writes is believed.
+"""Another client can write to the ranks' etcd but does not have their token: the ranks ignore everything it writes.
 
-Without a token everything is believed, and what no rank writes ends in one sentence that names its key.
+Without a token every valid value is believed, and an invalid value is an error that names its key.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ from pytest_nixl.processes.worker_process import WorkerError
 
 TOKEN, TTL = "of this group", 5
 ROOT = group_root(PREFIX, "forged", TOKEN)
-#: A member as a rank writes it, by somebody without a seal.
+#: The value of a member as a rank writes it, but without a seal.
 FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "wanted": 1}'
 
 
@@ -53,10 +54,10 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def stranger(etcd: Etcd) -> Iterator[EtcdClient]:
-    """A client with all rights; no key stays, whatever it wrote."""
+    """A client that can write every key but does not have the token. No key is left after the test."""
     with connect([etcd.endpoint]) as client:
         yield client
-        assert client.get_prefix("/pytest-nixl/") == {}, "the last rank removes what a stranger left under its root"
+        assert client.get_prefix("/pytest-nixl/") == {}, "the last rank removes the forged keys under its root"
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def joined(
     meanwhile: Callable[[], None] = lambda: None,
     timeout: float = 20,
 ) -> Iterator[list[Membership]]:
-    """Ranks that meet, each with a client of its own; ``meanwhile`` runs when only the first one is there."""
+    """Yield the members of a group, each with its own client; ``meanwhile`` runs when only the first has registered."""
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
 
@@ -83,14 +84,14 @@ def joined(
 
 
 def barrier(members: list[Membership]) -> None:
-    """Have all of them pass one."""
+    """Let all members pass a barrier."""
     with ThreadPoolExecutor() as pool:
         for passing in [pool.submit(member.barrier, 20) for member in members]:
             passing.result()
 
 
 class TestSeals:
-    def test_a_value_is_opened_under_its_key_and_its_sequence_only(self) -> None:
+    def test_a_seal_is_valid_for_one_key_and_one_sequence_only(self) -> None:
         seals = Seals("t", "/r/")
         stored = seals.seal("/r/k", b"value", "1")
         assert seals.open("/r/k", stored, "1") == b"value"
@@ -103,14 +104,14 @@ class TestSeals:
         ):
             with pytest.raises(SealError):
                 other.open(key, stored, sequence)
-        # What ends one part begins no other.
+        # A byte cannot move from the sequence to the key.
         with pytest.raises(SealError):
             seals.open("/r/k1", stored, "")
         for forged in (b"", b"value", stored[:-1], b"0" * 64 + b" value", stored.replace(b"value", b"Value")):
             with pytest.raises(SealError):
                 seals.open("/r/k", forged, "1")
 
-    def test_without_a_token_values_are_as_they_are(self) -> None:
+    def test_values_have_no_seal_without_a_token(self) -> None:
         seals = Seals("", "/r/")
         assert seals.seal("/r/k", b"value") == b"value"
         assert seals.open("/r/k", b"anything", "1") == b"anything"
@@ -118,9 +119,7 @@ class TestSeals:
 
 class TestMembers:
     @pytest.mark.parametrize("value", [FAKE, b"junk", b"0" * 64 + b" " + FAKE, b""], ids=["fake", "junk", "seal", "no"])
-    def test_one_that_is_planted_is_neither_waited_for_nor_counted(
-        self, etcd: Etcd, stranger: EtcdClient, value: bytes
-    ) -> None:
+    def test_a_forged_member_is_not_counted(self, etcd: Etcd, stranger: EtcdClient, value: bytes) -> None:
         for name in ("0" * 16, "f" * 16, "not/one"):
             stranger.put(f"{ROOT}members/{name}", value)
             stranger.put(f"{ROOT}registered/{name}", b"")
@@ -131,7 +130,7 @@ class TestMembers:
             known = {**members[0].values.ignored, **members[1].values.ignored}
             assert f"{ROOT}members/{'f' * 16}" in known
 
-    def test_an_old_one_that_is_written_again_is_not_counted(self, etcd: Etcd, stranger: EtcdClient) -> None:
+    def test_an_old_member_that_is_written_again_is_not_counted(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with joined(etcd):
             old = {key: value for key, value in stranger.get_prefix(ROOT).items() if "/members/" in key}
         assert len(old) == 2
@@ -141,16 +140,16 @@ class TestMembers:
         with joined(etcd) as members:
             assert not {member.token for member in members[0].members} & {key.rsplit("/", 1)[1] for key in old}
 
-    def test_who_waits_in_vain_is_told_of_it(self, stranger: EtcdClient) -> None:
+    def test_a_timeout_names_the_forged_member(self, stranger: EtcdClient) -> None:
         stranger.put(f"{ROOT}members/{'0' * 16}", FAKE)
         with pytest.raises(MissingRanksError) as caught:
             join(stranger, "forged", 2, ttl=TTL, timeout=0.5, token=TOKEN, wanted=0)
-        assert "rank 1 of group 'forged' (1 of 2 is here)" in caught.value.reason
-        assert f"not counted: '{ROOT}members/{'0' * 16}', without a seal" in caught.value.reason
+        assert "rank 1 of group 'forged' (1 of 2 " in caught.value.reason
+        assert caught.value.reason.endswith(f": '{ROOT}members/{'0' * 16}'")
 
 
 def lists(etcd: Etcd, stranger: EtcdClient) -> dict[str, bytes]:
-    """Lists that a stranger may write: forged ones, and that of an earlier run of the same group and token."""
+    """Rosters that the other client may write: forged ones, and one of an earlier run with the same group and token."""
     with joined(etcd):
         old = stranger.get(f"{ROOT}run/frozen")
     assert old is not None
@@ -163,9 +162,9 @@ def lists(etcd: Etcd, stranger: EtcdClient) -> dict[str, bytes]:
     }
 
 
-class TestList:
+class TestRoster:
     @pytest.mark.parametrize("kind", ["list", "refusal", "old", "junk"])
-    def test_a_false_one_is_removed_whether_it_comes_before_the_first_rank_or_between(
+    def test_a_forged_roster_is_removed_before_and_during_the_start(
         self, etcd: Etcd, stranger: EtcdClient, kind: str
     ) -> None:
         value = lists(etcd, stranger)[kind]
@@ -177,9 +176,7 @@ class TestList:
             barrier(members)
             assert {one.host for one in members[1].members} == {"h"}
 
-    def test_where_a_member_was_killed_before_it_does_not_make_the_group_look_alive(
-        self, etcd: Etcd, stranger: EtcdClient
-    ) -> None:
+    def test_a_forged_member_and_roster_do_not_make_a_group_look_alive(self, etcd: Etcd, stranger: EtcdClient) -> None:
         false = lists(etcd, stranger)
         stranger.put(f"{ROOT}members/{'0' * 16}", FAKE)
         stranger.put(f"{ROOT}run/frozen", false["list"])
@@ -188,7 +185,7 @@ class TestList:
 
 
 class TestBarrier:
-    def test_it_waits_for_the_last_rank_whatever_is_written(self, etcd: Etcd, stranger: EtcdClient) -> None:
+    def test_a_barrier_waits_for_the_last_rank_whatever_is_written(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with joined(etcd) as members, ThreadPoolExecutor() as pool:
             barrier(members)
             old = stranger.get_prefix(f"{ROOT}arrived/")
@@ -225,8 +222,8 @@ LAST = PeerRequest("command", 2, {})
 
 
 class TestMessages:
-    def test_old_ones_are_not_read_again_and_none_is_read_elsewhere(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        """Whatever was in an earlier run of the same group and token, or in this one, is written under each key."""
+    def test_old_messages_and_messages_to_others_are_not_read(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        """Messages of this run, and of an earlier run with the same group and token, are written under every key."""
         end = {"ask": "end", "number": 1, "code": 0, "verdict": "all good", "refusal": "", "told": {}}
         seen: dict[str, bytes] = {}
         for turn in range(2):
@@ -244,7 +241,7 @@ class TestMessages:
                 for key, value in seen.items():
                     stranger.put(key, value)
                 if turn == 0:
-                    # The first one is not read: it is there to be seen.
+                    # Send a message, and keep its sealed value for later.
                     key = f"{ROOT}mail/000002/000000/000000000000"
                     boxes[0].box.send(1, end)
                     wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=10)  # type: ignore[misc]
@@ -262,8 +259,8 @@ class TestMessages:
                 assert len(ends) == (1 if turn == 0 else 0), ends
                 assert not [box.failed for box in boxes if box.failed]
 
-    def test_many_that_wait_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
-        """More than the operations that etcd takes in one transaction."""
+    def test_many_pending_messages_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
+        """There are more messages than etcd accepts operations in one transaction."""
         with joined(etcd) as members, connect([etcd.endpoint]) as client:
             barrier(members)
             sender = Posted(stranger, members[0])
@@ -281,7 +278,7 @@ class TestMessages:
             sender.box.close()
 
     @pytest.mark.parametrize("value", [b"[" * 100_000, b'{"ask": ["x"]}', b'{"answer": {}}', b"\xff", b"x" * 1_200_000])
-    def test_without_a_token_what_is_no_message_is_named_and_left_out(
+    def test_keys_that_are_not_messages_are_named_and_ignored_without_a_token(
         self, etcd: Etcd, stranger: EtcdClient, value: bytes
     ) -> None:
         root = group_root(PREFIX, "forged")
@@ -302,7 +299,7 @@ class TestMessages:
 
 @contextmanager
 def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future[Ending], Membership]]:
-    """Rank 0, and a rank 1 that serves it."""
+    """Yield rank 0 as the driver, and the future of rank 1, which serves it."""
     with joined(etcd, token=token) as members, ThreadPoolExecutor() as pool:
         serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint]), supervisor())
         driver = RankDriver(members[0], lambda: connect([etcd.endpoint]), timeout=20)
@@ -314,7 +311,7 @@ def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future
 
 
 class TestRun:
-    def test_nothing_forged_ends_it_or_answers_in_it(self, etcd: Etcd, stranger: EtcdClient) -> None:
+    def test_forged_messages_neither_end_a_run_nor_answer_a_request(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with running(etcd) as (driver, serving, _):
             to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
             ask = {"ask": "start", "number": 5, "worker": 5, "role": "agent", "environment": {}}
@@ -342,12 +339,12 @@ class TestRun:
             (True, "is True"),
         ],
     )
-    def test_without_a_token_an_answer_of_another_form_is_refused_by_name(
+    def test_an_invalid_answer_is_refused_by_name_without_a_token(
         self, etcd: Etcd, stranger: EtcdClient, result: Any, words: str
     ) -> None:
         root = group_root(PREFIX, "forged")
         with running(etcd, token="") as (driver, _, _membership):
-            # Before the peer's own answer, which comes only when it has been asked.
+            # The forged answer is written before the request is sent, and so before the peer answers.
             stranger.put(f"{root}mail/000000/000001/000000000000", b"{}")
             peer = driver.peers[1]
             sending = peer._send
@@ -362,17 +359,16 @@ class TestRun:
             peer._send = send
             with pytest.raises(PeerError) as caught:
                 peer.start("agent", {}, 20)
-            assert f"rank 1 on h answered 'start' with what no rank of this version answers: it {words}" in str(
-                caught.value
-            )
+            assert "rank 1 on h " in caught.value.reason
+            assert f" 'start': it {words}" in caught.value.reason
 
-    def test_rank_0_says_no_program_and_no_file_of_a_peers_worker(self, etcd: Etcd, stranger: EtcdClient) -> None:
+    def test_rank_0_cannot_set_programs_or_files_of_a_peers_worker(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with running(etcd) as (driver, _, _membership):
             peer = driver.peers[1]
             for name in ("LD_PRELOAD", "PYTHONPATH", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "PYTHONSTARTUP"):
-                with pytest.raises(PeerError, match=f"a peer does not set {name} for its workers"):
+                with pytest.raises(PeerError, match=f"rank 1 on h refused 'start': .* set {name} "):
                     peer.start("agent", {name: "/tmp/x"}, 20)
-            with pytest.raises(PeerError, match=r"these are no arguments of 'start': role is '\.\./\.\./x'"):
+            with pytest.raises(PeerError, match=r"arguments of 'start': role is '\.\./\.\./x'"):
                 peer.start("../../x", {}, 20)
             worker = peer.start("agent", {"UCX_TLS": "tcp", "NIXL_PLUGIN_DIR": None}, 20)
             with pytest.raises(WorkerError):
@@ -394,24 +390,25 @@ class TestRun:
             ("run/gate", b'{"passed": []}'),
         ],
     )
-    def test_without_a_token_what_no_rank_writes_ends_in_a_sentence_with_its_key(
+    def test_an_invalid_value_is_an_error_that_names_its_key_without_a_token(
         self, etcd: Etcd, stranger: EtcdClient, key: str, value: bytes
     ) -> None:
         root = group_root(PREFIX, "forged")
-        # The rank that does not see the key waits in vain for the other one, as long as it is told to.
+        # The rank that does not see the key waits for the other one until the timeout.
         timeout = 20 if "gate" in key else 1
         with (
             pytest.raises(MembershipError) as caught,
             joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", value), timeout) as members,
         ):
             barrier(members)
-        assert caught.value.reason.startswith(f"the key '{root}{key}' has a value that no rank of this version writes")
-        assert caught.value.remedy.startswith("remove that key; or give all ranks a --nixl-group-token")
+        assert caught.value.reason.startswith(f"the key '{root}{key}' ")
+        assert "remove that key" in caught.value.remedy
+        assert "--nixl-group-token" in caught.value.remedy
         stranger.delete_prefix(root)
 
 
 class Stranger:
-    """Writes all that it can think of under the keys of a group, again and again, as soon as they are there."""
+    """Writes forged values under the keys of a group, every 0.1 s until the end of the block."""
 
     def __init__(self, client: EtcdClient, root: str) -> None:
         self._client = client
@@ -436,7 +433,7 @@ class Stranger:
         while not self._over.wait(0.1):
             self._seen |= self._client.get_prefix(f"{self._root}mail/")
             self._mail(number)
-            # What others have said, as if it were said to somebody else, or later.
+            # Earlier messages, under the key of another receiver and with a later number.
             for value in list(self._seen.values())[-5:]:
                 for way in ("000001/000000", "000000/000001"):
                     self._put(f"mail/{way}/{900000 + number:012d}", value)
@@ -463,10 +460,10 @@ class Stranger:
     ("transport", "code"),
     [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.soak)],
 )
-def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
+def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
     etcd: Etcd, stranger: EtcdClient, tmp_path: Path, transport: str, code: int
 ) -> None:
-    """A red run stays red on both ranks, with rank 0's words, and a green one stays green."""
+    """Both ranks end with the verdict of rank 0: a failing run still fails, and a passing run still passes."""
     expected = profile(tmp_path / "p.toml", f"transports = ['{transport}']\nfloor = '0.0000001 GB/s'")
     options = [
         BANDWIDTH, "--nixl-blocks=4KiB", "--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-ranks=2",
@@ -485,7 +482,7 @@ def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
     assert [process.returncode for process in started] == [code, code], "\n".join(outputs)
     assert writing.written > 20
     assert "all good" not in "".join(outputs)
-    assert "was ignored: it has no valid seal of this group" in outputs[1]
+    assert "was ignored: it has no valid seal" in outputs[1]
     verdict = json.loads((tmp_path / "logs" / "rank-1" / "verdict.json").read_text())
     assert verdict["exit_code"] == code
     if code:
@@ -499,12 +496,14 @@ def test_a_run_ends_as_rank_0_says_whatever_a_stranger_writes(
     [{"etcd": "http://h:1"}, {"etcd_listen": "h:1"}, {"etcd_listen": "h:1", "etcd_user": "root:x"}],
     ids=["etcd", "listen", "listen and user"],
 )
-def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Settings], given: dict[str, str]) -> None:
+def test_a_gate_of_several_ranks_requires_a_secret(
+    make_settings: Callable[..., Settings], given: dict[str, str]
+) -> None:
     asked = Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),))
     with pytest.raises(pytest.UsageError) as caught:
         require_secret(make_settings(gate=True, **given), asked)
     assert "--nixl-gate is refused with 2 ranks (--nixl-ranks) without a group token" in str(caught.value)
-    assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value)
+    assert "export NIXL_GROUP_TOKEN=$(openssl rand -hex 16)" in str(caught.value), "a command that can be typed"
     require_secret(make_settings(**given), asked)
     require_secret(make_settings(gate=True, group_token="t", **given), asked)
 
@@ -512,27 +511,25 @@ def test_a_gate_of_several_ranks_wants_a_secret(make_settings: Callable[..., Set
 @pytest.mark.parametrize(
     "given", [{"etcd_user": "a:b"}, {"etcd": "http://a:b@h:1"}, {"etcd_cert": "f"}], ids=["user", "url", "certificate"]
 )
-def test_a_gate_of_several_ranks_is_content_with_what_the_etcd_asks_for(
+def test_a_gate_of_several_ranks_accepts_credentials_of_the_etcd(
     make_settings: Callable[..., Settings], given: dict[str, str]
 ) -> None:
     require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
 
 
-def test_a_gate_counts_on_no_password_for_which_the_etcd_does_not_ask(etcd: Etcd) -> None:
+def test_a_gate_is_refused_if_the_etcd_requires_no_password(etcd: Etcd) -> None:
     done = run(BANDWIDTH, "--nixl-gate", "--nixl-ranks=2", f"--nixl-etcd={etcd.url}", "--nixl-etcd-user=root:x")
     assert done.code == 4, done.output
-    assert f"ERROR: --nixl-gate is refused with an etcd that answers without a password ({etcd.url})" in done.output
-    assert "  no --nixl-group-token: the ranks trust everyone who can write to their etcd" in done.output
+    assert re.search(rf"^ERROR: --nixl-gate is refused with .*\({re.escape(etcd.url)}\)", done.output, re.MULTILINE)
+    assert "  no --nixl-group-token: " in done.output
 
 
-def test_a_gate_is_content_with_an_etcd_that_asks_for_a_password(
-    etcd: Etcd, make_settings: Callable[..., Settings]
-) -> None:
+def test_a_gate_accepts_an_etcd_that_requires_a_password(etcd: Etcd, make_settings: Callable[..., Settings]) -> None:
     with running_etcd() as closed, connect([closed.endpoint]) as client:
         client.require_password("secret")
         server = ExternalServer([closed.endpoint], user="root", password="secret")
         require_closed(make_settings(gate=True), server)
-    with pytest.raises(pytest.UsageError, match="an etcd that answers without a password"):
+    with pytest.raises(pytest.UsageError, match=f"--nixl-gate is refused with .*{re.escape(etcd.url)}"):
         require_closed(make_settings(gate=True), ExternalServer([etcd.endpoint], user="root", password="secret"))
     require_closed(make_settings(), ExternalServer([etcd.endpoint]))
     require_closed(make_settings(gate=True, group_token="t"), ExternalServer([etcd.endpoint]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers say of this process's rank."""
+"""The rank of this process, as read from the variables of each launcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
             {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "lws-0.lws.ns"},
             LauncherPlacement("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", 1, 2, "", "lws-0.lws.ns"),
         ),
-        # A batch script, in which no step was started: its SLURM_PROCID says nothing.
+        # A batch script without a step: its SLURM_PROCID is not a rank.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}, None),
         ({"RANK": "3"}, None),
         ({}, None),
@@ -54,15 +54,12 @@ def test_the_ordinal_of_a_stateful_set_is_in_its_pods_name() -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({**SLURM, "SLURM_PROCID": "three"}, "SLURM_PROCID='three' is no whole number"),
-        (
-            {**SLURM, "SLURM_PROCID": "4"},
-            "SLURM_PROCID=4 is not below SLURM_STEP_NUM_TASKS=4: expected a rank from 0 to 3",
-        ),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE='-2' is no whole number"),
+        ({**SLURM, "SLURM_PROCID": "three"}, "^SLURM_PROCID='three' "),
+        ({**SLURM, "SLURM_PROCID": "4"}, "^SLURM_PROCID=4 .* SLURM_STEP_NUM_TASKS=4: .* 0 to 3"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "-2"}, "^OMPI_COMM_WORLD_SIZE='-2' "),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(environ: dict[str, str], words: str) -> None:
+def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         find_placement(environ)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last lines of a rank's workers, as they are sent to other ranks."""
+"""The last lines of a rank's worker logs, as they are sent to the other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_nixl.processes.supervisor import supervisor
 TABLE = "[17.95] [node-1:1149 :0]   |  1..65528 | zero-copy  | tcp/veth0  |\n"
 
 
-def test_the_last_relevant_lines_are_sent_without_secrets(make_settings: Any) -> None:
+def test_last_words_are_the_last_unusual_lines_without_secrets(make_settings: Any) -> None:
     settings = make_settings(group_token="open sesame", etcd_user="bob:swordfish")
     first, second = (supervisor().directory / f"rank1-{role}-0.log" for role in ("initiator", "target"))
     try:

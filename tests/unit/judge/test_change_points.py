@@ -135,7 +135,7 @@ def test_the_command_shows_a_store(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "    -20.0 % (1 to 0.8 GB/s) from nixl:4 of 2026-03-30 03:00 UTC on" in shown
     assert "        image: nixl:3 -> nixl:4" in shown
     assert main(["history", str(store), "--row", "64MiB"]) == 2
-    assert "no row has '64MiB' in its key" in capsys.readouterr().err
+    assert "no row key contains '64MiB'" in capsys.readouterr().err
     assert main(["history", "/nowhere"]) == 2
     assert capsys.readouterr().err == "pytest-nixl: /nowhere cannot be read (No such file or directory)\n"
     assert main(["history", str(store), "--last", "2"]) == 0

@@ -63,7 +63,7 @@ def test_unusable_runs_are_refused_in_one_sentence(tmp_path: Path, capsys: pytes
         ([*good, str(tmp_path / "empty.json")], "empty.json has no row of the bandwidth suite"),
         ([*good, other], "have different rows"),
         ([*good, str(tmp_path / "missing.json")], "missing.json cannot be read (No such file or directory)"),
-        (good, "mine.toml is there already"),
+        (good, "mine.toml already exists"),
     ):
         assert learn(tmp_path, *runs) == 2
         said = capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, ver
     assert first["checks"] == ({"PASS": 2, "FAIL": 1} if code else {"PASS": 3})
     failing = [(one["check"], one["verdict"], "the planted fault" in one["reason"]) for one in first["failing"]]
     assert failing == ([("fails", "FAIL", True)] if code else [])
-    # Every rank ends with the same line.
+    # The last line of every rank is the same.
     assert all(f"NIXL verdict: {verdict} (" in output for output in outputs), outputs
 
 
@@ -180,7 +180,7 @@ def test_only_known_fields_of_another_ranks_verdict_are_kept() -> None:
     assert as_told(Ending(1, "text", told={**plain, "path": "/etc/passwd"})) == plain
     assert as_told(Ending(1, "text", told=plain))["failing"][0]["remedy"] == "how"
     for bad in ({}, {"verdict": "GREEN"}, {"verdict": ["PASS"]}):
-        assert as_told(Ending(1, "rank 0 has gone", told=bad))["verdict"] == "INTERRUPTED"
+        assert as_told(Ending(1, "rank 0 is gone", told=bad))["verdict"] == "INTERRUPTED"
     assert as_told(Ending(4, refusal="no"))["verdict"] == "REFUSED"
 
 
@@ -195,6 +195,6 @@ def test_a_run_that_pytest_failed_is_not_reported_as_passed() -> None:
 def test_a_rank_lost_after_the_verdict_changes_pass_to_interrupted() -> None:
     passed = told([Result("x", "x", Verdict.PASS)], gate=True)
     assert passed["verdict"] == "PASS"
-    late = interrupted_before(passed, "rank 1 has gone")
-    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 has gone")
+    late = interrupted_before(passed, "rank 1 is gone")
+    assert (late["verdict"], late["interrupted"]) == ("INTERRUPTED", "INTERRUPTED: rank 1 is gone")
     assert interrupted_before(told([Result("x", "x", Verdict.FAIL)], gate=True), "gone")["verdict"] == "FAIL"

@@ -51,7 +51,7 @@ def test_a_process_outside_a_step_of_a_slurm_job_with_two_tasks_is_refused() -> 
 )
 def test_ranks_started_by_a_launcher_need_an_etcd(environment: dict[str, str]) -> None:
     done = bandwidth(GATE, env=environment)
-    assert "ERROR: 2 ranks meet in an etcd, and none is named: give --nixl-etcd URL, or" in done.output
+    assert "ERROR: 2 ranks need an etcd to meet in, but none is given: give --nixl-etcd URL, or" in done.output
     assert done.code == pytest.ExitCode.USAGE_ERROR
 
 
