@@ -3,8 +3,8 @@
 
 The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It carries no
 notification and asks the target nothing. Run it where LIBFABRIC works, with an interface that is up and is not the
-loopback: see docs/libfabric.md. Two arguments, if given, are the commands that start the initiator's worker and the
-target's in a network of their own, such as ``"nsenter --target=PID --net --mount"``.
+loopback: see docs/explanation/transports.md. Two arguments, if given, are the commands that start the initiator's
+worker and the target's in a network of their own, such as ``"nsenter --target=PID --net --mount"``.
 """
 
 from __future__ import annotations

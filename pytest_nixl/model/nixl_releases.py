@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What differs between releases of NIXL: the one place that knows, for pytest's side and for the workers.
 
-Each release was run (``docs/versions.md``); nothing is taken from a changelog. A build whose version cannot be read, as
-an image's own may have, is taken for the newest.
+Each release was run (``docs/reference/versions.md``); nothing is taken from a changelog. A build whose version cannot
+be read, as an image's own may have, is taken for the newest.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 #: The programs that a worker starts, and what brings each.
 TOOLS = {
     "nixlbench": "NIXL's own images have it; name another one by --nixl-nixlbench",
-    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one",
+    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/how-to/raw-tools.md says how to unpack one",
     "fi_rma_bw": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
     "fi_rma_pingpong": "build libfabric's fabtests, and name the directory that has it by --nixl-raw-tools-dir",
 }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of a run of several ranks, each made once: every rank that is left ends in time, says why, and leaves no key.
 
-They run beside each other, as most of their time is waiting for leases to end. What each says is in docs/faults.md.
+They run beside each other, as most of their time is waiting for leases to end. What each says is in
+docs/reference/group-faults.md.
 """
 
 from __future__ import annotations
