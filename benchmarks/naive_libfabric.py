@@ -3,7 +3,7 @@
 
 The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It sends no
 notification and does not ask the target. Run it on a machine where LIBFABRIC works, with an interface that is up and is
-not the loopback: see docs/libfabric.md. Two optional arguments are the command prefixes that start the worker of the
+not the loopback: see docs/explanation/transports.md. Two optional arguments are the command prefixes that start the worker of the
 initiator and of the target in a network namespace, such as ``"nsenter --target=PID --net --mount"``.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differences between NIXL releases. Pytest and the workers both use this module.
 
-Every difference was measured with the release itself (``docs/versions.md``), not taken from a changelog. A version that
+Every difference was measured with the release itself (``docs/reference/versions.md``), not taken from a changelog. A version that
 cannot be parsed, such as that of an image's own build, counts as the newest.
 """
 

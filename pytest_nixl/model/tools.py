@@ -9,7 +9,7 @@ from collections.abc import Mapping
 #: The programs that a worker starts, each with a remedy if it is missing.
 TOOLS = {
     "nixlbench": "use one of NIXL's images, which contain it, or set --nixl-nixlbench to its path",
-    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one",
+    "ucx_perftest": "give its directory with --nixl-raw-tools-dir=DIR; docs/how-to/raw-tools.md says how to unpack one",
     "fi_rma_bw": "build libfabric's fabtests, and set --nixl-raw-tools-dir to the directory of the program",
     "fi_rma_pingpong": "build libfabric's fabtests, and set --nixl-raw-tools-dir to the directory of the program",
 }

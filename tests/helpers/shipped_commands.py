@@ -109,7 +109,7 @@ def _dockerfile(root: Path) -> Iterator[Command]:
 
 
 def _docs(root: Path) -> Iterator[Command]:
-    for path in [*sorted((root / "docs").glob("*.md")), root / "README.md"]:
+    for path in [*sorted((root / "docs").rglob("*.md")), root / "README.md"]:
         name, text = str(path.relative_to(root)), path.read_text(encoding="utf-8")
         for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             yield from _typed(name, block.replace("\\\n", " "), text)

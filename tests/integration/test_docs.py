@@ -1,48 +1,154 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests printed in README and docs run as they are printed."""
+"""What README and docs print runs as it is printed: tests, commands and profiles. No page links to nothing."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT
+from doc_blocks import Block, blocks, pages
+from helpers.cli_run import ROOT, environment
 from helpers.pytester_run import run_pytest
+from helpers.records import record, write
+
+from pytest_nixl.judge.profiles import load_profile
 
 pytestmark = pytest.mark.apart
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = list(blocks())
 #: What README's example calls beside the raw agent.
 _MY_MODULE = """
 def function(agent, peer):
     return {"ok": agent.check_remote_metadata(peer)}
 """
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def _printed_tests() -> dict[str, str]:
-    """Return each block of Python that holds a test, by its page and its place there."""
-    return {
-        f"{page.stem}-{number}": block
-        for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-        for number, block in enumerate(_BLOCK.findall(page.read_text()), 1)
-        if "def test_" in block
-    }
+def _of(selected: list[Block]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("block", selected, ids=str)
 
 
-PRINTED = _printed_tests()
+PRINTED = [block for block in BLOCKS if block.language == "python" and "def test_" in block.text]
 
 
-@pytest.mark.parametrize("block", PRINTED.values(), ids=PRINTED)
-def test_a_printed_test_runs(block: str, pytester: pytest.Pytester) -> None:
+@_of(PRINTED)
+def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     """Where it asks for GPU memory it is skipped with that reason."""
-    pytester.makepyfile(test_printed=block, my_module=_MY_MODULE)
+    pytester.makepyfile(test_printed=block.text, my_module=_MY_MODULE)
     run = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-timeout=60s", "-rs")
     counted = run.parseoutcomes()
     skipped = counted.get("skipped", 0)
     assert run.ret == 0, run.stdout.str()
-    assert counted.get("passed", 0) + skipped >= block.count("def test_")
+    assert counted.get("passed", 0) + skipped >= block.text.count("def test_")
     assert skipped == run.stdout.str().count("needs a GPU, and this host has")
 
 
-def test_pages_with_tests_are_found() -> None:
-    assert PRINTED.keys() >= {"README-1", "gpu-1", "rank-race-1"}
+def test_pages_with_printed_tests_are_found() -> None:
+    assert {block.page for block in PRINTED} >= {"README.md", "docs/how-to/gpu.md", "docs/how-to/rank-race.md"}
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_command], ids=str)
+def test_a_block_of_commands_is_run_or_says_why_not(block: Block) -> None:
+    said = f"{block.page}, block {block.number}: write <!-- run --> or <!-- not run: REASON --> on the line above it"
+    assert block.runs or block.why_not, said
+
+
+@_of([block for block in BLOCKS if block.why_not])
+def test_the_files_that_a_reason_names_exist(block: Block) -> None:
+    named = re.findall(r"(?:tests|deploy|\.ci)/[\w./]*\w", block.why_not)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_names_its_language(block: Block) -> None:
+    assert block.language, f"{block.page}, block {block.number}: write console, text, toml, ini or python"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A directory with the files that the printed commands read."""
+    for rank, name in enumerate(("01_normal.rank_a.out", "01_normal.rank_b.out")):
+        shutil.copy(ROOT / "fixtures" / "nixlbench" / name, tmp_path / f"rank{rank}.out")
+    shutil.copy(ROOT / "fixtures" / "efa-p5" / "nixlbench-rank0.out", tmp_path / "p5.out")
+    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-before.txt", tmp_path / "before")
+    shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-after.txt", tmp_path / "after")
+    shutil.copy(ROOT / "fixtures" / "topology" / "p5.48xl.xml", tmp_path / "p5.xml")
+    rows = {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [4.0, 4.1, 4.0, 4.05, 4.02]}
+    store = tmp_path / "store"
+    store.mkdir()
+    for number in (1, 2, 3):
+        write(tmp_path / f"run{number}.json", record("nixl:1", rows, week=number))
+        write(store / f"run{number}.json", record(f"nixl:{number}", rows, week=number))
+    return tmp_path
+
+
+@_of([block for block in BLOCKS if block.is_command and block.runs])
+def test_a_printed_command_runs(block: Block, workplace: Path) -> None:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["bash", "-e", "-c", block.text], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"), timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode in block.codes, done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@_of([block for block in BLOCKS if block.language == "toml" and block.text.startswith("[profile]")])
+def test_a_printed_profile_is_loaded(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "printed.toml"
+    path.write_text(block.text, encoding="utf-8")
+    assert load_profile(str(path)).expectations
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_links_only_to_files_and_sections_that_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in _LINK.findall(text):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    folders = (ROOT / name for name in ("pytest_nixl", "suites", "tests", "benchmarks", "deploy"))
+    files = [ROOT / "tox.ini", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
+    named = {name for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md", file.read_text(encoding="utf-8"))}
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_enough() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    ("text", "runs", "why_not"),
+    [
+        ("<!-- run -->\n```console\ntrue\n```\n", True, ""),
+        ("<!-- run, exit code 0 or 1 -->\n```console\nfalse\n```\n", True, ""),
+        ("<!-- not run: it needs two hosts -->\n```console\nsrun\n```\n", False, "it needs two hosts"),
+        ("<!-- not run: no -->\n```console\nsrun\n```\n", False, ""),
+        ("<!-- run -->\n\n```console\ntrue\n```\n", False, ""),
+        ("```console\ntrue\n```\n", False, ""),
+    ],
+)
+def test_a_comment_above_a_block_is_read(tmp_path: Path, text: str, runs: bool, why_not: str) -> None:
+    (tmp_path / "README.md").write_text(text)
+    [block] = blocks(tmp_path)
+    assert (block.runs, block.why_not) == (runs, why_not)

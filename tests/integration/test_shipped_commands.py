@@ -58,7 +58,8 @@ def judged(settings: Settings, profile: Profile) -> tuple[dict[str, bool], list[
 
 
 def test_every_kind_of_file_has_command_lines_that_measure() -> None:
-    found = Counter(command.file.rpartition("/")[0] for command in MEASURING)
+    folders = (command.file.rpartition("/")[0] for command in MEASURING)
+    found = Counter("docs" if folder.startswith("docs/") else folder for folder in folders)
     assert {"deploy/kubernetes", "deploy/slurm", "deploy/mpi", "deploy/ci", "deploy/docker", "docs", ""} <= set(found)
     assert found["deploy/kubernetes"] == 3
     assert found["deploy/ci"] == 4

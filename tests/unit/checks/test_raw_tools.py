@@ -170,7 +170,7 @@ def test_without_the_raw_tool_the_check_is_not_applicable(tmp_path: Path) -> Non
     done = raw_run(tmp_path, LOW, "--nixl-blocks=4KiB", "--nixl-op=WRITE", env={"PATH": "/nonexistent"})
     assert re.search(
         r"^NOT-APPLICABLE nixl-to-raw: ucx_perftest of rank 0 on (\S+) and ucx_perftest of rank 1 on \1 was not found: "
-        r"give its directory with --nixl-raw-tools-dir=DIR; docs/raw-tools.md says how to unpack one$",
+        r"give its directory with --nixl-raw-tools-dir=DIR; docs/how-to/raw-tools.md says how to unpack one$",
         done.output,
         re.MULTILINE,
     ), done.output

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated reference pages are up to date, and describe every option, check, finding, fixture and variable."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+from helpers.cli_run import ROOT
+
+from pytest_nixl import cli
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.session.suites import checks_of_suites
+
+pytestmark = pytest.mark.apart
+
+SCRIPT, REFERENCE = ROOT / "docs" / "generate.py", ROOT / "docs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def generate() -> Any:
+    """The generator as a module."""
+    spec = importlib.util.spec_from_file_location("generate", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def headings(page: str) -> set[str]:
+    text = (REFERENCE / f"{page}.md").read_text(encoding="utf-8")
+    return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_every_option_has_a_section() -> None:
+    assert headings("options") >= {option.flag for option in OPTIONS}
+
+
+def test_every_check_has_a_section() -> None:
+    ids = {id for checks in checks_of_suites().values() for id in checks}
+    assert len(ids) > 90
+    assert headings("checks") >= ids
+
+
+def test_every_finding_has_a_section() -> None:
+    assert headings("findings") >= set(FINDINGS)
+
+
+def test_every_verdict_has_a_line() -> None:
+    text = (REFERENCE / "verdicts.md").read_text(encoding="utf-8")
+    assert [str(verdict) for verdict in Verdict if f"| **{verdict}** |" not in text] == []
+
+
+def test_every_command_has_a_section() -> None:
+    names = {command.__name__.rpartition(".")[2] for command in cli.COMMANDS}
+    assert headings("cli") >= {f"pytest-nixl {name}" for name in names}
+
+
+def test_every_fixture_has_a_section(generate: Any) -> None:
+    found = {fixture.name for fixture in generate.fixtures()}
+    assert found >= {"nixl_link", "nixl_agent", "nixl_etcd", "nixl_cluster", "nixl_settings"}
+    assert headings("fixtures") >= found
+
+
+def test_an_option_without_a_help_text_is_undocumented(generate: Any) -> None:
+    with pytest.raises(generate.UndocumentedError, match="--nixl-backend"):
+        generate.options_page([replace(OPTIONS[0], help="")])
+
+
+def test_a_check_without_a_fault_is_undocumented(generate: Any) -> None:
+    new = generate.SuiteCheck("new-check", "metadata", "suites/metadata/test_new.py::test_new", "It is new.", ())
+    with pytest.raises(generate.UndocumentedError, match="new-check"):
+        generate.checks_page([*generate.suite_checks(), new])
+
+
+def test_a_check_without_a_docstring_is_undocumented(generate: Any) -> None:
+    first, *others = generate.suite_checks()
+    with pytest.raises(generate.UndocumentedError, match="has no docstring"):
+        generate.checks_page([replace(first, text=""), *others])
+
+
+def test_a_fault_of_a_check_that_is_gone_is_an_error(generate: Any) -> None:
+    checks = [check for check in generate.suite_checks() if check.id != "memlock"]
+    with pytest.raises(generate.UndocumentedError, match="memlock"):
+        generate.checks_page(checks)
+
+
+def test_a_variable_without_a_text_is_undocumented(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = generate.variables_read()
+    monkeypatch.setattr(generate, "variables_read", lambda: {*read, "NIXL_NEW"})
+    with pytest.raises(generate.UndocumentedError, match="NIXL_NEW"):
+        generate.environment_page()
+
+
+def test_a_finding_without_a_page_makes_the_page_stale(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = replace(next(iter(FINDINGS.values())), id="NIXL-NEW")
+    monkeypatch.setattr(generate, "FINDINGS", {**FINDINGS, "NIXL-NEW": new})
+    assert generate.main(["--check"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("Return ``x``.", "Return `x`."),
+        ("Keep <name>/* of ``<name>/*``.", "Keep &lt;name>/\\* of `<name>/*`."),
+        ("Measure :class:`pytest.Item`.", "Measure `pytest.Item`."),
+        ("Do it.\n\n:param a: first.\n:param b: second,\n  and more.\n:raises ValueError: if not.",
+         "Do it.\n\n- `a`: first.\n- `b`: second, and more.\n- raises `ValueError`: if not."),
+        ("Do it. :raises ValueError: if not.", "Do it.\n\n- raises `ValueError`: if not."),
+    ],
+)  # fmt: skip
+def test_a_docstring_becomes_markdown(generate: Any, docstring: str, expected: str) -> None:
+    assert generate.markdown(docstring) == expected
