@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doc_blocks import Block, blocks, pages
+from helpers.doc_blocks import Block, blocks, pages
 from helpers.cli_run import ROOT, environment
 from helpers.pytester_run import run_pytest
 from helpers.records import record, write
