@@ -7,6 +7,11 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pytest_nixl.core import extensions
+from pytest_nixl.core.extensions import Extension, Registry
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,9 @@ _LAUNCHERS = (
     _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
 )  # fmt: skip
 
+#: Reads the environment of this process: where the launcher has placed it, or None if another one has started it.
+Launcher = Callable[[Mapping[str, str]], "LauncherPlacement | None"]
+
 _ORDINAL = re.compile(r".+-(\d+)")
 
 
@@ -68,16 +76,21 @@ def find_placement(
 
     :raises ValueError: for a rank or number that is none, or a rank that is not below the number: one sentence.
     """
-    for launcher in _LAUNCHERS:
-        if environ.get(launcher.rank) and all(environ.get(name) for name in launcher.needs):
-            return _placement(launcher, environ)
+    added = LAUNCHERS.extensions()
+    # Those of other distributions come first: a launcher may set the variables of another one too, such as PMI_RANK.
+    for name in (*added, *(name for name in LAUNCHERS if name not in added)):
+        found = LAUNCHERS[name](environ)
+        if found is not None:
+            return found
     ordinal = _ORDINAL.fullmatch(hostname())
     if environ.get("KUBERNETES_SERVICE_HOST") and ordinal:
         return LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
     return None
 
 
-def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement:
+def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement | None:
+    if not environ.get(launcher.rank) or not all(environ.get(name) for name in launcher.needs):
+        return None
     rank = _number(launcher.rank, environ)
     size = next((name for name in launcher.ranks if environ.get(name)), None)
     ranks = _number(size, environ) if size else None
@@ -100,3 +113,22 @@ def first_host(nodes: str) -> str:
     match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
     assert match is not None  # every text begins with an empty name
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"
+
+
+def _accept(extension: Extension, loaded: Any) -> Launcher:
+    if not callable(loaded):
+        raise extension.fault("is not a function of the environment")
+
+    def ask(environ: Mapping[str, str]) -> LauncherPlacement | None:
+        found = extension.call(lambda: loaded(environ))
+        if found is not None and not isinstance(found, LauncherPlacement):
+            raise extension.fault(f"returned {type(found).__name__} instead of LauncherPlacement or None")
+        return found
+
+    return ask
+
+
+#: By name: ours, and those that other distributions add.
+LAUNCHERS: Registry[Launcher] = Registry(
+    extensions.LAUNCHERS, {launcher.name: partial(_placement, launcher) for launcher in _LAUNCHERS}, _accept
+)

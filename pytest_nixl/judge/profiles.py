@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nixl.core import units
+from pytest_nixl.core import extensions, units
 from pytest_nixl.core.units import parse_share
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
@@ -27,6 +27,9 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+    from pytest_nixl.core.extensions import Extension
     from pytest_nixl.model.row_key import RowKey
 
 T = TypeVar("T")
@@ -74,17 +77,47 @@ def bundled_profiles() -> tuple[str, ...]:
     return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
 
 
+def added_profiles() -> dict[str, tuple[Extension, Traversable]]:
+    """Return the profiles of other distributions: by name, who adds it and its file.
+
+    An entry point of the group ``pytest_nixl.profiles`` names a package that has them beside its ``__init__.py``.
+
+    :raises ExtensionError: if one cannot be loaded, or has a name that is taken.
+    """
+    found: dict[str, tuple[Extension, Traversable]] = {}
+    for extension in extensions.PROFILES.extensions(()).values():
+        files = extension.call(partial(_files, extension.load()), "names no package")
+        if not files:
+            raise extension.fault("has no .toml file")
+        for file in files:
+            name = file.name.removesuffix(".toml")
+            if name in found or name in bundled_profiles():
+                other = found[name][0].owner if name in found else "pytest-nixl"
+                raise extension.fault(f"has a profile {name!r}, and so has {other}")
+            found[name] = extension, file
+    return found
+
+
+def _files(package: Any) -> list[Traversable]:
+    found = [item for item in resources.files(package).iterdir() if item.name.endswith(".toml")]
+    return sorted(found, key=lambda item: item.name)
+
+
 def load_profile(name_or_path: str) -> Profile:
-    """Read a profile that comes with the plugin, by name, or one of the user's, by path; a name wins.
+    """Read a profile that is installed, by name, or one of the user's, by path; a name wins.
 
     What was read once is kept until the file changes.
 
     :raises ValueError: if there is none, or it is not clear in every part: one sentence with the file, the table, the
         key, the fault and the accepted form.
     """
+    added = added_profiles()
     if name_or_path in bundled_profiles():
         return _load_bundled(name_or_path)
-    form = f"expected {', '.join(bundled_profiles())}, or the path of a TOML file"
+    if name_or_path in added:
+        extension, file = added[name_or_path]
+        return _load_added(name_or_path, extension, file.read_bytes())
+    form = f"expected {', '.join((*bundled_profiles(), *added))}, or the path of a TOML file"
     try:
         path = Path(name_or_path)
         stat = path.stat()
@@ -101,6 +134,11 @@ def load_profile(name_or_path: str) -> Profile:
 def _load_bundled(name: str) -> Profile:
     content = resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_bytes()
     return parse_profile(content, f"{name}.toml of pytest-nixl")
+
+
+@lru_cache(maxsize=8)
+def _load_added(name: str, extension: Extension, content: bytes) -> Profile:
+    return parse_profile(content, f"{name}.toml of {extension.owner}")
 
 
 @lru_cache(maxsize=8)

@@ -305,7 +305,7 @@ class Link:
 
     def _prepare(self, local: Ref, remote: Ref, *, notification: bytes = b"") -> Ref:
         return self.initiator.initialize_xfer(
-            self.op, local, remote, self.target.name, notification, backends=[self.backend]
+            self.op, local, remote, self.target.name, notification, backends=[self._pair.backend.PLUGIN]
         )
 
     @property

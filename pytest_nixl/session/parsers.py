@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.core import units
+from pytest_nixl.core import extensions, units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.model.memory import OPS, MemoryPair
@@ -37,8 +37,11 @@ def parse_backends(text: str) -> tuple[str, ...]:
     from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
+    known = list(BACKENDS)
     for name in names:
-        if name.upper() not in BACKENDS:
+        if name.upper() in known:
+            BACKENDS[name.upper()]  # refuses one of another distribution that cannot be loaded
+        else:
             why = UNSUPPORTED.get(name.upper())
             raise ValueError(f"{name!r} is no backend that this version can drive{(why and f': {why}') or ''}")
     return _unique(tuple(name.upper() for name in names))
@@ -239,9 +242,10 @@ def parse_store(text: str) -> str:
 def parse_reports(text: str) -> tuple[str, ...]:
     """Read paths of reports, separated by commas. :raises ValueError: where an ending or a directory is none."""
     paths = _unique(tuple(part.strip() for part in text.split(",")))
+    endings = (*REPORT_ENDINGS, *extensions.REPORT_FORMATS.extensions(REPORT_ENDINGS))
     for path in paths:
-        if os.path.splitext(path)[1] not in REPORT_ENDINGS:
-            raise ValueError(f"{path!r} ends with none of {', '.join(REPORT_ENDINGS)}")
+        if os.path.splitext(path)[1] not in endings:
+            raise ValueError(f"{path!r} ends with none of {', '.join(endings)}")
         if not os.path.isdir(os.path.dirname(path) or "."):
             raise ValueError(f"there is no directory {os.path.dirname(path)!r}")
     return paths

@@ -300,6 +300,7 @@ class LibfabricBackend:
     """The LIBFABRIC backend. A WRITE's DONE means that it was posted: bytes come later, and then the notification."""
 
     NAME = "LIBFABRIC"
+    PLUGIN = "LIBFABRIC"
     STORAGE = False
     COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = True

@@ -53,6 +53,7 @@ class UcxBackend:
     """The UCX backend. Its DONE comes after a flush of the endpoint, so the bytes are in place."""
 
     NAME = "UCX"
+    PLUGIN = "UCX"
     STORAGE = False
     COMPLETION_IMPLIES_DELIVERY = True
     SHAKES_HANDS = False
