@@ -15,7 +15,7 @@ from pytest_nixl.core.errors import NixlPluginError
 
 T = TypeVar("T")
 
-_log = logging.getLogger("pytest_nixl.extensions")
+_log = logging.getLogger(__name__)
 
 
 class ExtensionError(NixlPluginError, ValueError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pytest_nixl.model.row_key import RowKey
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
 SOURCE_FORM = "a text that says where each figure is from"
@@ -174,7 +177,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
                 f"{where}, expect #{second}: applies to {row}, and so does expect #{first}: "
                 "expected at most one [[expect]] for each row"
             )
-    return Profile(
+    profile = Profile(
         name=head.text("name", 'a name such as "loopback"', _line, mandatory=True) or "",
         summary=head.text("summary", "one line of text", _line) or "",
         path_or_origin=origin,
@@ -184,6 +187,8 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         references=tuple(_reference(table, machine) for table in document.tables("reference")),
         accepted=_accepted(document.tables("accept")),
     )
+    _log.debug("read profile %s", origin)
+    return profile
 
 
 def _accepted(tables: Sequence[_ProfileTable]) -> tuple[Acceptance, ...]:

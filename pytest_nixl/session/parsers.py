@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.core import extensions, units
+from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.model.memory import OPS, MemoryPair
@@ -241,8 +241,10 @@ def parse_store(text: str) -> str:
 
 def parse_reports(text: str) -> tuple[str, ...]:
     """Read paths of reports, separated by commas. :raises ValueError: where an ending or a directory is none."""
+    from pytest_nixl.core.extensions import REPORT_FORMATS
+
     paths = _unique(tuple(part.strip() for part in text.split(",")))
-    endings = (*REPORT_ENDINGS, *extensions.REPORT_FORMATS.extensions(REPORT_ENDINGS))
+    endings = (*REPORT_ENDINGS, *REPORT_FORMATS.extensions(REPORT_ENDINGS))
     for path in paths:
         if os.path.splitext(path)[1] not in endings:
             raise ValueError(f"{path!r} ends with none of {', '.join(endings)}")
