@@ -1,2 +1,204 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validate that NVIDIA NIXL moves data here, correctly and as fast as it should, and say why where it does not."""
+"""Validate that NVIDIA NIXL moves data here, correctly and as fast as it should, and say why where it does not.
+
+The names below are the public API: what tests, other plugins and extensions import. Each is loaded when it is first
+used, so that an installed and unused plugin costs nothing. No module of this package imports from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.doctor.check import Check, Requirements
+    from pytest_nixl.cluster.launchers import LauncherPlacement
+    from pytest_nixl.core.errors import LateError, NixlPluginError, NotApplicableError
+    from pytest_nixl.core.extensions import ExtensionError
+    from pytest_nixl.core.polling import wait_until
+    from pytest_nixl.core.redaction import redact
+    from pytest_nixl.core.units import (
+        format_blocks,
+        format_size,
+        parse_blocks,
+        parse_rate,
+        parse_share,
+        parse_size,
+        parse_time,
+    )
+    from pytest_nixl.core.wire import Ref
+    from pytest_nixl.etcd.client import EtcdClient
+    from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
+    from pytest_nixl.etcd.errors import EtcdError
+    from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
+    from pytest_nixl.etcd_servers.embedded import free_ports
+    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
+    from pytest_nixl.fixtures.agents import MakeBuffer
+    from pytest_nixl.fixtures.etcd import EtcdFixture, PrivateEtcd
+    from pytest_nixl.host.facts import Facts
+    from pytest_nixl.host.recorded_tree import FactsRoot
+    from pytest_nixl.judge.profiles import Profile, load_profile
+    from pytest_nixl.measure.link import Link, WorkerPairs
+    from pytest_nixl.model.expectation import Expectation
+    from pytest_nixl.model.findings import FINDINGS, Finding, FindingError, judge_finding
+    from pytest_nixl.model.memory import DevicePair, MemoryPair
+    from pytest_nixl.model.row_key import RowKey
+    from pytest_nixl.model.samples import Samples
+    from pytest_nixl.model.settings import Settings
+    from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
+    from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
+    from pytest_nixl.nixl.backends import BACKENDS, Backend, between_agents, shake_hands
+    from pytest_nixl.nixl.backends.ucx import UcxBackend
+    from pytest_nixl.processes.hosts import Host, LocalHost
+    from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
+    from pytest_nixl.processes.worker_process import NixlError, Worker, WorkerDiedError, WorkerError, WorkerHungError
+    from pytest_nixl.report.run_report import RunReport
+    from pytest_nixl.session.cluster import Cluster
+    from pytest_nixl.store.record_reader import RecordedRun
+
+    __version__: str
+
+__all__ = [
+    "BACKENDS",
+    "FINDINGS",
+    "Agents",
+    "Backend",
+    "Buffer",
+    "Check",
+    "Cluster",
+    "DevicePair",
+    "Endpoint",
+    "EtcdClient",
+    "EtcdError",
+    "EtcdFixture",
+    "EtcdProxy",
+    "Expectation",
+    "ExtensionError",
+    "Facts",
+    "FactsRoot",
+    "Finding",
+    "FindingError",
+    "Host",
+    "Judgement",
+    "LateError",
+    "LauncherPlacement",
+    "Link",
+    "LocalHost",
+    "MakeBuffer",
+    "MemoryPair",
+    "NixlAgent",
+    "NixlError",
+    "NixlPluginError",
+    "NotApplicableError",
+    "Outcome",
+    "PrivateEtcd",
+    "Profile",
+    "ProxyClient",
+    "RecordedRun",
+    "Ref",
+    "Requirements",
+    "RowKey",
+    "RunReport",
+    "Samples",
+    "Settings",
+    "SupervisorClient",
+    "ThreeNodeEtcd",
+    "UcxBackend",
+    "Verdict",
+    "Worker",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerHungError",
+    "WorkerPairs",
+    "__version__",
+    "between_agents",
+    "format_blocks",
+    "format_size",
+    "free_ports",
+    "judge_finding",
+    "load_profile",
+    "parse_blocks",
+    "parse_endpoints",
+    "parse_rate",
+    "parse_share",
+    "parse_size",
+    "parse_time",
+    "redact",
+    "shake_hands",
+    "supervisor",
+    "wait_until",
+]
+
+#: The module of each name.
+_MODULES = {
+    "checks.doctor.check": ("Check", "Requirements"),
+    "cluster.launchers": ("LauncherPlacement",),
+    "core.errors": ("LateError", "NixlPluginError", "NotApplicableError"),
+    "core.extensions": ("ExtensionError",),
+    "core.polling": ("wait_until",),
+    "core.redaction": ("redact",),
+    "core.units": (
+        "format_blocks",
+        "format_size",
+        "parse_blocks",
+        "parse_rate",
+        "parse_share",
+        "parse_size",
+        "parse_time",
+    ),
+    "core.wire": ("Ref",),
+    "etcd.client": ("EtcdClient",),
+    "etcd.endpoints": ("Endpoint", "parse_endpoints"),
+    "etcd.errors": ("EtcdError",),
+    "etcd.proxy": ("EtcdProxy", "ProxyClient"),
+    "etcd_servers.embedded": ("free_ports",),
+    "etcd_servers.three_node": ("ThreeNodeEtcd",),
+    "fixtures.agents": ("MakeBuffer",),
+    "fixtures.etcd": ("EtcdFixture", "PrivateEtcd"),
+    "host.facts": ("Facts",),
+    "host.recorded_tree": ("FactsRoot",),
+    "judge.profiles": ("Profile", "load_profile"),
+    "measure.link": ("Link", "WorkerPairs"),
+    "model.expectation": ("Expectation",),
+    "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),
+    "model.memory": ("DevicePair", "MemoryPair"),
+    "model.row_key": ("RowKey",),
+    "model.samples": ("Samples",),
+    "model.settings": ("Settings",),
+    "model.verdicts": ("Judgement", "Outcome", "Verdict"),
+    "nixl.agent": ("Agents", "Buffer", "NixlAgent"),
+    "nixl.backends": ("BACKENDS", "Backend", "between_agents", "shake_hands"),
+    "nixl.backends.ucx": ("UcxBackend",),
+    "processes.hosts": ("Host", "LocalHost"),
+    "processes.supervisor": ("SupervisorClient", "supervisor"),
+    "processes.worker_process": ("NixlError", "Worker", "WorkerDiedError", "WorkerError", "WorkerHungError"),
+    "report.run_report": ("RunReport",),
+    "session.cluster": ("Cluster",),
+    "store.record_reader": ("RecordedRun",),
+}
+
+
+def _load(name: str) -> Any:
+    """Return what an importer of ``name`` gets. :raises AttributeError: if it is not public."""
+    from importlib import import_module
+    from importlib.metadata import PackageNotFoundError, version
+
+    if name == "__version__":
+        try:
+            return version("pytest-nixl")
+        except PackageNotFoundError:  # a clone that is not installed
+            return "unknown"
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:  # else every name would look public to a type checker
+
+    def __getattr__(name: str) -> Any:
+        value = globals()[name] = _load(name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

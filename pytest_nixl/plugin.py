@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ __all__ = [
     "nixl_private_etcd",
     "nixl_settings",
 ]
+
+_log = logging.getLogger(__name__)
 
 NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
 
@@ -156,11 +159,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)
+    if run.used and run.usable and not run.parallel:
+        _log_profile(run)
     if run.used and not run.parallel and run.settings.gate:
         from pytest_nixl.judge.profiles import load_profile
         from pytest_nixl.session.silent_profile import refuse_silence
 
         refuse_silence(load_profile(run.settings.profile), session.items)
+
+
+def _log_profile(run: Run) -> None:
+    """Say which profile judges; it was read before pytest could show what is logged."""
+    from pytest_nixl.judge.profiles import load_profile
+
+    profile = load_profile(run.settings.profile)
+    counts = len(profile.required), len(profile.expectations)
+    _log.info("profile %s: %d required checks, %d expectations", profile.path_or_origin, *counts)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

@@ -10,21 +10,27 @@ from typing import Any, Protocol
 
 import pytest
 
+from pytest_nixl import (
+    FINDINGS,
+    Judgement,
+    Link,
+    LocalHost,
+    Profile,
+    Samples,
+    Settings,
+    WorkerPairs,
+    between_agents,
+    format_size,
+    judge_finding,
+    load_profile,
+    supervisor,
+)
 from pytest_nixl.checks.raw_tools.check import link_kinds
-from pytest_nixl.core.units import format_size
 from pytest_nixl.fixtures.agents import parametrize_values
-from pytest_nixl.judge.profiles import Profile, load_profile
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.interleaved import alternate
-from pytest_nixl.measure.link import Link, WorkerPairs
-from pytest_nixl.model.findings import FINDINGS, judge_finding
 from pytest_nixl.model.results import FIGURES, Figures
-from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
-from pytest_nixl.model.verdicts import Judgement
-from pytest_nixl.nixl.backends import between_agents
-from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, versions_of
 from pytest_nixl.session.outcome import conclude

@@ -7,6 +7,11 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pytest_nixl.core import extensions
+from pytest_nixl.core.extensions import Extension, Registry
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ _LAUNCHERS = (
     _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
 )  # fmt: skip
 
+#: Reads the environment of this process: where the launcher has placed it, or None if another one has started it.
+Launcher = Callable[[Mapping[str, str]], "LauncherPlacement | None"]
+
 _ORDINAL = re.compile(r".+-(\d+)")
 
 
@@ -74,16 +82,21 @@ def find_placement(
     :raises ValueError: if a variable does not hold a number, or the rank is not below the number of ranks. The text is
         one sentence.
     """
-    for launcher in _LAUNCHERS:
-        if environ.get(launcher.rank) and all(environ.get(name) for name in launcher.needs):
-            return _placement(launcher, environ)
+    added = LAUNCHERS.extensions()
+    # Those of other distributions come first: a launcher may set the variables of another one too, such as PMI_RANK.
+    for name in (*added, *(name for name in LAUNCHERS if name not in added)):
+        found = LAUNCHERS[name](environ)
+        if found is not None:
+            return found
     ordinal = _ORDINAL.fullmatch(hostname())
     if environ.get("KUBERNETES_SERVICE_HOST") and ordinal:
         return LauncherPlacement("a StatefulSet of Kubernetes", "the host's name", int(ordinal[1]))
     return None
 
 
-def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement:
+def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlacement | None:
+    if not environ.get(launcher.rank) or not all(environ.get(name) for name in launcher.needs):
+        return None
     rank = _number(launcher.rank, environ)
     size = next((name for name in launcher.ranks if environ.get(name)), None)
     ranks = _number(size, environ) if size else None
@@ -106,3 +119,22 @@ def first_host(nodes: str) -> str:
     match = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^\[,]*))?", nodes)
     assert match is not None  # the pattern also matches the empty text
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"
+
+
+def _accept(extension: Extension, loaded: Any) -> Launcher:
+    if not callable(loaded):
+        raise extension.fault("is not a function of the environment")
+
+    def ask(environ: Mapping[str, str]) -> LauncherPlacement | None:
+        found = extension.call(lambda: loaded(environ))
+        if found is not None and not isinstance(found, LauncherPlacement):
+            raise extension.fault(f"returned {type(found).__name__} instead of LauncherPlacement or None")
+        return found
+
+    return ask
+
+
+#: By name: ours, and those that other distributions add.
+LAUNCHERS: Registry[Launcher] = Registry(
+    extensions.LAUNCHERS, {launcher.name: partial(_placement, launcher) for launcher in _LAUNCHERS}, _accept
+)

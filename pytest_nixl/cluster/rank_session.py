@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -29,6 +30,8 @@ from pytest_nixl.model.conclusion import interrupted_before
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that a rank waits at the end of the run until all others have written their reports.
 LEAVE_SECONDS = 60.0
@@ -84,6 +87,7 @@ class RankSession:
                 waiting=say,
             )
             self._stack.callback(self.membership.leave)
+            _log.info("joined group %s as %s", asked.group, self.name)
             self.membership.barrier(settings.join_timeout, waiting=say)
         except BaseException:
             self._stack.close()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -21,6 +23,8 @@ from pytest_nixl.etcd_servers.container import (
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["ContainerServer", "EmbeddedServer", "EtcdServer", "ExternalServer", "OwnServer", "SessionEtcd",
            "choose_server", "ensure_image", "start_private"]  # fmt: skip
@@ -241,6 +245,7 @@ class SessionEtcd:
         self.check()
         if self._server is None:
             self._server = self._given or choose_server(self._settings, self._supervisor())
+            _log.info("etcd of this run: %s, %s", self._server.kind, redact(self._server.endpoint))
         return self._server
 
     def check(self) -> None:

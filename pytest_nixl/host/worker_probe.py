@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
-from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libfabric import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
@@ -64,7 +64,7 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
     :param name: the backend, such as ``UCX``.
     :param nixl: the version and the package of NIXL, as the worker reported them.
     """
-    plugin = find_plugin(os.environ, _maps(), [nixl["nixl_package"]], f"libplugin_{name}.so")
+    plugin = find_plugin(os.environ, _maps(), [nixl["nixl_package"]], f"libplugin_{plugin_of(name)}.so")
     found: dict[str, Any] = {"plugin": plugin or "", "missing": [], "error": "", "remedy": "", "memories": []}
     versions: dict[str, str] = {}
     try:
@@ -86,14 +86,14 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
 
 def make(agent: Any, name: str) -> dict[str, Any]:
     """Create a backend, and return its memory types or the error."""
-    plugins = list(agent.get_plugin_list())
-    if name not in plugins:
-        return {"error": f"NIXL has no plugin {name}: it has {', '.join(plugins) or 'none'}"}
+    plugins, plugin = list(agent.get_plugin_list()), plugin_of(name)
+    if plugin not in plugins:
+        return {"error": f"NIXL has no plugin {plugin}: it has {', '.join(plugins) or 'none'}"}
     try:
-        agent.create_backend(name)
+        agent.create_backend(plugin)
     except Exception as error:  # whatever NIXL raises is reported
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"memories": [str(each) for each in agent.get_backend_mem_types(name)]}
+    return {"memories": [str(each) for each in agent.get_backend_mem_types(plugin)]}
 
 
 def _open(files: list[str], name: str) -> ctypes.CDLL | None:

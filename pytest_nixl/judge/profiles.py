@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nixl.core import units
+from pytest_nixl.core import extensions, units
 from pytest_nixl.core.units import parse_share
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
@@ -27,9 +28,14 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+    from pytest_nixl.core.extensions import Extension
     from pytest_nixl.model.row_key import RowKey
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
 SOURCE_FORM = "a text that says where each figure is from"
@@ -74,16 +80,46 @@ def bundled_profiles() -> tuple[str, ...]:
     return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")))
 
 
+def added_profiles() -> dict[str, tuple[Extension, Traversable]]:
+    """Return the profiles of other distributions: by name, who adds it and its file.
+
+    An entry point of the group ``pytest_nixl.profiles`` names a package that has them beside its ``__init__.py``.
+
+    :raises ExtensionError: if one cannot be loaded, or has a name that is taken.
+    """
+    found: dict[str, tuple[Extension, Traversable]] = {}
+    for extension in extensions.PROFILES.extensions(()).values():
+        files = extension.call(partial(_files, extension.load()), "names no package")
+        if not files:
+            raise extension.fault("has no .toml file")
+        for file in files:
+            name = file.name.removesuffix(".toml")
+            if name in found or name in bundled_profiles():
+                other = found[name][0].owner if name in found else "pytest-nixl"
+                raise extension.fault(f"has a profile {name!r}, and so has {other}")
+            found[name] = extension, file
+    return found
+
+
+def _files(package: Any) -> list[Traversable]:
+    found = [item for item in resources.files(package).iterdir() if item.name.endswith(".toml")]
+    return sorted(found, key=lambda item: item.name)
+
+
 def load_profile(name_or_path: str) -> Profile:
-    """Read a profile. It is cached until its file changes.
+    """Read a profile, installed or of the user. It is cached until its file changes.
 
     :param name_or_path: the name of a profile that comes with the plugin, or the path of a TOML file; a name wins.
     :raises ValueError: if there is no such profile, or if it is not valid: one sentence with the file, the table, the
         key, the fault and the accepted form.
     """
+    added = added_profiles()
     if name_or_path in bundled_profiles():
         return _load_bundled(name_or_path)
-    form = f"expected {', '.join(bundled_profiles())}, or the path of a TOML file"
+    if name_or_path in added:
+        extension, file = added[name_or_path]
+        return _load_added(name_or_path, extension, file.read_bytes())
+    form = f"expected {', '.join((*bundled_profiles(), *added))}, or the path of a TOML file"
     try:
         path = Path(name_or_path)
         stat = path.stat()
@@ -100,6 +136,11 @@ def load_profile(name_or_path: str) -> Profile:
 def _load_bundled(name: str) -> Profile:
     content = resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_bytes()
     return parse_profile(content, f"{name}.toml of pytest-nixl")
+
+
+@lru_cache(maxsize=8)
+def _load_added(name: str, extension: Extension, content: bytes) -> Profile:
+    return parse_profile(content, f"{name}.toml of {extension.owner}")
 
 
 @lru_cache(maxsize=8)
@@ -136,7 +177,7 @@ def parse_profile(content: bytes, origin: str) -> Profile:
                 f"{where}, expect #{second}: applies to {row}, as expect #{first} does: "
                 "expected at most one [[expect]] for each row"
             )
-    return Profile(
+    profile = Profile(
         name=head.text("name", 'a name such as "loopback"', _line, mandatory=True) or "",
         summary=head.text("summary", "one line of text", _line) or "",
         path_or_origin=origin,
@@ -146,6 +187,8 @@ def parse_profile(content: bytes, origin: str) -> Profile:
         references=tuple(_reference(table, machine) for table in document.tables("reference")),
         accepted=_accepted(document.tables("accept")),
     )
+    _log.debug("read profile %s", origin)
+    return profile
 
 
 def _accepted(tables: Sequence[_ProfileTable]) -> tuple[Acceptance, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import random
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.core.units import MIB
+from pytest_nixl.core.units import MIB, gigabytes
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
@@ -31,6 +32,8 @@ from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.nixl.worker.transfer import COUNTED
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import Pending, Worker, results
+
+_log = logging.getLogger(__name__)
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.
@@ -268,7 +271,7 @@ class Link:
         if corruption is None and (mistaken := backend.mistaken(log, self.op, self.memory)):
             raise FindingError(VRAM_AS_HOST, mistaken)
         reported = backend.transports(log, self.op, block, self.memory)
-        return Samples(
+        samples = Samples(
             key=key,
             windows=tuple(found["windows"]),
             transfers=tuple(found["transfers"]),
@@ -279,6 +282,13 @@ class Link:
             others=(found["others"],),
             obstacle=self._obstacle(),
         )
+        _log.info(
+            "%s: %s GB/s over %s",
+            key,
+            gigabytes(samples.bandwidth),
+            "+".join(samples.transports) or "an unknown transport",
+        )
+        return samples
 
     def _obstacle(self) -> str:
         """Return what keeps UCX from copying between processes; empty if nothing does, or if there are two hosts."""
@@ -323,7 +333,7 @@ class Link:
 
     def _prepare(self, local: Ref, remote: Ref, *, notification: bytes = b"") -> Ref:
         return self.initiator.initialize_xfer(
-            self.op, local, remote, self.target.name, notification, backends=[self.backend]
+            self.op, local, remote, self.target.name, notification, backends=[self._pair.backend.PLUGIN]
         )
 
     @property

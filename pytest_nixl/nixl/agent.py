@@ -15,7 +15,7 @@ from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.backends import between_agents, shake_hands
+from pytest_nixl.nixl.backends import between_agents, plugin_of, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import NixlError, Pending, Worker
@@ -268,19 +268,19 @@ class NixlAgent:
 
     def get_plugin_mem_types(self, backend: str) -> list[str]:
         """Return the memory types that a plugin supports."""
-        return cast("list[str]", self._call("get_plugin_mem_types", backend))
+        return cast("list[str]", self._call("get_plugin_mem_types", plugin_of(backend)))
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
         """Return the parameters that a plugin accepts."""
-        return cast("dict[str, str]", self._call("get_plugin_params", backend))
+        return cast("dict[str, str]", self._call("get_plugin_params", plugin_of(backend)))
 
     def get_backend_mem_types(self, backend: str) -> list[str]:
         """Return the memory types that a created backend supports."""
-        return cast("list[str]", self._call("get_backend_mem_types", backend))
+        return cast("list[str]", self._call("get_backend_mem_types", plugin_of(backend)))
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
         """Return the parameters of a created backend."""
-        return cast("dict[str, str]", self._call("get_backend_params", backend))
+        return cast("dict[str, str]", self._call("get_backend_params", plugin_of(backend)))
 
     def create_backend(self, backend: str, initParams: Mapping[str, str] | None = None) -> None:  # noqa: N803
         """Create a backend with parameters."""

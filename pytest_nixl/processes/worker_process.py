@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import select
 import signal
@@ -17,6 +18,8 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.answers import REPLY, check_answer
+
+_log = logging.getLogger(__name__)
 
 _TAIL_LINES = 12
 _NOISE = re.compile(r"[|+]\s*$|^I\d{4} [\d:.]+ |^[\d-]+ [\d:]+ NIXL (INFO|DEBUG) ")
@@ -152,6 +155,8 @@ class Worker:
         self._process = process
         self._buffer = b""
         self._requests = 0
+        self._ended = False
+        _log.info("%s started", self.name)
         self._pending: Pending | None = self.request("hello", path=sys.path, loads=role != "tool")
         self._versions: dict[str, Any] | None = None
 
@@ -220,6 +225,9 @@ class Worker:
     def kill(self) -> None:
         """End the process immediately."""
         self._process.kill()
+        if not self._ended:
+            self._ended = True
+            _log.info("%s ended", self.name)
 
     def close(self) -> None:
         """Ask the process to end, and kill it if it has not ended within two seconds."""

@@ -3,21 +3,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from pytest_nixl.core import extensions
+from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.store import write_whole
 
+#: Makes the text of a report's file.
+ReportFormat = Callable[[RunReport], str]
+
 
 def write(report: RunReport, path: Path) -> None:
-    """Write a report atomically, in the format of the path's ending: ``.html``, ``.csv`` or ``.prom``.
+    """Write a report atomically, in the format that the path's ending names, such as ``.html``.
 
-    :raises NixlPluginError: if it cannot be written.
+    :raises NixlPluginError: if it cannot be written, or another distribution's format fails.
     """
-    if path.suffix == ".html":
-        from pytest_nixl.report.page import page as text
-    elif path.suffix == ".csv":
-        from pytest_nixl.report.csv_table import table as text
-    else:
-        from pytest_nixl.report.prometheus import metrics as text
-    write_whole(path, text(report))
+    write_whole(path, FORMATS[path.suffix](report))
+
+
+def _page(report: RunReport) -> str:
+    from pytest_nixl.report.page import page
+
+    return page(report)
+
+
+def _table(report: RunReport) -> str:
+    from pytest_nixl.report.csv_table import table
+
+    return table(report)
+
+
+def _metrics(report: RunReport) -> str:
+    from pytest_nixl.report.prometheus import metrics
+
+    return metrics(report)
+
+
+def _accept(extension: Extension, loaded: Any) -> ReportFormat:
+    if not callable(loaded):
+        raise extension.fault("is not a function of a RunReport")
+
+    def text(report: RunReport) -> str:
+        made = extension.call(lambda: loaded(report))
+        if not isinstance(made, str):
+            raise extension.fault(f"returned {type(made).__name__} instead of text")
+        return made
+
+    return text
+
+
+#: By the ending of a file's name: ours, and those that other distributions add.
+FORMATS: Registry[ReportFormat] = Registry(
+    extensions.REPORT_FORMATS, {".html": _page, ".csv": _table, ".prom": _metrics}, _accept
+)

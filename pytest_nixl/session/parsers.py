@@ -37,8 +37,11 @@ def parse_backends(text: str) -> tuple[str, ...]:
     from pytest_nixl.nixl.backends import BACKENDS, UNSUPPORTED
 
     names = tuple(part.strip() for part in text.split(","))
+    known = list(BACKENDS)
     for name in names:
-        if name.upper() not in BACKENDS:
+        if name.upper() in known:
+            BACKENDS[name.upper()]  # refuses one of another distribution that cannot be loaded
+        else:
             why = UNSUPPORTED.get(name.upper())
             raise ValueError(f"{name!r} is not a supported backend{(why and f': {why}') or ''}")
     return _unique(tuple(name.upper() for name in names))
@@ -267,10 +270,13 @@ def parse_reports(text: str) -> tuple[str, ...]:
 
     :raises ValueError: if a path has an unknown ending or its directory does not exist.
     """
+    from pytest_nixl.core.extensions import REPORT_FORMATS
+
     paths = _unique(tuple(part.strip() for part in text.split(",")))
+    endings = (*REPORT_ENDINGS, *REPORT_FORMATS.extensions(REPORT_ENDINGS))
     for path in paths:
-        if os.path.splitext(path)[1] not in REPORT_ENDINGS:
-            raise ValueError(f"{path!r} does not end with one of {', '.join(REPORT_ENDINGS)}")
+        if os.path.splitext(path)[1] not in endings:
+            raise ValueError(f"{path!r} does not end with one of {', '.join(endings)}")
         if not os.path.isdir(os.path.dirname(path) or "."):
             raise ValueError(f"there is no directory {os.path.dirname(path)!r}")
     return paths

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.model.memory import MEMORIES
 from pytest_nixl.model.settings import Settings
@@ -75,7 +76,7 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
         return parse(text)
     except ValueError as error:
         message = str(error)
-        if ": expected " not in message:
+        if ": expected " not in message and not isinstance(error, ExtensionError):
             message = f"{message}: expected {item.form}"
         raise pytest.UsageError(f"{source}: {message}") from None
 

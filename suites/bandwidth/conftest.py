@@ -8,17 +8,13 @@ from itertools import product
 
 import pytest
 
+from pytest_nixl import Cluster, RowKey, Settings, format_size, supervisor
 from pytest_nixl.checks.nixlbench.command import label
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow
-from pytest_nixl.core.units import format_size
 from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.model.results import FIGURES
-from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.row_source import measured_by
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
 

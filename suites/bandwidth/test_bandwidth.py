@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl import Judgement, Samples
 
 
 @pytest.mark.nixl_check("bandwidth")

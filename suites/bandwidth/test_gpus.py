@@ -8,21 +8,24 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import (
+    Cluster,
+    Facts,
+    FactsRoot,
+    Judgement,
+    MemoryPair,
+    Profile,
+    Settings,
+    Verdict,
+    Worker,
+    WorkerPairs,
+)
 from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu import read_gpus
 from pytest_nixl.host.rdma import read_rdma
-from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.concurrent import ConcurrentVerdict
 from pytest_nixl.judge.gpus import UCX_CARDS, GpuEnd, measure_gpus, pairs_of, seats
-from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.measure.link import WorkerPairs
-from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.gpus import gpus
-from pytest_nixl.processes.worker_process import Worker
-from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
 NO_MEMORY = "no GPU memory is requested: --nixl-memory has no VRAM"

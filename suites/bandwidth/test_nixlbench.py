@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import Judgement, Profile, RowKey, Verdict
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow, judge_row
-from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.verdicts import Judgement, Verdict
 
 
 @pytest.mark.nixl_check("nixlbench-bandwidth")

@@ -7,13 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import Cluster, Judgement, Link, Samples, Settings, Verdict, WorkerPairs
 from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
 from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, RetestResult, blame, by_direction, failed_pairs, trials
-from pytest_nixl.measure.link import Link, WorkerPairs
-from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run, asked_links
 
 ALONE = "this run has only one rank"

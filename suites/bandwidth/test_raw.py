@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import Cluster, Judgement, Profile
 from pytest_nixl.checks.raw_tools.check import LinkKind, compare
-from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.model.results import RATIOS
-from pytest_nixl.model.verdicts import Judgement
-from pytest_nixl.session.cluster import Cluster
 from pytest_nixl.session.run import Run
 
 

@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
-from pytest_nixl.nixl.backends import between_agents
-from pytest_nixl.session.cluster import Cluster
+from pytest_nixl import Agents, Buffer, Cluster, NixlAgent, NotApplicableError, Settings, between_agents
 
 
 @dataclass

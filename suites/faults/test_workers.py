@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError, WorkerHungError
+from pytest_nixl import Judgement, Verdict, WorkerDiedError, WorkerError, WorkerHungError
 
 from ..metadata.moving import write_and_compare
 from .conftest import Couple

@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl import (
+    Cluster,
+    EtcdFixture,
+    Facts,
+    FactsRoot,
+    Judgement,
+    NixlPluginError,
+    Profile,
+    Requirements,
+    Settings,
+)
 from pytest_nixl.checks.doctor.catalogue import judge
-from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import everywhere
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd_servers.sources import ExternalServer
-from pytest_nixl.fixtures.etcd import EtcdFixture
 from pytest_nixl.host.etcd import read_etcd
-from pytest_nixl.host.facts import Facts, gather
-from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement
-from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.host.facts import gather
 
 #: Runs a check by its id.
 Ask = Callable[[str], Judgement]

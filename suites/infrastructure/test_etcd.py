@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.fixtures.etcd import EtcdFixture
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl import EtcdFixture, Judgement
 
 
 @pytest.mark.nixl_check("etcd-answers")

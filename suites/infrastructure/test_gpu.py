@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.fixtures.agents import MakeBuffer
-from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.backends import between_agents
-from pytest_nixl.session.cluster import Cluster
+from pytest_nixl import (
+    Cluster,
+    FindingError,
+    Judgement,
+    MakeBuffer,
+    NixlAgent,
+    NotApplicableError,
+    Settings,
+    Verdict,
+    between_agents,
+)
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl import Judgement
 
 
 @pytest.mark.nixl_check("memlock")

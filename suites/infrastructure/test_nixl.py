@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl import NixlAgent, Settings
 
 
 @pytest.mark.nixl_check("nixl-loads")

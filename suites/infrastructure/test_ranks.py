@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from pytest_nixl import Facts, Judgement
 from pytest_nixl.checks.doctor.ranks import ranks_agree
-from pytest_nixl.host.facts import Facts
-from pytest_nixl.model.verdicts import Judgement
 
 
 @pytest.mark.nixl_check("ranks-agree")

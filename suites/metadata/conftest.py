@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
-from pytest_nixl.core.redaction import redact
-from pytest_nixl.fixtures.etcd import EtcdFixture
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import Agents
-from pytest_nixl.nixl.backends import between_agents, shake_hands
-from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.session.cluster import Cluster
+from pytest_nixl import (
+    Agents,
+    Cluster,
+    EtcdFixture,
+    LocalHost,
+    NixlPluginError,
+    NotApplicableError,
+    Settings,
+    between_agents,
+    redact,
+    shake_hands,
+    supervisor,
+)
 
 from .namespace import Namespace
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
+    from pytest_nixl import EtcdProxy, ProxyClient
 
 
 #: The time for which LIBFABRIC blocks to wait for another agent's handshake when it loads metadata, in seconds.

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.nixl.agent import Buffer, NixlAgent
+from pytest_nixl import Buffer, NixlAgent, wait_until
 
 SIZE = 64 << 10
 _seeds = itertools.count(1)

@@ -8,15 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.core.wire import Ref
-from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
-from pytest_nixl.processes.hosts import Host
+from pytest_nixl import Agents, Buffer, EtcdClient, Host, NixlAgent, NixlPluginError, Ref, wait_until
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy import ProxyClient
+    from pytest_nixl import ProxyClient
 
 #: NIXL's actual default of NIXL_ETCD_NAMESPACE, and the default in its documentation.
 DEFAULT, DOCUMENTED = "/nixl/agents/", "/nixl/agents"

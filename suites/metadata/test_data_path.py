@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.processes.worker_process import NixlError
+from pytest_nixl import NixlAgent, NixlError, wait_until
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, comes_true, complaint, knows
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy import ProxyClient
+    from pytest_nixl import ProxyClient
     from suites.conftest import FindingFixture
 
 TRANSFERS = 25

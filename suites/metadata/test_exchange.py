@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.etcd_servers.embedded import free_ports
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl import Agents, Settings, free_ports, wait_until
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, complaint, knows, registration

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.nixl.agent import Buffer, NixlAgent
-from pytest_nixl.nixl.backends import shake_hands
-from pytest_nixl.processes.worker_process import NixlError, WorkerHungError
+from pytest_nixl import Buffer, NixlAgent, NixlError, WorkerHungError, shake_hands
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, comes_true, complaint, knows
 
 if TYPE_CHECKING:
-    from pytest_nixl.etcd.proxy import ProxyClient
+    from pytest_nixl import ProxyClient
     from suites.conftest import FindingFixture
 
 #: A fetch that takes this much longer than usual has waited for another agent's metadata (NIXL waits 5 s), in seconds.

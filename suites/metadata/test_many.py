@@ -8,10 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.nixl.backends import shake_hands
+from pytest_nixl import NixlAgent, NotApplicableError, shake_hands, wait_until
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, complaint, knows

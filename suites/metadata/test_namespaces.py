@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl import Agents, Judgement, PrivateEtcd, Settings, Verdict
 
 from .moving import registered, write_and_compare
 from .namespace import DEFAULT, DOCUMENTED, Namespace

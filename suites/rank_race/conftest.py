@@ -9,13 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, between_agents
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
-from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.etcd.proxy import EtcdProxy
-from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.backends import between_agents
 
 from .race import Race
 

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_nixl import EtcdClient, EtcdProxy, PrivateEtcd
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.checks.rank_race.invariants import faults
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject
 from pytest_nixl.core.host_load import HostLoad
-from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.proxy import EtcdProxy
-from pytest_nixl.fixtures.etcd import PrivateEtcd
 
 FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
 #: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.

@@ -9,14 +9,11 @@ from functools import partial
 
 import pytest
 
+from pytest_nixl import EtcdClient, Judgement, ProxyClient, Verdict, supervisor, wait_until
 from pytest_nixl.checks.rank_race.amplify import amplify
 from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.etcd.client import EtcdClient
-from pytest_nixl.etcd.proxy import ProxyClient, Request, State
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.etcd.proxy import Request, State
 
 from .race import Race, is_late
 
@@ -195,8 +192,8 @@ def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: De
 @pytest.mark.nixl_check("ranks-leader-change", own=True)
 def test_another_leader_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
     """A three-member etcd changes its leader and then loses it during registration, and the group starts."""
+    from pytest_nixl import ThreeNodeEtcd
     from pytest_nixl.etcd_servers.binary import find_binary
-    from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 
     if find_binary() is None:
         verdict(Judgement(Verdict.NOT_APPLICABLE, "an etcd of three members needs the etcd program on this host"))

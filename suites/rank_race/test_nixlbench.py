@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import Judgement, Verdict
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject, remedy_for
-from pytest_nixl.model.verdicts import Judgement, Verdict
 
 from ..conftest import FindingFixture
 from .race import Race

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.session.cluster import Cluster
+from pytest_nixl import Cluster, Judgement, Settings, Verdict
 
 ROUNDS = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nixl.model.settings import Settings
+from pytest_nixl import Settings
 
 from .corpus import Entry, load_corpus
 from .deployment import Deployment, is_set_and_empty

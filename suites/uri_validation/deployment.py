@@ -11,17 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_nixl import (
+    Agents,
+    Endpoint,
+    EtcdClient,
+    EtcdError,
+    Judgement,
+    LocalHost,
+    Settings,
+    SupervisorClient,
+    Verdict,
+    WorkerError,
+    parse_endpoints,
+)
 from pytest_nixl.checks.endpoints.trial import SILENCE, complaint
-from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
-from pytest_nixl.etcd.errors import EtcdError, speaks_http, speaks_tls
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.errors import speaks_http, speaks_tls
 from pytest_nixl.nixl.endpoint_readers import Address, Explanation, explain, suppose
-from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.processes.supervisor import SupervisorClient
-from pytest_nixl.processes.worker_process import WorkerError
 
 #: Timeout of a TCP connection to an endpoint in seconds.
 CONNECT_SECONDS = 3.0

@@ -8,14 +8,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from pytest_nixl import Judgement, PrivateEtcd, Settings, Verdict, free_ports, parse_endpoints, supervisor
 from pytest_nixl.checks.endpoints.trial import EndpointTrial, try_texts
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd_servers.embedded import free_ports
-from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.endpoint_readers import Address, ReadOutcome, explain
-from pytest_nixl.processes.supervisor import supervisor
 
 from .corpus import Entry
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl import Judgement, Settings, Verdict, supervisor
 
 from ..conftest import FindingFixture
 from .deployment import (

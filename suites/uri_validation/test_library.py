@@ -9,15 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_nixl import Judgement, NixlAgent, PrivateEtcd, Settings, Verdict, parse_endpoints, supervisor
 from pytest_nixl.checks.endpoints.trial import try_texts
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.host.etcd_library import PATCH, EtcdLibrary, linked_library, loaded_library
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.endpoint_readers import ReadOutcome
-from pytest_nixl.processes.supervisor import supervisor
 
 
 @pytest.fixture

@@ -8,15 +8,9 @@ import threading
 
 import pytest
 
+from pytest_nixl import NixlAgent, NixlError, PrivateEtcd, Settings, parse_endpoints, supervisor, wait_until
 from pytest_nixl.checks.endpoints.trial import EndpointTrial, complaint, try_texts
-from pytest_nixl.core.polling import wait_until
-from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.endpoint_readers import ReadOutcome
-from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import NixlError
 
 from ..conftest import FindingFixture
 

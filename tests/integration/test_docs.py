@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.doc_blocks import Block, blocks, pages
 from helpers.cli_run import ROOT, environment
+from helpers.doc_blocks import Block, blocks, pages
 from helpers.pytester_run import run_pytest
 from helpers.records import record, write
 

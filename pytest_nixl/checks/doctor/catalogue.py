@@ -4,19 +4,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from pytest_nixl.checks.doctor.check import REGISTERED, Check, Requirements
+from pytest_nixl.checks.doctor.check import REGISTERED, Check, Requirements, unknown
+from pytest_nixl.core import extensions
+from pytest_nixl.core.extensions import Extension, ExtensionError, Registry
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.model.verdicts import Judgement
 
 
 def checks() -> Mapping[str, Check]:
-    """Return all checks by id, in the order in which they run."""
+    """Return all checks by id, in the order in which they run: ours, then those that other distributions add.
+
+    :raises ExtensionError: if one of those cannot be loaded, or has an id that is taken.
+    """
     from pytest_nixl.checks.doctor import environment, etcd, gpu, libraries, limits, network, rdma
 
     order = (libraries, limits, rdma, network, gpu, etcd, environment)
     place = {module.__name__: number for number, module in enumerate(order)}
-    return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
+    own = dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
+    return dict(Registry(extensions.DOCTOR_CHECKS, own, _accept))
+
+
+def _accept(extension: Extension, loaded: Any) -> Check:
+    if not isinstance(loaded, Check):
+        raise extension.fault("is not a pytest_nixl.Check")
+    if loaded.id != extension.name:
+        raise extension.fault(f"has another id in its code, {loaded.id!r}")
+
+    def judge_guarded(facts: Facts, wanted: Requirements) -> Judgement:
+        try:
+            judgement = extension.call(lambda: loaded.judge(facts, wanted))
+        except ExtensionError as error:
+            return unknown(error.reason, error.remedy)
+        if not isinstance(judgement, Judgement):
+            error = extension.fault(f"returned {type(judgement).__name__} instead of a Judgement")
+            return unknown(error.reason, error.remedy)
+        return judgement
+
+    return replace(loaded, judge=judge_guarded)
 
 
 def judge(id: str, facts: Facts, wanted: Requirements) -> Judgement:

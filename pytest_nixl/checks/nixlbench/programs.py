@@ -95,7 +95,7 @@ class Nixlbench:
 
         def arguments(meeting: Meeting) -> list[str]:
             found = command(
-                plain, plain.backend, meeting, iterations=settings.iterations, warmup=settings.warmup,
+                plain, BACKENDS[plain.backend].PLUGIN, meeting, iterations=settings.iterations, warmup=settings.warmup,
                 more=settings.nixlbench_args,
             )  # fmt: skip
             self._check_known(row, found)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
+from pytest_nixl.core import extensions
+from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.nixl.backends import libfabric, posix, ucx
 
-__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "shake_hands"]
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands"]
 
 
 class Backend(Protocol):
@@ -20,6 +22,8 @@ class Backend(Protocol):
     """
 
     NAME: str
+    #: NIXL's name of the plugin that it drives; often the same.
+    PLUGIN: str
     #: Whether it moves bytes between an agent's memory and the agent's own file, without a second agent.
     STORAGE: bool
     #: Whether DONE means that the bytes have arrived. If not, every transfer carries a notification.
@@ -59,7 +63,25 @@ class Backend(Protocol):
         ...
 
 
-BACKENDS: dict[str, Backend] = {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)}
+def _accept(extension: Extension, loaded: Any) -> Backend:
+    """Return an extension's backend: a class with no parameters, or an instance."""
+    backend = extension.call(loaded, "cannot be made") if isinstance(loaded, type) else loaded
+    lacking = [name for name in dir(Backend) if not name.startswith("_") and not hasattr(backend, name)]
+    lacking += [name for name in Backend.__annotations__ if not hasattr(backend, name)]
+    if lacking:
+        raise extension.fault(f"is no backend: it lacks {', '.join(lacking)}")
+    if extension.name != backend.NAME:
+        raise extension.fault(f"has another name in its code, NAME = {backend.NAME!r}")
+    made: Backend = backend
+    return made
+
+
+#: By name: ours, and those that other distributions add.
+BACKENDS: Registry[Backend] = Registry(
+    extensions.BACKENDS,
+    {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)},
+    _accept,
+)
 
 #: NIXL's plugins that pytest-nixl cannot use, with the reason.
 UNSUPPORTED = {
@@ -81,6 +103,11 @@ def between_agents(names: Sequence[str]) -> tuple[str, ...]:
     :raises KeyError: a backend is not supported.
     """
     return tuple(name for name in names if not BACKENDS[name].STORAGE)
+
+
+def plugin_of(name: str) -> str:
+    """Return NIXL's name of the plugin that a backend drives; a name that is no backend's stays."""
+    return BACKENDS[name].PLUGIN if name in BACKENDS else name
 
 
 def shake_hands(names: Sequence[str]) -> bool:

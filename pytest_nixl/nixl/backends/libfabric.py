@@ -326,6 +326,7 @@ class LibfabricBackend:
     """The LIBFABRIC backend. DONE of a WRITE means that it was posted; bytes and notification arrive later."""
 
     NAME = "LIBFABRIC"
+    PLUGIN = "LIBFABRIC"
     STORAGE = False
     COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = True

@@ -16,6 +16,7 @@ class PosixBackend:
     """The POSIX backend. DONE means that the kernel has the bytes; storage has them only after a sync."""
 
     NAME = "POSIX"
+    PLUGIN = "POSIX"
     STORAGE = True
     COMPLETION_IMPLIES_DELIVERY = False
     SHAKES_HANDS = False

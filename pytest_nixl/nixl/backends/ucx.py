@@ -55,6 +55,7 @@ class UcxBackend:
     """The UCX backend. DONE comes after a flush of the endpoint, so the bytes have arrived."""
 
     NAME = "UCX"
+    PLUGIN = "UCX"
     STORAGE = False
     COMPLETION_IMPLIES_DELIVERY = True
     SHAKES_HANDS = False

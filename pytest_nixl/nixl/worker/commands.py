@@ -20,7 +20,7 @@ from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter
-from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
@@ -131,14 +131,15 @@ class Commands:
         ) as error:  # NIXL refuses the agent, for example because it finds no plugin or a variable is empty
             raise NixlPluginError(f"NIXL cannot create an agent: {error}", _plugin_remedy()) from error
         for backend in backends:
-            if backend not in agent.get_plugin_list():
+            plugin = plugin_of(backend)
+            if plugin not in agent.get_plugin_list():
                 has = ", ".join(agent.get_plugin_list())
-                raise NixlPluginError(f"NIXL has no plugin {backend}: it has {has}", _plugin_remedy())
+                raise NixlPluginError(f"NIXL has no plugin {plugin}: it has {has}", _plugin_remedy())
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
-                agent.create_backend(backend)
+                agent.create_backend(plugin)
         if ucx := ucx_version():
             versions["ucx"] = ucx
-        if "UCX" in backends and (why := obstacle()):
+        if "UCX" in map(plugin_of, backends) and (why := obstacle()):
             versions["obstacle"] = why
         return {"agent": self._keep(agent, "agent"), "versions": versions}
 

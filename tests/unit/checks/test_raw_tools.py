@@ -39,7 +39,7 @@ RATIO = re.compile(
 )
 #: A stand-in: no contention is reported, because on this machine it would make every row undecided.
 STILL = """
-from pytest_nixl import link
+from pytest_nixl.measure import link
 from pytest_nixl.checks.raw_tools import pair
 
 pair.others_beside = lambda *_: 0.0

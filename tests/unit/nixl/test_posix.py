@@ -90,9 +90,9 @@ def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None
 
 def test_page_cache_is_bypassed_if_blocks_are_whole_pages(make_pairs: MakePairs, tmp_path: Path) -> None:
     system = file_system(str(tmp_path.resolve()), Path("/proc/self/mountinfo").read_text())
-    whole = link(make_pairs(blocks=(4096, 12288), directory=str(tmp_path))).measure(4096)
+    whole = link(make_pairs(blocks=(4096, 12288), file_dir=str(tmp_path))).measure(4096)
     assert whole.transports in ((f"direct/{system}",), (f"cached/{system}",), (f"memory/{system}",))
-    odd = link(make_pairs(blocks=(4096, 1000), directory=str(tmp_path))).measure(4096)
+    odd = link(make_pairs(blocks=(4096, 1000), file_dir=str(tmp_path))).measure(4096)
     assert odd.transports in ((f"cached/{system}",), (f"memory/{system}",))
     assert (whole.transports == odd.transports) == (system == "tmpfs" or whole.transports[0].startswith("cached"))
 
@@ -108,7 +108,7 @@ def test_files_in_memory_are_reported_and_are_not_storage(tmp_path: Path) -> Non
 
 def test_directory_in_which_no_file_can_be_created_is_reported_with_a_remedy(make_pairs: MakePairs) -> None:
     with pytest.raises(WorkerError, match=r"65536 bytes .* /proc: .*initiator") as caught:
-        link(make_pairs(directory="/proc"))
+        link(make_pairs(file_dir="/proc"))
     assert "--nixl-file-dir" in caught.value.remedy
 
 

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends, launchers, doctor checks, profiles and report formats of other distributions, found by entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import BANDWIDTH, ROOT, command, environment
+
+from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, PrivateEtcd, load_profile
+from pytest_nixl.checks.doctor.catalogue import checks
+from pytest_nixl.cluster.launchers import find_placement
+from pytest_nixl.session.parsers import parse_backends, parse_reports
+
+EXAMPLE = ROOT / "examples" / "pytest-nixl-example"
+ROW = "UCX_TCP/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
+
+#: Installs a distribution whose one entry point is ``group``, ``name``, and whose only module has this code.
+Install = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example package, installed by pip in a folder of its own."""
+    folder = tmp_path_factory.mktemp("example")
+    shutil.copytree(EXAMPLE, folder / "source")  # building writes beside the sources
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--target", str(folder / "site"), str(folder / "source")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install small distributions where this process and what it starts find them. Doubles: they have faults."""
+    modules = []
+
+    def make(group: str, name: str, code: str, *, distribution: str = "acme-nixl", value: str = "") -> str:
+        folder = tmp_path / distribution
+        module = f"{distribution.replace('-', '_')}_{tmp_path.name.replace('-', '_')}"
+        info = folder / f"{distribution.replace('-', '_')}-2.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.0\n")
+        (info / "entry_points.txt").write_text(f"[pytest_nixl.{group}]\n{name} = {value or f'{module}:it'}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        modules.append(module)
+        return module
+
+    yield make
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+def run_command(*arguments: str, site: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = environment(**({"PYTHONPATH": str(site)} if site is not None else {}))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_nixl.cli", *arguments], capture_output=True, text=True, env=env, check=False
+    )
+
+
+def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
+    """Flux's variables place two ranks, whose workers move bytes by the example's backend, judged by its profile."""
+    arguments = command(
+        BANDWIDTH, "--nixl-backend=ucx_tcp", "--nixl-profile=example-site", "--nixl-blocks=64KiB", "--nixl-op=WRITE",
+        f"--nixl-etcd={nixl_private_etcd.endpoint}", f"--nixl-report={tmp_path / 'rows.md'}",
+    )  # fmt: skip
+    # Flux sets PMI's variables too: that they are those of nobody shows which launcher was asked first.
+    shared = {"FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f5", "PMI_RANK": "0", "PMI_SIZE": "1"}
+    with ExitStack() as started:
+        running = [
+            started.enter_context(
+                subprocess.Popen(
+                    arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                    env=environment(PYTHONPATH=str(site), FLUX_TASK_RANK=str(rank), **shared),
+                )
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            outputs = [process.communicate(timeout=400)[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert "Flux: FLUX_TASK_RANK" in outputs[0]
+    written = (tmp_path / "rows.md").read_text()
+    assert f"| {ROW} |" in written
+    assert "tcp/" in written
+
+
+def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
+    done = run_command("doctor", "--json", site=site)
+    [found] = [each for each in json.loads(done.stdout)["checks"] if each["id"] == "loopback-is-up"]
+    assert found["verdict"] == "PASS"
+    assert "127.0.0.1" in found["reason"]
+
+
+def test_profile_of_the_example_names_its_distribution(site: Path) -> None:
+    done = run_command("profile", "show", "example-site", site=site)
+    assert done.returncode == 0
+    assert "example-site.toml of pytest-nixl-example 1.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs" / "how-to" / "extending.md", EXAMPLE / "README.md"], ids=["docs", "README"]
+)
+def test_commands_of_the_page_run(page: Path, site: Path, tmp_path: Path) -> None:
+    """All but ``pip install``, which :func:`site` has done."""
+    block = re.search(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    install_it, *others = [shlex.split(line.removeprefix("$ ")) for line in block[1].splitlines()]
+    assert install_it[:2] == ["pip", "install"]
+    assert ROOT / install_it[-1] == EXAMPLE
+    for words in others:
+        module = ["-m", "pytest_nixl.cli"] if words[0] == "pytest-nixl" else []
+        given = [word.replace("rows.md", str(tmp_path / "rows.md")) for word in words[1:]]
+        done = subprocess.run(
+            [sys.executable, *module, *given], cwd=ROOT, env=environment(PYTHONPATH=str(site)), capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        # The doctor may find something wrong with this machine.
+        assert done.returncode in ((0, 1) if "doctor" in words else (0,)), done.stdout + done.stderr
+    assert ROW in (tmp_path / "rows.md").read_text()
+
+
+def one_sentence(text: str, *parts: str) -> None:
+    """Check that a message is one line that names the distribution, what is wrong, and what to do."""
+    assert "\n" not in text
+    assert text.endswith("(pip uninstall acme-nixl)")
+    for part in ("acme-nixl 2.0", *parts):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("import nowhere_at_all", "cannot be loaded (ModuleNotFoundError: No module named 'nowhere_at_all')"),
+        ("it = 3 / 0", "cannot be loaded (ZeroDivisionError: division by zero)"),
+        ("", "cannot be loaded (AttributeError: "),
+        ("it = 3", "is no backend: it lacks creating, environment, load"),
+        ("class it:\n    def __init__(self, size): ...", "cannot be made (TypeError: "),
+        ("from pytest_nixl import UcxBackend as it", "has another name in its code, NAME = 'UCX'"),
+    ],
+)
+def test_broken_backend_is_refused_in_one_sentence(install: Install, code: str, fault: str) -> None:
+    install("backends", "ACME", code)
+    with pytest.raises(ExtensionError) as refused:
+        parse_backends("acme")
+    one_sentence(str(refused.value), "the backend 'ACME' of", fault)
+
+
+def test_broken_backend_ends_a_run_with_a_usage_error(install: Install) -> None:
+    install("backends", "ACME", "import nowhere_at_all")
+    done = subprocess.run(
+        command(BANDWIDTH, "--nixl-backend=ACME"), cwd=ROOT, capture_output=True, text=True, check=False,
+        env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr + done.stdout
+    [line] = [line for line in done.stderr.splitlines() if "acme-nixl 2.0" in line]
+    one_sentence(line, "No module named 'nowhere_at_all'")
+
+
+def test_unused_extension_is_not_loaded(install: Install) -> None:
+    module = install("backends", "ACME", "raise SystemExit")
+    assert parse_backends("UCX") == ("UCX",)
+    assert "ACME" in BACKENDS
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("def it(environ): raise KeyError('ACME_RANK')", "failed (KeyError: 'ACME_RANK')"),
+        ("def it(environ): return 3", "returned int instead of LauncherPlacement or None"),
+        ("it = 3", "is not a function of the environment"),
+    ],
+)
+def test_broken_launcher_is_refused_in_one_sentence(install: Install, code: str, fault: str) -> None:
+    install("launchers", "acme", code)
+    with pytest.raises(ExtensionError) as refused:
+        find_placement({})
+    one_sentence(str(refused.value), "the launcher 'acme' of", fault)
+
+
+def test_added_launcher_is_asked_before_ours(install: Install) -> None:
+    placement = "LauncherPlacement('Acme', 'ACME_RANK', int(environ['ACME_RANK']), 4)"
+    function = f"def it(environ): return {placement} if 'ACME_RANK' in environ else None"
+    install("launchers", "acme", f"from pytest_nixl import LauncherPlacement\n{function}")
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert find_placement({**pmi, "ACME_RANK": "3"}) == LauncherPlacement("Acme", "ACME_RANK", 3, 4)
+    assert find_placement(pmi) == LauncherPlacement("PMI", "PMI_RANK", 1, 2)
+
+
+def test_doctor_check_that_raises_is_unknown(install: Install) -> None:
+    install(
+        "doctor_checks", "acme-check",
+        "from pytest_nixl import Check\nit = Check('acme-check', 'Why?', lambda facts, wanted: 1 / 0, image=True)",
+    )  # fmt: skip
+    done = run_command("doctor", "--image", "--json")
+    [found] = [each for each in json.loads(done.stdout)["checks"] if each["id"] == "acme-check"]
+    assert found["verdict"] == "UNKNOWN"
+    assert "acme-nixl 2.0" in found["reason"]
+    assert "ZeroDivisionError" in found["reason"]
+
+
+def test_profile_package_without_profiles_is_refused(install: Install) -> None:
+    install("profiles", "acme", "", value="json")
+    with pytest.raises(ExtensionError) as refused:
+        load_profile("loopback")
+    one_sentence(str(refused.value), "the directory of profiles 'acme' of", "has no .toml file")
+
+
+def test_report_format_that_raises_is_named(install: Install, tmp_path: Path) -> None:
+    from pytest_nixl.report.files import FORMATS
+
+    install("report_formats", "acme", "def it(report): return report.nothing")
+    assert parse_reports(str(tmp_path / "rows.acme")) == (str(tmp_path / "rows.acme"),)
+    with pytest.raises(ExtensionError) as refused:
+        FORMATS[".acme"](None)  # type: ignore[arg-type]
+    one_sentence(str(refused.value), "the report format '.acme' of", "AttributeError")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "read", "noun"),
+    [
+        ("backends", "ucx", lambda: parse_backends("UCX"), "backend 'UCX'"),
+        ("launchers", "Slurm", lambda: find_placement({}), "launcher 'Slurm'"),
+        ("doctor_checks", "memlock", checks, "check of the doctor 'memlock'"),
+        ("report_formats", "html", lambda: parse_reports("r.html"), "report format '.html'"),
+    ],
+)
+def test_name_of_ours_is_refused_with_both_owners(
+    install: Install, group: str, name: str, read: Callable[[], object], noun: str
+) -> None:
+    install(group, name, "it = None")
+    with pytest.raises(ExtensionError) as refused:
+        read()
+    assert f"pytest-nixl and acme-nixl 2.0 both have a {noun}: " in str(refused.value)
+
+
+def test_profile_with_a_name_of_ours_is_refused_with_both_owners(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "acme-nixl" / "acme_profiles").mkdir(parents=True)
+    (tmp_path / "acme-nixl" / "acme_profiles" / "__init__.py").touch()
+    (tmp_path / "acme-nixl" / "acme_profiles" / "loopback.toml").touch()
+    install("profiles", "acme", "", value="acme_profiles")
+    with pytest.raises(ExtensionError) as refused:
+        load_profile("loopback")
+    sys.modules.pop("acme_profiles", None)
+    one_sentence(str(refused.value), "has a profile 'loopback', and so has pytest-nixl")
+
+
+def test_name_that_two_distributions_have_is_refused_with_both_owners(install: Install) -> None:
+    install("backends", "ACME", "")
+    install("backends", "acme", "", distribution="other-nixl")
+    with pytest.raises(ExtensionError) as refused:
+        parse_backends("UCX")
+    message = str(refused.value)
+    assert "acme-nixl 2.0" in message
+    assert "other-nixl 2.0" in message
+    assert "backend 'ACME'" in message
