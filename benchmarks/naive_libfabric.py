@@ -3,8 +3,8 @@
 
 The naive loop posts a WRITE, waits for DONE, stops its clock, and does something else for a millisecond. It sends no
 notification and does not ask the target. Run it on a machine where LIBFABRIC works, with an interface that is up and is
-not the loopback: see docs/explanation/transports.md. Two optional arguments are the command prefixes that start the worker of the
-initiator and of the target in a network namespace, such as ``"nsenter --target=PID --net --mount"``.
+not the loopback: see docs/explanation/transports.md. Two optional arguments are the command prefixes that start the
+worker of the initiator and of the target in a network namespace, such as ``"nsenter --target=PID --net --mount"``.
 """
 
 from __future__ import annotations

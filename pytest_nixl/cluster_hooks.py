@@ -43,8 +43,8 @@ def refuse(config: pytest.Config, run: Run) -> None:
         )
     if run.settings.compare_image is not None:
         raise pytest.UsageError(
-            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command runs on one "
-            "host only; compare two runs with --nixl-baseline instead"
+            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command runs on "
+            "one host only; compare two runs with --nixl-baseline instead"
         )
     require_etcd(run.settings, run.asked)
     require_secret(run.settings, run.asked)

@@ -46,7 +46,7 @@ class RemovedGroups:
     def check(self) -> None:
         """Raise an error if a group still has members.
 
-        :raises RefusedError: names these members.
+        :raises JoinRefusedError: names these members.
         """
         if self.refused:
             raise JoinRefusedError(

@@ -81,7 +81,7 @@ class Mailbox:
         :param message: JSON values.
         :raises MailError: if the message is too large, or the mailbox is closed.
         :raises EtcdError: if etcd does not answer.
-        :raises FencedError: if the lease has ended.
+        :raises LeaseLostError: if the lease has ended.
         """
         text = json.dumps(message, separators=(",", ":")).encode()
         if len(text) > LARGEST:

@@ -99,7 +99,7 @@ class Membership:
     def check(self) -> None:
         """Check that the lease of this member is alive.
 
-        :raises FencedError: if it has ended, or may have ended by the clock of this host.
+        :raises LeaseLostError: if it has ended, or may have ended by the clock of this host.
         """
         self._claim.check()
 
@@ -111,7 +111,7 @@ class Membership:
         """Retry a request while etcd restarts or elects a leader, for as long as a lease lasts.
 
         :param ask: sends the request; it must be safe to send twice.
-        :raises FencedError: if the lease has ended meanwhile.
+        :raises LeaseLostError: if the lease has ended meanwhile.
         """
         return self._claim.insist(ask, time.monotonic() + self._claim.ttl)
 
@@ -124,7 +124,7 @@ class Membership:
         :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
         :raises MissingRanksError: if some ranks have not arrived before the timeout, naming them.
         :raises MemberLostError: if the run had started and a member is gone.
-        :raises FencedError: if the lease of this member has ended.
+        :raises LeaseLostError: if the lease of this member has ended.
         """
         deadline = time.monotonic() + timeout
         number = self._passed + 1

@@ -136,7 +136,7 @@ class Registration:
         """Retry a request while etcd restarts or elects a leader, until the deadline.
 
         :param ask: sends the request; it must be safe to send twice.
-        :raises FencedError: if the lease has ended.
+        :raises LeaseLostError: if the lease has ended.
         """
         pause = 0.01
         while True:
@@ -161,7 +161,7 @@ class Registration:
         """Yield events, some of them twice, until the deadline.
 
         :param tick: called every ``SAID_EVERY`` seconds.
-        :raises FencedError: when the lease has ended.
+        :raises LeaseLostError: when the lease has ended.
         """
         due = time.monotonic() + SAID_EVERY if tick is not None else deadline
         while (left := deadline - time.monotonic()) > 0:

@@ -216,7 +216,7 @@ def serve(
     :param services: the requests that are not about workers, by name; arguments and results are JSON values.
     :param own: variables of the workers that rank 0 cannot set; None if the programs of the workers are found by PATH.
     :raises MemberLostError: if rank 0 is gone before it said how the run ends.
-    :raises FencedError: if this rank lost its lease, also because etcd was away for longer than the lease lasts.
+    :raises LeaseLostError: if this rank lost its lease, also because etcd was away for longer than the lease lasts.
     """
     errors: list[NixlPluginError] = []
     over = threading.Event()

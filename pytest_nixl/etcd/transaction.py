@@ -217,7 +217,7 @@ def changes_nothing_twice(payload: Mapping[str, Any]) -> bool:
 
 
 def checked(payload: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that ``answer`` fits the transaction ``payload``, so that :class:`TransactionResult` can read it; return it.
+    """Check that ``answer`` fits the transaction ``payload``, so that :class:`TransactionResult` can read it.
 
     :raises ValueError, KeyError, TypeError, AttributeError: if an etcd would not send this answer.
     """

@@ -175,8 +175,8 @@ def _remedy(effect: Effect, margin: float, different: tuple[Change, ...], before
         if in_turn:
             return f"{differs} Both images were measured now, in turn: search for the cause among these differences."
         return (
-            f"{differs} Measure the two images in turn with --nixl-compare-image, to exclude every other change between the "
-            "two runs."
+            f"{differs} Measure the two images in turn with --nixl-compare-image, to exclude every other change "
+            "between the two runs."
         )
     if effect.verdict is not Verdict.INCONCLUSIVE:
         return ""

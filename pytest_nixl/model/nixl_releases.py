@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The differences between NIXL releases. Pytest and the workers both use this module.
 
-Every difference was measured with the release itself (``docs/reference/versions.md``), not taken from a changelog. A version that
-cannot be parsed, such as that of an image's own build, counts as the newest.
+Every difference was measured with the release itself (``docs/reference/versions.md``), not taken from a
+changelog. A version that cannot be parsed, such as that of an image's own build, counts as the newest.
 """
 
 from __future__ import annotations

@@ -96,8 +96,9 @@ class NixlAgent:
     """A NIXL agent in a separate worker process.
 
     The methods of NIXL's ``nixl_agent`` take the same arguments and return the same values, with opaque references for
-    descriptor lists and handles. They raise :class:`~pytest_nixl.processes.worker_process.NixlError` if NIXL reports an error,
-    and :class:`~pytest_nixl.processes.worker_process.WorkerError` if the worker dies or hangs. The pytest process survives both.
+    descriptor lists and handles. They raise :class:`~pytest_nixl.processes.worker_process.NixlError` if NIXL reports
+    an error, and :class:`~pytest_nixl.processes.worker_process.WorkerError` if the worker dies or hangs. The pytest
+    process survives both.
     """
 
     def __init__(self, worker: Worker, ref: Ref, name: str) -> None:

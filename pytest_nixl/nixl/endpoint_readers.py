@@ -277,8 +277,8 @@ def _nixl(text: str, resolver: Resolver) -> EndpointReading:
     contacts = list(dict.fromkeys(contacts))
     notes = tuple(_nixl_notes(text, members, [item for _, item in used]))
     if names.torn:
-        return EndpointReading("NIXL", True, "it finds addresses, which are not shown because they may contain credentials",
-                       tuple(contacts), notes)  # fmt: skip
+        why = "it finds addresses, which are not shown because they may contain credentials"
+        return EndpointReading("NIXL", True, why, tuple(contacts), notes)
     return EndpointReading("NIXL", True, f"it contacts {_joined(contacts)}", tuple(contacts), notes)
 
 

@@ -34,5 +34,6 @@ def versions_named(workers: Sequence[Worker]) -> Iterator[None]:
         words = differing(workers)
         if words and words not in error.reason:
             error.reason = f"{error.reason}; {words}, which may be the cause"
-            error.remedy = f"install the same release of NIXL on all ranks (see docs/reference/versions.md); otherwise {error.remedy}"
+            page = "docs/reference/versions.md"
+            error.remedy = f"install the same release of NIXL on all ranks (see {page}); otherwise {error.remedy}"
         raise

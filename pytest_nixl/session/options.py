@@ -139,13 +139,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("warmup", parsers.parse_warmup, "a non-negative integer", "10", "transfers before the clock starts", "N"),
     Option("duration", parsers.parse_seconds, units.TIME_FORM, "0.1s", "least time to measure each row for", "TIME"),
     Option("timeout", parsers.parse_timeout, units.TIME_FORM, "60s", "time limit of each wait", "TIME"),
-    Option("start_timeout", parsers.parse_timeout, units.TIME_FORM, "3min", "time limit for a worker to import NIXL and "
-           "to create its agent", "TIME"),
+    Option("start_timeout", parsers.parse_timeout, units.TIME_FORM, "3min", "time limit for a worker to import NIXL "
+           "and to create its agent", "TIME"),
     Option("profile", parsers.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
            "loopback", "what to expect of this kind of machine; without it, and if LIBFABRIC is the only backend, a "
            "profile that fits this host", "NAME|FILE"),
-    Option("nixlbench", parsers.parse_program, "the path of a program", "", "nixlbench program to run; its registration "
-           "of ranks is checked too; without it, the one on PATH", "PATH"),
+    Option("nixlbench", parsers.parse_program, "the path of a program", "", "nixlbench program to run; its "
+           "registration of ranks is checked too; without it, the one on PATH", "PATH"),
     Option("nixlbench_runtime", parsers.one_of(*parsers.NIXLBENCH_RUNTIMES), " | ".join(parsers.NIXLBENCH_RUNTIMES),
            "auto", "how the processes of nixlbench find each other; auto: ASIO on one host, where it starts without "
            "waiting; ETCD between hosts, where it needs no open port", "RUNTIME"),
@@ -162,8 +162,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("baseline", parsers.parse_baseline, "an existing file or directory, or else an image of the store", "",
            "recorded run to compare this one with, row by row: a record, the newest record of a directory, or the "
            "newest record of an image in --nixl-store", "IMAGE|FILE|DIR"),
-    Option("compare_image", parsers.parse_compared_image, "an image and then the command that its workers are started with, such as "
-           "'IMAGE env UCX_TLS=tcp'", "", "another image to compare this one with; both are measured now, in turn",
+    Option("compare_image", parsers.parse_compared_image, "an image and then the command that its workers are started "
+           "with, such as 'IMAGE env UCX_TLS=tcp'", "", "another image to compare this one with; both are "
+           "measured now, in turn",
            "'IMAGE COMMAND'", empty=None),
     Option("max_regression", units.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row counts as "
            "unchanged; a comparison is designed to find a loss of twice this size", "SHARE"),
@@ -173,8 +174,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("store", parsers.parse_store, "a directory, which is created if it does not exist", "",
            "where each run stores its record", "DIR"),
     Option("report", parsers.parse_reports, f"paths in existing directories, ending with "
-           f"{', '.join(parsers.REPORT_ENDINGS)}", "", "reports to write at the end: an HTML page, a CSV table, metrics "
-           "for Prometheus", "FILE.html[,FILE]", empty=()),
+           f"{', '.join(parsers.REPORT_ENDINGS)}", "", "reports to write at the end: an HTML page, a CSV table, "
+           "metrics for Prometheus", "FILE.html[,FILE]", empty=()),
 )  # fmt: skip
 
 

@@ -189,8 +189,8 @@ def _check_memory(settings: Settings) -> None:
 def _check_comparison(settings: Settings) -> None:
     if settings.baseline and settings.compare_image is not None:
         raise pytest.UsageError(
-            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only one of the "
-            "two"
+            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only "
+            "one of the two"
         )
     if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
         raise pytest.UsageError(

@@ -16,7 +16,7 @@ from pytest_nixl.core.host_load import HostLoad
 
 FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
 #: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.
-_LATE = ("MissingRanksError", "MemberLostError", "FencedError", "EtcdError: etcd at")
+_LATE = ("MissingRanksError", "MemberLostError", "LeaseLostError", "EtcdError: etcd at")
 _IN_TIME = "has no rank in time"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults in runs of several ranks: every surviving rank ends in time, reports the fault, and leaves no key in etcd.
 
-Several runs go on at the same time, because most of their time is a wait for leases to end. docs/reference/group-faults.md shows what
-the ranks print.
+Several runs go on at the same time, because most of their time is a wait for leases to end.
+docs/reference/group-faults.md shows what the ranks print.
 """
 
 from __future__ import annotations

@@ -132,10 +132,10 @@ def test_cpu_time_of_other_processes_is_measured() -> None:
     [
         ("has no rank in time", True),
         ("MissingRanksError: waited 120 s for rank 1", True),
-        ("FencedError: this member of group 'g' lost its lease", True),
+        ("LeaseLostError: this member of group 'g' lost its lease", True),
         ("EtcdError: etcd at http://h:1: timeout, no answer within 5 s", True),
         ("EtcdError: etcd at http://h:1: connection refused, nothing listens there", False),
-        ("RefusedError: group 'g' has all its members", False),
+        ("JoinRefusedError: group 'g' has all its members", False),
         ("IndexError: list index out of range", False),
     ],
 )

@@ -189,7 +189,8 @@ import pytest
 def test_it(nixl_etcd, nixl_private_etcd, tmp_path):
     from pytest_nixl.processes.supervisor import supervisor
     nixl_etcd.client.put(nixl_etcd.prefix + "x", b"1")
-    told = dict(pytest=os.getpid(), directory=str(supervisor().directory), prefix=nixl_etcd.prefix, supervisor=supervisor().pid,
+    told = dict(pytest=os.getpid(), directory=str(supervisor().directory), prefix=nixl_etcd.prefix,
+                supervisor=supervisor().pid,
                 etcd=nixl_private_etcd.server.pid, name=getattr(nixl_etcd.server, "name", ""))
     pathlib.Path("told.new").write_text(json.dumps(told))
     pathlib.Path("told.new").rename("told")

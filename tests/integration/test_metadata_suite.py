@@ -90,13 +90,13 @@ def test_wrong_bytes_fail_every_check_of_an_exchange(tmp_path: Path) -> None:
 LOST_PUT = """
 from dataclasses import replace
 import pytest
-from pytest_nixl.etcd.proxy import EtcdPath
+from pytest_nixl.etcd.proxy import EtcdProxy
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef):
     value = yield
     if fixturedef.argname == "nixl_etcd":
-        client = EtcdPath(value.endpoint).client("lossy")
+        client = EtcdProxy(value.endpoint).client("lossy")
         client.lose_request(lambda request: request.method == "Put" and request.key.endswith("/metadata"), nth=2)
         value = replace(value, endpoint=client.endpoint)
         fixturedef.cached_result = (value, *fixturedef.cached_result[1:])
@@ -297,13 +297,13 @@ def test_single_agent_that_does_not_publish_is_noticed(tmp_path: Path) -> None:
 MENDED = """
 import sys
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.etcd.proxy import PathClient
+from pytest_nixl.etcd.proxy import ProxyClient
 from pytest_nixl.processes.worker_process import NixlError
 from suites.metadata.namespace import DOCUMENTED, Namespace
 
-cut, cut_off = PathClient.cut, []
-PathClient.cut = lambda self: cut_off.append(self)  # a connection that nothing harms
-PathClient.restore = lambda self: cut_off.clear()
+cut, cut_off = ProxyClient.cut, []
+ProxyClient.cut = lambda self: cut_off.append(self)  # a connection that nothing harms
+ProxyClient.restore = lambda self: cut_off.clear()
 
 names, send = {}, NixlAgent.send_local_metadata
 def pytest_runtest_setup():

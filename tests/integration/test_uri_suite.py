@@ -327,8 +327,8 @@ def test_an_effect_of_the_variable_is_reported(etcd: Etcd, library: EtcdLibrary,
     """The outcome is faked, because no library with the real patch is available."""
     (tmp_path / "effect.py").write_text(
         "import suites.uri_validation.test_library as suite\n"
-        "from pytest_nixl.nixl.endpoint_readers import Outcome\n"
-        "suite._outcome = lambda text, setting, *rest: Outcome.PUBLISHES if setting else Outcome.INVALID\n"
+        "from pytest_nixl.nixl.endpoint_readers import ReadOutcome\n"
+        "suite._outcome = lambda text, setting, *rest: ReadOutcome.PUBLISHES if setting else ReadOutcome.INVALID\n"
     )
     done = run(f"{SUITE}/test_library.py", "-k", "patch", "-p", "effect", "-rA", "--junit-xml=/dev/stdout",
                "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}", PATCH: "1"})  # fmt: skip

@@ -3,7 +3,8 @@
 
 Four independent parts work together. The proxy holds requests. :class:`_Scene` decides by rules when no client can
 continue. :class:`DepthFirst` chooses the next event depth first and prunes by sleep sets; alternatively
-:class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler` chooses at random. :mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
+:class:`~pytest_nixl.checks.rank_race.random_scheduler.RandomScheduler` chooses at random.
+:mod:`pytest_nixl.checks.rank_race.invariants` checks the ranks.
 
 If the order of two events cannot matter (they share no key, or both only read it), only one order is run. A crash cuts
 a client off between two requests, kills it and starts another claimant in its place; the end of its leases is a further

@@ -42,7 +42,7 @@ class ProxyLateError(ProxyError):
 class EtcdProxy:
     """A proxy to one etcd, for any number of clients.
 
-    Use ``with EtcdPath(url) as path: client = path.client("rank 0")``, and give ``client.endpoint`` to the program.
+    Use ``with EtcdProxy(url) as path: client = path.client("rank 0")``, and give ``client.endpoint`` to the program.
 
     :param endpoint: URL of the etcd; plaintext only, as NIXL speaks it.
     """
@@ -235,7 +235,7 @@ class ProxyClient:
         self._delays: list[tuple[float, Matching]] = []
 
     def __repr__(self) -> str:
-        return f"PathClient({self.name!r}, {self.endpoint})"
+        return f"ProxyClient({self.name!r}, {self.endpoint})"
 
     @property
     def endpoint(self) -> str:

@@ -90,7 +90,7 @@ class Commands:
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
         """Run one command.
 
-        :raises RefusedError: the command does not exist.
+        :raises CommandRefusedError: the command does not exist.
         """
         method = getattr(self, f"do_{command}", None)
         if method is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIXL's Python interface in a worker. :mod:`pytest_nixl.model.nixl_releases` knows the differences between releases."""
+"""NIXL's Python interface in a worker. :mod:`pytest_nixl.model.nixl_releases` knows how releases differ."""
 
 from __future__ import annotations
 

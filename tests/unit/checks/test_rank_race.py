@@ -250,7 +250,7 @@ class TestExplored:
         assert len(report.bad) == report.run >= 12, "no client gets a rank"
         for run in report.bad:
             [sentence] = {outcome.error for outcome in run.outcomes}
-            assert sentence.startswith("RefusedError: group "), run.describe()
+            assert sentence.startswith("JoinRefusedError: group "), run.describe()
             assert "rank 0 is requested twice, by of-" in sentence
             assert "keys in etcd" not in run.faults[-1], run.describe()
 

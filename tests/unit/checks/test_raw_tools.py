@@ -51,7 +51,7 @@ link.Samples = lambda **found: samples(**{**found, "others": ()})
 SLOWED = """
 import os, signal, threading
 from pytest_nixl.measure.link import Link
-from pytest_nixl.nixl.worker import local
+from pytest_nixl.processes import local_process as local
 start = local.LocalProcess.__init__
 
 def slowed(self, supervisor, name, environment, prefix=()):

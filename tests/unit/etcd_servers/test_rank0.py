@@ -295,10 +295,10 @@ class TestWait:
 
 SERVER = """
 import sys
-from pytest_nixl.etcd_servers.rank0 import Listen, serve_etcd
+from pytest_nixl.etcd_servers.rank0 import ListenAddress, serve_etcd
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 
-server = serve_etcd(supervisor(), Listen.parse(sys.argv[1]), sys.argv[2])
+server = serve_etcd(supervisor(), ListenAddress.parse(sys.argv[1]), sys.argv[2])
 print(server.endpoint, flush=True)
 sys.stdin.read()
 server.discard()
@@ -430,8 +430,8 @@ class TestFind:
         [
             (ALL, 3, INDEXED, "rank 3 cannot tell where the group's etcd is: --nixl-etcd-listen=0.0.0.0:12379 names no "
              "host, MASTER_ADDR is not set, and an Indexed Job of Kubernetes does not say where rank 0 is"),
-            (ListenAddress("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: --nixl-etcd-listen=:12379 "
-             "names no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
+            (ListenAddress("", 12379), 1, None, "rank 1 cannot tell where the group's etcd is: "
+             "--nixl-etcd-listen=:12379 names no host, MASTER_ADDR is not set, and no launcher says where rank 0 is"),
             (None, None, SLURM, "this process cannot tell where the group's etcd is: neither --nixl-etcd nor "
              "--nixl-etcd-listen is given"),
         ],

@@ -498,8 +498,8 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
         ),
         pytest.param(
             ("--nixl-baseline=here.pem", "--nixl-compare-image=nixl:1 env A=1"),
-            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only one of the "
-            "two",
+            "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only "
+            "one of the two",
             id="baseline-and-against",
         ),
         pytest.param(

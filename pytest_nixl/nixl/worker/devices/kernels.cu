@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pattern of pytest_nixl/nixl/worker/pattern.py on a GPU: kernels.ptx is made of this file, as its first lines say.
+// The pattern of pytest_nixl/worker/pattern.py on a GPU: kernels.ptx is made of this file, as its first lines say.
 
 typedef unsigned long long u64;
 typedef unsigned char u8;

@@ -2,8 +2,8 @@
 """NVIDIA GPUs, accessed through NVIDIA's Python bindings of the CUDA driver, or else through torch.
 
 With the bindings (``cuda-bindings``, or an older ``cuda-python``), two kernels (``kernels.cu``) write and compare the
-pattern. With torch (:mod:`pytest_nixl.nixl.worker.devices.by_torch`), torch's operations do. Each device's primary context
-is used, like in the CUDA runtime, UCX and torch, and kept until the process ends.
+pattern. With torch (:mod:`pytest_nixl.nixl.worker.devices.by_torch`), torch's operations do. Each device's primary
+context is used, like in the CUDA runtime, UCX and torch, and kept until the process ends.
 """
 
 from __future__ import annotations
