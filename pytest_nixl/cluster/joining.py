@@ -74,8 +74,8 @@ def join(
     :param token: the shared secret of all ranks. Processes with another token, or with none, are in another group.
     :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
     :raises ValueError: if group, size or requested rank is not valid.
-    :raises JoinRefusedError: if the group is already complete, naming its members; or if two members request one rank, or
-        one requests a rank outside the group, for every member of the group.
+    :raises JoinRefusedError: if the group is already complete, naming its members; or if two members request one
+        rank, or one requests a rank outside the group, for every member of the group.
     :raises MissingRanksError: if not all ranks joined before the timeout, naming those that did.
     :raises LeaseLostError: if the lease ended before the group was complete.
     :raises EtcdError: if etcd cannot be reached, or refuses.
