@@ -330,7 +330,7 @@ def checks_page(found: Iterable[SuiteCheck] | None = None) -> str:
             parts.append(f"### {check.id}\n\n**Proves:** {sentence(markdown(check.text))}")
             if check.id in doctor:
                 also = "`pytest-nixl doctor`, also with `--image`" if doctor[check.id].image else "`pytest-nixl doctor`"
-                parts.append(f"**Asked by {also}:** {plain(doctor[check.id].question)}")
+                parts.append(f"**Run by {also}:** {plain(doctor[check.id].question)}")
             if check.findings:
                 links = ", ".join(f"[{id}](findings.md#{id.lower()})" for id in check.findings)
                 parts.append(f"**Looks for the finding** {links}. Its section has the remedy.")

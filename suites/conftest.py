@@ -81,7 +81,7 @@ def verdict(request: pytest.FixtureRequest, nixl_settings: Settings, profile: Pr
 
 @pytest.fixture
 def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFixture:
-    """End the test with what became of a known defect that it looked for."""
+    """End the test with the verdict on a known defect, by whether it occurs and the profile accepts it."""
 
     def decide(id: str, occurs: bool, reason: str, *, affects: bool = False) -> None:
         acceptance = profile.acceptance(id)
@@ -99,7 +99,7 @@ def expect(profile: Profile) -> Callable[[Samples], Judgement]:
 
 @pytest.fixture
 def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
-    """Whether one more launch is asked for, or could decide what those so far leave open."""
+    """Whether one more launch is required, or could decide what the launches so far leave open."""
 
     def wanted(samples: Samples) -> bool:
         if samples.corruption is not None:
@@ -115,9 +115,9 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
 
 @pytest.fixture
 def agent_backend(nixl_settings: Settings) -> str:
-    """The backend of the agents of a test: each of those asked for in turn that moves bytes between agents.
+    """The backend of the agents of a test: each requested backend in turn that moves bytes between agents.
 
-    Only storage backends may be asked for: then it is the first of those.
+    If only storage backends are requested, it is the first of them.
     """
     return (between_agents(nixl_settings.backend) or nixl_settings.backend)[0]
 
@@ -150,7 +150,7 @@ def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, i
 def measure(
     nixl_link: Link, other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
-    """Measure a row in as many launches as it takes; in turn with the other image where there is one."""
+    """Measure a row in as many launches as it takes; in turn with the other image if there is one."""
     if other_pairs is None:
         return partial(nixl_link.measure_launches, another=another)
     other = other_pairs.link(nixl_link.backend, nixl_link.op, nixl_link.memory)

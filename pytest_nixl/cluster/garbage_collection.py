@@ -40,7 +40,7 @@ class RemovedGroups:
 
     @property
     def keys(self) -> int:
-        """The number of keys that were removed."""
+        """The number of keys that were removed; with ``dry_run``, that would be."""
         return sum(each.keys for each in self.removed)
 
     def check(self) -> None:

@@ -58,7 +58,7 @@ def _maps() -> str:
 
 
 def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
-    """Load the libraries of a backend but not its plugin, and return what is missing.
+    """Load the libraries of a backend but not its plugin; return its facts, with what is missing.
 
     :param agent: the raw NIXL agent.
     :param name: the backend, such as ``UCX``.

@@ -26,6 +26,8 @@ MOST_PAIRS = 32
 def disjoint(ranks: int) -> list[RankPair]:
     """Return pairs that share no rank: 0 with n/2, 1 with n/2+1, and so on. A last odd rank is left out.
 
+    At most :data:`MOST_PAIRS` pairs are returned.
+
     :param ranks: the number of ranks, n.
     """
     half = ranks // 2

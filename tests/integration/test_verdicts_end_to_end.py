@@ -6,10 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import bandwidth, profile
+from helpers.cli_run import Finished, bandwidth, profile
 
 #: A floor that every machine is far above, and one that no machine can reach.
 LOW, HIGH = "0.000001 GB/s", "100000 GB/s"
+
+
+def fails(done: Finished, row: str) -> bool:
+    """Return whether the row fails, or is inconclusive because other processes used its cores on this busy host."""
+    disturbed = "of this row's cores" in done.output
+    return done.verdicts == {row: "FAIL"} or (disturbed and done.verdicts == {row: "INCONCLUSIVE"})
 
 
 def test_a_floor_below_the_bandwidth_passes(tmp_path: Path) -> None:
@@ -21,9 +27,9 @@ def test_a_floor_below_the_bandwidth_passes(tmp_path: Path) -> None:
 
 def test_a_floor_above_the_bandwidth_fails(tmp_path: Path) -> None:
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', f'floor = {HIGH!r}')}", "--nixl-op=WRITE")
-    assert done.verdicts == {"WRITE 64KiB": "FAIL"}
+    assert fails(done, "WRITE 64KiB"), done.output
     assert "of the floor of 100000 GB/s" in done.output
-    assert done.code == 1
+    assert done.code == (1 if done.verdicts["WRITE 64KiB"] == "FAIL" else 0)
 
 
 def test_a_failure_names_the_command_that_repeats_its_row(tmp_path: Path) -> None:
@@ -34,7 +40,7 @@ def test_a_failure_names_the_command_that_repeats_its_row(tmp_path: Path) -> Non
     assert words[:2] == ["pytest", "suites/bandwidth/test_bandwidth.py"]
     assert {given, "--nixl-op=READ", "--nixl-blocks=131072", "--nixl-warmup=3"} <= set(words)
     again = bandwidth(*words[2:])
-    assert again.verdicts == {"READ 128KiB": "FAIL"}
+    assert fails(again, "READ 128KiB"), again.output
 
 
 def test_a_ceiling_below_the_bandwidth_is_implausible(tmp_path: Path) -> None:
@@ -46,9 +52,9 @@ def test_a_ceiling_below_the_bandwidth_is_implausible(tmp_path: Path) -> None:
 
 def test_a_latency_bound_below_the_latency_fails(tmp_path: Path) -> None:
     done = bandwidth(f"--nixl-profile={profile(tmp_path / 'p.toml', 'p99 = {!r}'.format('1 ns'))}", "--nixl-op=WRITE")
-    assert done.verdicts == {"WRITE 64KiB": "FAIL"}
+    assert fails(done, "WRITE 64KiB"), done.output
     assert "p99" in done.output
-    assert done.code == 1
+    assert done.code == (1 if done.verdicts["WRITE 64KiB"] == "FAIL" else 0)
 
 
 def test_a_transport_that_the_profile_does_not_accept_is_wrong_at_any_speed() -> None:

@@ -15,5 +15,5 @@ def _loopback_is_up(facts: Facts, requirements: Requirements) -> Judgement:
     return Judgement(Verdict.PASS, f"{found[0].name} has {found[0].addresses[0]}")
 
 
-#: ``image=False``: it is not asked of an image that is being built (``pytest-nixl doctor --image``).
+#: ``image=False``: it does not run for an image that is being built (``pytest-nixl doctor --image``).
 LOOPBACK_IS_UP = Check("loopback-is-up", "Can processes of this host reach each other?", _loopback_is_up, image=False)

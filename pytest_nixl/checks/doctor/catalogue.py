@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All checks of the doctor, in the order in which they are asked."""
+"""All checks of the doctor, in the order in which they run."""
 
 from __future__ import annotations
 

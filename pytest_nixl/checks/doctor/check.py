@@ -56,7 +56,7 @@ class Check:
     :param id: the name that profiles and the gate use.
     :param question: the question, in one sentence.
     :param judge: the function that answers it.
-    :param image: whether ``pytest-nixl doctor --image`` asks it, too.
+    :param image: whether ``pytest-nixl doctor --image`` runs it, too.
     """
 
     id: str

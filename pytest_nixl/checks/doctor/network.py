@@ -64,7 +64,7 @@ def nics_up(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("nic-rate", "Is every interface as fast as the profile says?")
 def nic_rate(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the rates of network cards without RDMA; rdma-rate judges those with RDMA."""
+    """Compare network cards without RDMA with the profile's rate; rdma-rate judges those with RDMA."""
     if wanted.machine is None:
         return not_applicable("the profile describes no network cards")
     if wanted.rdma:

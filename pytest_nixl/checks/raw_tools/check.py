@@ -41,7 +41,7 @@ class LinkKind:
 
 
 def link_kinds(run: Run) -> list[LinkKind]:
-    """Return the kinds of links that the run was asked to measure."""
+    """Return the kinds of links that the settings request."""
     links = asked_links(run.settings, run.asked)
     return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in links))
 

@@ -42,7 +42,7 @@ class ProxyLateError(ProxyError):
 class EtcdProxy:
     """A proxy to one etcd, for any number of clients.
 
-    Use ``with EtcdProxy(url) as path: client = path.client("rank 0")``, and give ``client.endpoint`` to the program.
+    Use ``with EtcdProxy(url) as proxy: client = proxy.client("rank 0")``, and give ``client.endpoint`` to the program.
 
     :param endpoint: URL of the etcd; plaintext only, as NIXL speaks it.
     """
