@@ -205,7 +205,7 @@ def _published(
         try:
             agent = agents.start("publisher", environment=environment, listen_thread=True)
         except WorkerError as error:
-            if "NIXL makes no agent: Config" not in error.reason:
+            if "NIXL cannot create an agent: Config" not in error.reason:
                 raise
             said = f"{deployment}: {deployment.explanation.nixl.why}: {error.reason}"
             return Judgement(Verdict.FAIL, said, deployment.explanation.remedy)

@@ -312,12 +312,12 @@ class TestChoice:
         if Path("/var/run/docker.sock").exists():
             pytest.skip("this machine has /var/run/docker.sock, a sign of an engine that cannot be taken away")
         code = (
-            "import sys, test_etcd_servers as t\n"
+            "import sys, test_sources as t\n"
             "assert not {'docker', 'testcontainers', 'etcd3gw'} & sys.modules.keys(), 'loaded by our import'\n"
             "print(t.choose_kind(t.settings()), sorted({'docker', 'testcontainers'} & sys.modules.keys()))"
         )
         env = environment(DOCKER_HOST=None)
-        env["PYTHONPATH"] += f":{Path(__file__).parents[2]}"
+        env["PYTHONPATH"] += f":{Path(__file__).parents[2]}:{Path(__file__).parent}"
         # The test helpers import requests, so only the container packages are checked.
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
         assert done.stdout == "embedded []\n", done.stderr

@@ -139,7 +139,7 @@ def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pyt
     pytester.makepyfile(f"def test_it({fixture}): pass")
     result = run_pytest(pytester, "--setup-plan")
     assert header(result) == HEADER
-    assert place(result, "collected ") < place(result, "pytest-nixl ") < place(result, "test_a_fixture_of_ours")
+    assert place(result, "collected ") < place(result, "pytest-nixl ") < place(result, "test_a_fixture_of_the_plugin")
 
 
 def test_a_check_shows_the_header_after_collection(pytester: pytest.Pytester) -> None:

@@ -435,7 +435,7 @@ def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_av
     said = sentence(run_pytest(pytester, *arguments, in_process=True))
     assert said.startswith(f"the largest row ({row}) needs ")
     assert f"({wanted} bytes) of host memory on this host, but " in said
-    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) by (?:MemAvailable|the limit of .*) are available", said)
+    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) .* are available", said)
     assert match is not None, said
     assert 0 <= int(match[1]) < wanted
 
