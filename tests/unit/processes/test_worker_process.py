@@ -44,7 +44,7 @@ def test_function_runs_with_the_raw_agent(agents: Agents) -> None:
         ),
         (
             "helpers.agent_functions:no_such",
-            "AttributeError in rank 0 (agent worker, pid {pid}) during 'run': module 'agent_",
+            "AttributeError in rank 0 (agent worker, pid {pid}) during 'run': module 'helpers.agent_",
         ),
         (
             "no_such_module:f",
