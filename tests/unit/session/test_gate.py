@@ -110,7 +110,7 @@ def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None
 
 
 def test_the_checks_read_from_the_files_are_those_that_pytest_collects() -> None:
-    done = run("suites", "--collect-only", "-q", "-p", "list_checks",
+    done = run("suites", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
     collected = {tuple(line.split()[1:]) for line in done.output.splitlines() if line.startswith("CHECK ")}
     assert collected == {(suite, check) for suite, checks in checks_of_suites().items() for check in checks}
