@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_nixl.cluster.launchers import LauncherPlacement
     from pytest_nixl.core.errors import LateError, NixlPluginError, NotApplicableError
     from pytest_nixl.core.extensions import ExtensionError
+    from pytest_nixl.core.free_ports import free_ports
     from pytest_nixl.core.polling import wait_until
     from pytest_nixl.core.redaction import redact
     from pytest_nixl.core.units import (
@@ -30,29 +31,38 @@ if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
     from pytest_nixl.etcd.errors import EtcdError
     from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient
-    from pytest_nixl.etcd_servers.embedded import free_ports
+    from pytest_nixl.etcd_servers.sources import SessionEtcd
     from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
     from pytest_nixl.fixtures.agents import MakeBuffer
     from pytest_nixl.fixtures.etcd import EtcdFixture, PrivateEtcd
     from pytest_nixl.host.facts import Facts
     from pytest_nixl.host.recorded_tree import FactsRoot
     from pytest_nixl.judge.profiles import Profile, load_profile
-    from pytest_nixl.measure.link import Link, WorkerPairs
+    from pytest_nixl.measure.link import Link
+    from pytest_nixl.measure.worker_pairs import WorkerPairs
     from pytest_nixl.model.expectation import Expectation
+    from pytest_nixl.model.figure import Figure
     from pytest_nixl.model.findings import FINDINGS, Finding, FindingError, judge_finding
+    from pytest_nixl.model.kv_model import KvModel, kv_model
+    from pytest_nixl.model.kv_plan import KvPlan
     from pytest_nixl.model.memory import DevicePair, MemoryPair
     from pytest_nixl.model.row_key import RowKey
     from pytest_nixl.model.samples import Samples
     from pytest_nixl.model.settings import Settings
     from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict
-    from pytest_nixl.nixl.agent import Agents, Buffer, NixlAgent
+    from pytest_nixl.nixl.agent import Agents, NixlAgent
     from pytest_nixl.nixl.backends import BACKENDS, Backend, between_agents, shake_hands
     from pytest_nixl.nixl.backends.ucx import UcxBackend
+    from pytest_nixl.nixl.buffer import Buffer
+    from pytest_nixl.nixl.endpoint_reading import ReadOutcome
+    from pytest_nixl.nixl.s3_server import S3Bucket
     from pytest_nixl.processes.hosts import Host, LocalHost
     from pytest_nixl.processes.supervisor import SupervisorClient, supervisor
-    from pytest_nixl.processes.worker_process import NixlError, Worker, WorkerDiedError, WorkerError, WorkerHungError
+    from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
+    from pytest_nixl.processes.worker_process import Worker
     from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.session.cluster import Cluster
+    from pytest_nixl.session.run import Run
     from pytest_nixl.store.record_reader import RecordedRun
 
     __version__: str
@@ -75,10 +85,13 @@ __all__ = [
     "ExtensionError",
     "Facts",
     "FactsRoot",
+    "Figure",
     "Finding",
     "FindingError",
     "Host",
     "Judgement",
+    "KvModel",
+    "KvPlan",
     "LateError",
     "LauncherPlacement",
     "Link",
@@ -93,12 +106,16 @@ __all__ = [
     "PrivateEtcd",
     "Profile",
     "ProxyClient",
+    "ReadOutcome",
     "RecordedRun",
     "Ref",
     "Requirements",
     "RowKey",
+    "Run",
     "RunReport",
+    "S3Bucket",
     "Samples",
+    "SessionEtcd",
     "Settings",
     "SupervisorClient",
     "ThreeNodeEtcd",
@@ -115,6 +132,7 @@ __all__ = [
     "format_size",
     "free_ports",
     "judge_finding",
+    "kv_model",
     "load_profile",
     "parse_blocks",
     "parse_endpoints",
@@ -150,29 +168,39 @@ _MODULES = {
     "etcd.endpoints": ("Endpoint", "parse_endpoints"),
     "etcd.errors": ("EtcdError",),
     "etcd.proxy": ("EtcdProxy", "ProxyClient"),
-    "etcd_servers.embedded": ("free_ports",),
+    "core.free_ports": ("free_ports",),
+    "etcd_servers.sources": ("SessionEtcd",),
     "etcd_servers.three_node": ("ThreeNodeEtcd",),
     "fixtures.agents": ("MakeBuffer",),
     "fixtures.etcd": ("EtcdFixture", "PrivateEtcd"),
     "host.facts": ("Facts",),
     "host.recorded_tree": ("FactsRoot",),
     "judge.profiles": ("Profile", "load_profile"),
-    "measure.link": ("Link", "WorkerPairs"),
+    "measure.link": ("Link",),
+    "measure.worker_pairs": ("WorkerPairs",),
     "model.expectation": ("Expectation",),
+    "model.figure": ("Figure",),
     "model.findings": ("FINDINGS", "Finding", "FindingError", "judge_finding"),
+    "model.kv_model": ("KvModel", "kv_model"),
+    "model.kv_plan": ("KvPlan",),
     "model.memory": ("DevicePair", "MemoryPair"),
     "model.row_key": ("RowKey",),
     "model.samples": ("Samples",),
     "model.settings": ("Settings",),
     "model.verdicts": ("Judgement", "Outcome", "Verdict"),
-    "nixl.agent": ("Agents", "Buffer", "NixlAgent"),
+    "nixl.agent": ("Agents", "NixlAgent"),
     "nixl.backends": ("BACKENDS", "Backend", "between_agents", "shake_hands"),
     "nixl.backends.ucx": ("UcxBackend",),
+    "nixl.buffer": ("Buffer",),
+    "nixl.endpoint_reading": ("ReadOutcome",),
+    "nixl.s3_server": ("S3Bucket",),
     "processes.hosts": ("Host", "LocalHost"),
     "processes.supervisor": ("SupervisorClient", "supervisor"),
-    "processes.worker_process": ("NixlError", "Worker", "WorkerDiedError", "WorkerError", "WorkerHungError"),
+    "processes.worker_errors": ("NixlError", "WorkerDiedError", "WorkerError", "WorkerHungError"),
+    "processes.worker_process": ("Worker",),
     "report.run_report": ("RunReport",),
     "session.cluster": ("Cluster",),
+    "session.run": ("Run",),
     "store.record_reader": ("RecordedRun",),
 }
 

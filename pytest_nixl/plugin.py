@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,16 +22,14 @@ from pytest_nixl.fixtures.agents import (
     require_image,
 )
 from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
-from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.options import add_options, join_flags
-from pytest_nixl.session.outcome import check_of
-from pytest_nixl.session.preconditions import Preconditions
-from pytest_nixl.session.run import Run, result_of, row_of, shorten, uses_ours, watch_load
+from pytest_nixl.fixtures.s3 import nixl_s3
+from pytest_nixl.session.options import OPTIONS, add_options, given_options, join_flags
 
 if TYPE_CHECKING:
     from pytest_nixl.session.reruns import Reruns
+    from pytest_nixl.session.run import Run
 
-# Most modules are imported inside the hooks, so that an installed but unused plugin costs only a few milliseconds.
+# Nothing else of ours is imported, and no setting is read, unless the project uses the plugin: see _begin.
 
 #: Fixtures, which pytest finds here by name.
 __all__ = [
@@ -46,12 +44,59 @@ __all__ = [
     "nixl_link",
     "nixl_pairs",
     "nixl_private_etcd",
+    "nixl_s3",
     "nixl_settings",
 ]
 
 _log = logging.getLogger(__name__)
 
+#: Whether the header was written, on the configuration.
+_ANNOUNCED = pytest.StashKey[bool]()
+
 NOT_IN_PARALLEL = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
+
+
+#: The state of the run; missing: the project has not used the plugin yet.
+_RUN: pytest.StashKey[Run] = pytest.StashKey()
+_FIXTURES = frozenset(__all__)
+
+
+def _begin(config: pytest.Config) -> Run:
+    """Return the state of the run. The first call registers the parts of the plugin that observe the run.
+
+    It is called when an option or ini value of ours is given, when a test with a fixture or the marker of ours is
+    collected, and in a run of pytest-xdist, whose controller collects no tests.
+    """
+    if _RUN in config.stash:
+        return config.stash[_RUN]
+    from pytest_nixl.report.brief_output import BriefOutput
+    from pytest_nixl.report.row_progress import RowProgress
+    from pytest_nixl.session.completeness import completeness_of
+    from pytest_nixl.session.levels import LevelSelection
+    from pytest_nixl.session.preconditions import Preconditions
+    from pytest_nixl.session.run import Run
+
+    run = config.stash[_RUN] = Run.of(config)
+    config.pluginmanager.register(_Results(run), "nixl-results")
+    config.pluginmanager.register(LevelSelection(run), "nixl-levels")
+    config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
+    config.pluginmanager.register(completeness_of(run), "nixl-completeness")
+    config.pluginmanager.register(BriefOutput(run), BriefOutput.name)
+    config.pluginmanager.register(RowProgress(run), RowProgress.name)
+    return run
+
+
+def _is_used(names: Iterable[str], node: pytest.Item) -> bool:
+    return not _FIXTURES.isdisjoint(names) or node.get_closest_marker("nixl_check") is not None
+
+
+def _is_asked_for(config: pytest.Config) -> bool:
+    return bool(given_options(config)) or any(config.getini(item.ini) for item in OPTIONS)
+
+
+def _is_distributed(config: pytest.Config) -> bool:
+    """Whether this is the controller of pytest-xdist."""
+    return config.getoption("dist", "no") != "no" or bool(config.getoption("tx", None))
 
 
 class _Results:
@@ -68,7 +113,7 @@ class _Results:
             from pytest_nixl.session.reruns import Reruns
 
             self._reruns = self._reruns or Reruns()
-            self._run.add(self._reruns.judge(Result.from_plain(plain), report))
+            self._run.recorder.add_result(self._reruns.judge(Result.from_plain(plain), report))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,79 +134,119 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "nixl_check(id, own=False): the id of the check that a test makes; own: it checks pytest-nixl itself",
+        "nixl_check(id, level='standard', own=False): the id of the check that a test makes; level: quick, standard or "
+        "extended (--nixl-level); own: it checks pytest-nixl itself",
     )
+    config.addinivalue_line(
+        "markers",
+        "nixl_concurrent(waits=0): a check of the suites that measures nothing may run beside those after it with this "
+        "marker; the one that waits longest, in seconds, starts first",
+    )
+    if not _is_asked_for(config):
+        if _is_distributed(config):
+            _begin(config)
+        return
+    from pytest_nixl.session.run import Run
+
     run = Run.of(config)
-    if run.asked_for and run.asked.several and not run.parallel:
-        from pytest_nixl.cluster_hooks import refuse
+    if run.configured and not run.parallel:
+        try:
+            if run.placement.several:
+                from pytest_nixl.cluster_hooks import refuse
 
-        refuse(config, run)
-    if run.asked_for and run.settings.judges and not run.parallel:
-        from pytest_nixl.session.gate import refuse_accidents
+                refuse(config, run)
+            if run.settings.judges:
+                from pytest_nixl.session.baseline import find
+                from pytest_nixl.session.gate import refuse_accidents
 
-        refuse_accidents(config, run.settings)
-    if run.asked_for and run.settings.baseline and not run.parallel:
-        from pytest_nixl.session.baseline import find
+                refuse_accidents(config, run.settings)
+                find(run)
+        except pytest.UsageError as error:
+            from pytest_nixl.report.outputs import leave_refusal
 
-        find(run)
-    config.pluginmanager.register(_Results(run), "nixl-results")
-    config.pluginmanager.register(Preconditions(run), "nixl-preconditions")
-    if run.asked_for and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
+            leave_refusal(config, run, str(error))
+            raise
+    _begin(config)
+    if run.configured and not run.parallel and not config.pluginmanager.has_plugin("nixl-output"):
         from pytest_nixl.core.terminal_output import TerminalOutput
 
         config.pluginmanager.register(TerminalOutput(), "nixl-output")
-    config.pluginmanager.register(completeness_of(run), "nixl-completeness")
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    run = Run.of(config)
-    if not run.asked_for:
-        return []
-    run.announced = True
-    return _header(run)
+@pytest.hookimpl(wrapper=True)
+def pytest_report_header(config: pytest.Config) -> Generator[None, list[Any], list[Any]]:
+    headers = yield
+    run = config.stash.get(_RUN, None)
+    if run is None or not run.configured:
+        return headers
+    from pytest_nixl.report.brief_output import without_benchmark_header
+
+    config.stash[_ANNOUNCED] = True
+    return [*without_benchmark_header(config, headers), _header(run)]
 
 
 @pytest.hookimpl(tryfirst=True)  # links vary slowest, so that all block sizes of an operation run one after the other
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    run = Run.of(metafunc.config)
+    if _RUN not in metafunc.config.stash and not _is_used(metafunc.fixturenames, metafunc.definition):
+        return
+    run = _begin(metafunc.config)
     if metafunc.definition.get_closest_marker("nixl_check") is not None:
         from pytest_nixl.session.suites import suite_of
 
-        run.checks = True
-        run.suites |= {suite for suite in (suite_of(metafunc.definition.path),) if suite is not None}
+        run.collected.add_check(suite_of(metafunc.definition.path))
     if "nixl_link" in metafunc.fixturenames and run.usable:
         parametrize_links(metafunc, run)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _RUN not in item.config.stash and _is_used(getattr(item, "fixturenames", ()), item):
+        _begin(item.config)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    run = Run.of(config)
-    for item in filter(uses_ours, items):
-        run.used = True
+    run = config.stash.get(_RUN, None)
+    if run is None:
+        return
+    from pytest_nixl.session.benchmark import prepare_row, records_figures
+    from pytest_nixl.session.requested_links import row_of
+    from pytest_nixl.session.run import uses_ours
+
+    ours = [item for item in items if uses_ours(item)]
+    if not ours:
+        return
+    run.collected.add_use()
+    for item in ours:
         if run.parallel and not run.usable:
             return  # an error here would be lost in the worker of pytest-xdist; the fixtures report it instead
         # A bad value in an environment variable ends the run here.
-        _ = run.settings, run.asked
-        if row_of(item) is not None:
-            from pytest_nixl.session.benchmark import prepare_row
-
+        _ = run.settings, run.placement
+        measures_row = row_of(item) is not None
+        if measures_row or records_figures(item):
             prepare_row(item)
-            if run.parallel:
-                item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
+        if measures_row and run.parallel:
+            item.add_marker(pytest.mark.skip(reason=NOT_IN_PARALLEL))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    run = Run.of(session.config)
-    if run.used and run.usable and run.settings.gate and session.config.pluginmanager.has_plugin("rerunfailures"):
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    gates = run.collected.used and run.usable and run.settings.gate
+    if gates and session.config.pluginmanager.has_plugin("rerunfailures"):
         from pytest_nixl.session.reruns import refuse_marked
 
         refuse_marked(session.items, "--nixl-gate")
     used = any("nixl_etcd" in getattr(item, "fixturenames", ()) for item in session.items)
     if used and not run.parallel and not session.config.option.collectonly:
         require_image(run.settings)
-    if run.used and run.usable and not run.parallel:
+    if run.collected.used and run.usable and not run.parallel:
         _log_profile(run)
-    if run.used and not run.parallel and run.settings.gate:
+        if not session.config.option.collectonly:
+            from pytest_nixl.session.agent_check import refuse_agent_options
+
+            refuse_agent_options(run.settings)
+    if gates and not run.parallel:
         from pytest_nixl.judge.profiles import load_profile
         from pytest_nixl.session.silent_profile import refuse_silence
 
@@ -178,20 +263,23 @@ def _log_profile(run: Run) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    run = Run.of(config)
-    return _header(run) if run.used and not run.announced and not run.parallel else []
+    run = config.stash.get(_RUN, None)
+    shown = config.stash.get(_ANNOUNCED, False)
+    unwanted = config.option.no_header or config.get_verbosity() < 0
+    late = run is not None and run.collected.used and not shown and not run.parallel
+    return _header(run) if run is not None and late and not unwanted else []
 
 
 def _header(run: Run) -> list[str]:
     from pytest_nixl.report.terminal import header
 
-    return list(header(run.settings, run.asked))
+    return list(header(run.settings, run.placement, everything=run.config.get_verbosity() > 0))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    run = Run.of(session.config)
-    if run.parallel or session.config.option.collectonly or not run.in_cluster:
+    run = session.config.stash.get(_RUN, None)
+    if run is None or run.parallel or session.config.option.collectonly or not run.in_cluster:
         return None
     from pytest_nixl.cluster_hooks import take_part
 
@@ -200,7 +288,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _RUN not in item.config.stash:
+        return
+    from pytest_nixl.session.outcome import check_of
+
     if check_of(item) is not None:
+        from pytest_nixl.session.missed_deadline import watch_load
+
         watch_load(item)
 
 
@@ -209,23 +303,16 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    run = item.config.stash.get(_RUN, None)
+    if run is None:
+        return report
+    from pytest_nixl.session.run import uses_ours
+
     if not uses_ours(item):
         return report
-    from pytest_nixl.judge.profiles import load_profile
+    from pytest_nixl.session.check_result import add_result
 
-    run = Run.of(item.config)
-    if call.excinfo is not None:
-        gate = run.usable and run.settings.gate
-        required = run.usable and check_of(item) in load_profile(run.settings.profile).required
-        shorten(report, item, call.excinfo.value, gate=gate, required=required)
-    result = result_of(item, call, report)
-    if result is not None:
-        if report.failed and isinstance(report.longrepr, str):
-            report.longrepr += f"\nrepeat: {result.repeat}"
-        vars(report)["nixl_result"] = result.plain()
-        item.user_properties.extend(result.properties())
-        if run.usable and run.settings.image:
-            item.user_properties.append(("nixl_image", run.settings.image))
+    add_result(item, call, report)
     return report
 
 
@@ -239,8 +326,8 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    run = Run.of(config)
-    if run.results:
+    run = config.stash.get(_RUN, None)
+    if run is not None and run.found.results:
         from pytest_nixl.session.record_writer import add_ours
 
         add_ours(output_json, run)
@@ -248,33 +335,40 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-benchmark writes its files
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-    run = Run.of(session.config)
-    if run.party is not None:
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return (yield)
+    from pytest_nixl.session.completeness import completeness_of
+
+    if run.rank_session is not None:
         from pytest_nixl.cluster_hooks import conclude
 
         conclude(session, run)
-    if not run.parallel and not run.serves and (run.results or run.asked_for or run.checks):
-        run.interrupted = completeness_of(run).interruption(session)
-        if run.interrupted and not run.usable:
-            run.interrupted = ""  # the refused settings end the run
-        if run.interrupted or ((run.results or run.asked_for) and exitstatus in (0, 1, 5)):
+    if not run.parallel and not run.serves:
+        if exitstatus == pytest.ExitCode.USAGE_ERROR:
+            from pytest_nixl.report.outputs import leave_session_refusal
+
+            leave_session_refusal(session.config, run)
+        if run.usable:  # else the refused settings end the run
+            run.recorder.interrupt(completeness_of(run).interruption(session))
+        if run.found.interrupted or ((run.found.results or run.configured) and exitstatus in (0, 1, 5)):
             _ = run.settings  # bad settings that only workers of pytest-xdist have read end the run here
             _conclude(session, run)
     try:
         yield
     except BaseException as error:
-        if run.results and not run.serves and run.usable:
+        if run.found.results and not run.serves and run.usable:
             from pytest_nixl.report.outputs import leave_again
 
-            run.interrupted = run.interrupted or completeness_of(run).crash(error)
+            run.recorder.interrupt(completeness_of(run).crash(error))
             leave_again(session.config, run)
         raise
-    if run.party is not None:
+    if run.rank_session is not None:
         from pytest_nixl.cluster_hooks import leave
 
         for text in leave(session, run):
             print(text, file=sys.stderr)
-    if run.interrupted or run.serves:
+    if run.found.interrupted or run.serves:
         from pytest_nixl.report.terminal import report_if_left_out
 
         report_if_left_out(session.config, run)
@@ -290,14 +384,15 @@ def _conclude(session: pytest.Session, run: Run) -> None:
 
     settings = run.settings
     profile = load_profile(settings.profile)
-    if run.interrupted and session.exitstatus == pytest.ExitCode.OK:
+    found = run.found
+    if found.interrupted and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
-    if run.ended or not run.interrupted:
+    if found.ended or not found.interrupted:
         if settings.gate:
-            run.results += missed(profile, run)
-        if not run.ended:
+            run.recorder.add_run_results(missed(profile, run))
+        if not found.ended:
             compare(run)
-        if settings.judges and failed(run.results, profile, gate=settings.gate):
+        if settings.judges and failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     add_run_cases(session.config, run)
     leave(session.config, run)
@@ -305,26 +400,21 @@ def _conclude(session: pytest.Session, run: Run) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    run = Run.of(config)
-    if not (run.results or run.asked_for or run.interrupted) or not run.usable:
-        return
-    from pytest_nixl.report.terminal import nothing_collected, write_report
+    run = config.stash.get(_RUN, None)
+    if run is not None:
+        from pytest_nixl.report.brief_output import finish
 
-    if run.results or run.serves or run.interrupted:
-        write_report(terminalreporter, run)
-    elif not run.used:
-        nothing_collected(terminalreporter, config)
+        finish(terminalreporter, run)
 
 
 @pytest.hookimpl(trylast=True)  # the reason of an interruption is the very last line, after pytest's own
 def pytest_unconfigure(config: pytest.Config) -> None:
-    run = Run.of(config)
-    if run.party is not None:
-        run.party.close()
-    if run.interrupted:
+    run = config.stash.get(_RUN, None)
+    if run is not None and run.rank_session is not None:
+        run.rank_session.close()
+    if run is not None and run.found.interrupted:
         from pytest_nixl.report.terminal import last_word
 
         last_word(config, run)
-    module = sys.modules.get("pytest_nixl.processes.supervisor")
-    if module is not None:
+    if (module := sys.modules.get("pytest_nixl.processes.supervisor")) is not None:
         module.close_supervisor()

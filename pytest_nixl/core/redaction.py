@@ -11,15 +11,16 @@ from urllib.parse import unquote
 
 HIDDEN = "***"
 
-#: The scheme of a URL with what follows it, as a regular expression.
-URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
+#: The scheme of a URL with what follows it, as a regular expression. Its length is bounded, because a search in a long
+#: word would else take time that grows with the square of its length.
+URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,63}://"
 
 # What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
 _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
-_IN_URL = rf"(?P<scheme>{URL_SCHEME})(?:{_NOT_NEXT}[^\n])*@"
+_IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?:{_NOT_NEXT}[^\n])*@")
 # The same where no scheme tells that it is a URL; the digest of a container image is none.
-_BARE = rf"(?P<before>^|[,;\s])(?!{URL_SCHEME})(?:[^@/,;\s]+|[^@/:,;\s]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
-_SECRET = re.compile(f"{_IN_URL}|{_BARE}")
+_BARE = re.compile(rf"(?P<before>^|[,;])(?!{URL_SCHEME})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)")
+_SPACES = re.compile(r"(\s+)")
 
 #: A variable with one of these words in its name contains a secret, or the path of one.
 _NAMES = re.compile(
@@ -36,13 +37,28 @@ _PARAMETER = re.compile(
 _CREDENTIALS = re.compile(r"//([^/\s@]*(?:/[^/\s@]*)*?)@")
 #: Shorter secrets are not searched for, because they are part of too many words.
 _SHORTEST = 4
+#: The characters of a shell command that is taken apart.
+MOST_COMMAND = 4096
 #: Harmless values of variables whose name sounds like a secret.
 _WORDS = frozenset({"true", "false", "none", "null", "auto", "root", "default", "enabled", "disabled"})
 
 
 def redact(text: str) -> str:
     """Replace user and password of every URL in ``text`` by ``***``; if they are ambiguous, hide more."""
-    return _SECRET.sub(lambda match: f"{match['scheme'] or match['before'] or ''}***@", text)
+    if "@" not in text:
+        return text
+    words = (_to_last_at(word, _BARE, r"\g<before>***@") for word in _SPACES.split(text))
+    lines = (_to_last_at(line, _IN_URL, r"\g<scheme>***@") for line in "".join(words).split("\n"))
+    return "\n".join(lines)
+
+
+def _to_last_at(text: str, secret: re.Pattern[str], instead: str) -> str:
+    """Replace what is secret as far as the last ``@``.
+
+    A search that goes on behind it would read to the end from every place, in time that grows with the square.
+    """
+    end = text.rfind("@") + len("@sha512:")
+    return secret.sub(instead, text[:end]) + text[end:] if "@" in text else text
 
 
 def is_secret(name: str) -> bool:
@@ -61,7 +77,12 @@ def clean(text: str) -> str:
 
 
 def hide_command(command: str) -> str:
-    """Hide the secrets in a shell command: the values of variables with secrets, and what :func:`clean` hides."""
+    """Hide the secrets in a shell command: the values of variables with secrets, and what :func:`clean` hides.
+
+    A command of more than :data:`MOST_COMMAND` characters is hidden whole, because its parts would take too long.
+    """
+    if len(command) > MOST_COMMAND:
+        return HIDDEN
     try:
         words = shlex.split(command)
     except ValueError:  # its quotes are not balanced, so its words are unknown

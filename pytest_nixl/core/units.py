@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from pytest_nixl.core.forms import BLOCKS_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZES = {
@@ -25,11 +27,6 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 # The number of digits is limited so that every number is finite. Both Unicode micro signs are accepted.
 _NUMBER = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,18}))?\s*([A-Za-zµμ/]*)\s*")
-
-SIZE_FORM = "a number of bytes with an optional unit B, KiB, MiB, GiB (or K, M, G for the same; KB, MB, GB are decimal)"
-RATE_FORM = "a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
-TIME_FORM = "a number with a unit ns, us, ms, s, min or h"
-BLOCKS_FORM = "a range A..B that doubles from A to B (4KiB..64MiB), or a list A,B,C"
 
 
 def _split(text: str, what: str, form: str) -> tuple[str, str, str]:
@@ -120,6 +117,14 @@ def parse_time(text: str, *, default_unit: str = "") -> float:
     :raises ValueError: if it is not a number with a known unit.
     """
     return _scaled(text, "time", TIME_FORM, _TIMES, default_unit)
+
+
+def parse_frequency(text: str) -> float:
+    """Read how often something happens, per second: ``10000/s``.
+
+    :raises ValueError: if it is not a number with the unit ``/s``.
+    """
+    return _scaled(text, "frequency", FREQUENCY_FORM, {"/s": 1.0})
 
 
 def gigabytes(rate: float) -> str:

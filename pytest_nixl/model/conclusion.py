@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,16 @@ from typing import Any
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 
+#: The check of what fails a run but belongs to no other check.
+WHOLE_RUN = "whole-run"
+
 #: The most failing results in ``verdict.json``, and the most characters of each text.
 _MOST_FAILING, _LONGEST = 100, 2000
+
+#: The most figures in ``verdict.json``.
+MOST_FIGURES = 1000
+#: The version of ``verdict.json``: another number means that a field was removed or has another meaning.
+VERDICT_FORMAT = 1
 
 #: All verdicts of a run. REFUSED: it did not start.
 RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, "REFUSED")
@@ -25,33 +34,44 @@ class Conclusion:
     :param outcome: the worst outcome of its results; FAIL if the run was interrupted.
     :param failed: whether a result fails the run.
     :param interrupted: how far the run came and what ended it early; empty: it was completed.
+    :param beside: why the run fails although it was completed and no result fails; empty: it does not.
     """
 
     outcome: Outcome
     failed: bool
     interrupted: str = ""
+    beside: str = ""
 
     @classmethod
-    def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "") -> Conclusion:
+    def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "", code: int | None = None) -> Conclusion:
         """Return the verdict of a run with these results.
 
         :param gate: whether ``--nixl-gate`` is given.
+        :param code: pytest's exit code; None: not known.
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
-        return cls(Outcome.FAIL if interrupted else worst, worst is Outcome.FAIL, interrupted)
+        beside = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
+        return cls(Outcome.FAIL if interrupted or beside else worst, worst is Outcome.FAIL, interrupted, beside)
 
     @property
     def word(self) -> str:
         """PASS, FAIL or INTERRUPTED. A run that failed and was interrupted is FAIL."""
-        if self.failed:
+        if self.failed or self.beside:
             return "FAIL"
         return INTERRUPTED if self.interrupted else "PASS"
 
     def __str__(self) -> str:
         if self.interrupted:
             return f"FAIL, {self.interrupted}" if self.failed else self.interrupted
+        if self.beside:
+            return f"FAIL, because {self.beside}"
         return "PASS, with warnings" if self.outcome is Outcome.WARN else self.word
+
+
+def _beside(code: int) -> str:
+    """Say what fails a run that pytest ended with an exit code other than 0, if no check fails it."""
+    return "no test was collected" if code == 5 else "a test failed that is not a NIXL check"
 
 
 def counted(results: Sequence[Result]) -> dict[str, int]:
@@ -77,20 +97,28 @@ def known_limits_line(results: Sequence[Result], version: str) -> str:
     nixl = f"NIXL {version}" if version else "NIXL"
     met = any(result.finding and result.verdict is not Verdict.PASS for result in results)
     limits = f"{count} {'more ' if met else ''}known limit{'' if count == 1 else 's'} of {nixl}"
-    rest = "none of them affects this deployment" if count > 1 and not met else "not affecting this deployment"
+    rest = "none of them met here" if count > 1 and not met else "not met here"
     return f"{limits}, {rest}: `pytest-nixl findings`"
 
 
-def summary_line(results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()) -> str:
+def summary_line(
+    results: Sequence[Result],
+    *,
+    gate: bool,
+    interrupted: str = "",
+    left_out: Sequence[str] = (),
+    code: int | None = None,
+) -> str:
     """Return the last line of the terminal report: the run's verdict, then the number of checks with each verdict.
 
+    :param code: pytest's exit code; None: not known.
     :param left_out: the names of the suites that were not selected.
     """
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(results).items())
     measured = sum(result.figures is not None for result in results)
     rows = f"{measured} row{'' if measured == 1 else 's'} measured"
     others = f"; suites not selected: {', '.join(left_out)}" if left_out else ""
-    verdict = Conclusion.of(results, gate=gate, interrupted=interrupted)
+    verdict = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
     return f"NIXL {'gate' if gate else 'verdict'}: {verdict} ({said or 'no check ran'}; {rows}{others})"
 
 
@@ -112,7 +140,7 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
         "failing": [
             {
                 "check": result.check,
-                "row": result.row,
+                "row": str(result.row or ""),
                 "verdict": str(result.verdict),
                 "reason": result.reason[:_LONGEST],
                 "remedy": result.remedy[:_LONGEST],
@@ -121,7 +149,30 @@ def told(results: Sequence[Result], *, gate: bool, interrupted: str = "") -> dic
         ],
         "known_limits": known_limits(results),
         "failing_left_out": max(0, len(failing) - _MOST_FAILING),
+        "figures": told_figures(results),
     }
+
+
+def told_figures(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the named figures of ``verdict.json``, each with its bounds and whether it is within them.
+
+    ``at_most`` and ``at_least`` are in the figure's unit; None: the profile has no such bound.
+    """
+    return [
+        {
+            "check": result.check,
+            "name": figure.name,
+            "labels": dict(figure.labels),
+            "value": figure.value,
+            "unit": figure.unit,
+            "at_most": figure.at_most,
+            "at_least": figure.at_least,
+            "verdict": str(Verdict.PASS if figure.within else Verdict.FAIL),
+        }
+        for result in results
+        for figure in result.measured
+        if math.isfinite(figure.value)
+    ][:MOST_FIGURES]
 
 
 def interrupted_before(told_before: Mapping[str, Any], why: str) -> dict[str, Any]:
@@ -142,8 +193,7 @@ def failed_beside(told_before: Mapping[str, Any], code: int) -> dict[str, Any]:
     """
     if told_before.get("verdict") != "PASS":
         return dict(told_before)
-    why = "no test was collected" if code == 5 else "a test failed that is not a NIXL check"
-    failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{why} (exit code {code})", "remedy": ""}
+    failure = {"check": "", "row": "", "verdict": "FAIL", "reason": f"{_beside(code)} (exit code {code})", "remedy": ""}
     return {**told_before, "verdict": "FAIL", "failing": [failure]}
 
 

@@ -117,6 +117,16 @@ _ALL = (
         "some agents have NIXL_ETCD_NAMESPACE=/nixl/agents and others have none",
     ),
     Finding(
+        "NIXL-ETCD-OVERSIZE",
+        "metadata that exceeds etcd's request limit is not published; NIXL reports nothing, and peers may load a stale "
+        "entry",
+        "start etcd with --max-request-bytes=16777216, or register fewer, larger regions; to notice it, compare the "
+        "value of the key <namespace>/<agent>/metadata in etcd with get_agent_metadata() after each publication",
+        "an agent registers more regions than fit into one request of etcd: about 35,000 with UCX and etcd's default "
+        "of 1.5 MiB",
+        "NIXL 1.5.1: earlier releases were not tried",
+    ),
+    Finding(
         "NIXL-DEREGISTERED-KNOWN",
         "memory that its owner deregistered stays known to the agents that fetched it, even after the owner publishes "
         "and they fetch again",
@@ -148,6 +158,124 @@ _ALL = (
         "memory that was not made by CUDA's own allocator set UCX_MEMTYPE_CACHE=n",
         "UCX does not load its CUDA modules, or the memory was not made by CUDA's own allocator",
         "any release of NIXL: it depends on the UCX that is loaded",
+    ),
+    Finding(
+        "NIXL-DUPLICATE-DESCRIPTOR",
+        "deregister_memory with a list that names a region twice frees the region twice, which crashes the process "
+        "(ai-dynamo/nixl#1792)",
+        "give register_memory and deregister_memory each region once: remove duplicates from the list, and deregister "
+        "a region that was registered twice by two calls",
+        "a program lists a region twice in one call, for example a tensor that two layers share",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC: every release that was tried",
+    ),
+    Finding(
+        "NIXL-RELEASED-HANDLE",
+        "a transfer handle that is posted after release_xfer_handle() crashes the process instead of raising an error",
+        "drop every reference to a handle when it is released, and let only one thread own a handle",
+        "a program posts a transfer after it released the handle, for example when a request is cancelled twice",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC: every release that was tried",
+    ),
+    Finding(
+        "NIXL-DEREGISTERED-SOURCE",
+        "with LIBFABRIC a transfer that is posted after its own region was deregistered crashes the process instead of "
+        "raising an error",
+        "release all transfers of a region before deregister_memory",
+        "a program deregisters memory while it keeps prepared transfers of it, for example when a KV cache is resized",
+        "NIXL 1.0.1 to 1.5.1 with LIBFABRIC: every release that was tried",
+    ),
+    Finding(
+        "NIXL-RELEASED-IN-FLIGHT",
+        "release_xfer_handle() of a transfer in flight returns at once, and its bytes are written after that",
+        "wait until check_xfer_state() no longer returns PROC before the memory is used again; after a timeout, do not "
+        "reuse the memory until the other agent's process has ended",
+        "a program cancels transfers by releasing their handles, and uses the memory again",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried",
+    ),
+    Finding(
+        "NIXL-REMOVED-IN-FLIGHT",
+        "after remove_remote_agent() the transfers in flight report an error, and their bytes are written after that",
+        "wait until all transfers with an agent have ended before remove_remote_agent(); if that agent does not "
+        "answer, do not reuse the transfers' memory until the agent's process has ended",
+        "a program removes another agent while transfers with it are in flight, and uses the memory again",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried",
+    ),
+    Finding(
+        "NIXL-STOPPED-TARGET-SILENT",
+        "a transfer to an agent whose process is stopped stays PROC and reports no error (watched for 3 s)",
+        "give every transfer a deadline in the program that waits for it",
+        "the process of an agent is stopped or hangs while its connections stay open",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried; not with UCX over cma",
+    ),
+    Finding(
+        "NIXL-DEAD-TARGET-CRASHES",
+        "transfer() to a target that has just died sometimes ends the process with SIGSEGV instead of raising an error",
+        "use NIXL 1.4 or newer; with 1.0, let a supervisor restart a process that ends when its peer dies",
+        "the process of an agent dies while others post transfers to it",
+        "NIXL 1.0.1 with UCX: in 2 of 100 rounds of the script over tcp, and once over cma; in none of 100 with NIXL "
+        "1.4.1 and none of 100 with 1.5.1",
+    ),
+    Finding(
+        "LIBFABRIC-DEAD-TARGET-SILENT",
+        "with LIBFABRIC a transfer to a target that has died stays PROC: the error is on stderr only",
+        "give every transfer a deadline in the program that waits for it, and stop using an agent after a transfer "
+        "with it has missed the deadline; use NIXL 1.5 or newer, which reports transfers that are in flight",
+        "the process of an agent dies while others have transfers with it in flight, or before their next one",
+        "NIXL 1.0.1 and 1.4.1 with LIBFABRIC over tcp, in 10 of 10 rounds of the script each; NIXL 1.5.0 in none of "
+        "10, because a transfer in flight raises nixlBackendError there, but one posted after the death stayed PROC in "
+        "15 of 16 tries (watched for 10 s)",
+    ),
+    Finding(
+        "NIXL-RESTARTED-LISTENER-LOSES-FETCH",
+        "after an agent has restarted on the same address and port, the first fetch_remote_metadata() from there "
+        "returns and is lost; only stderr has an error",
+        "after fetch_remote_metadata() wait a few seconds for check_remote_metadata() to return True, and call "
+        "fetch_remote_metadata() again if it does not",
+        "agents fetch metadata from the listener of an agent that restarts with the same address and port",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC: every release that was tried",
+    ),
+    Finding(
+        "LIBFABRIC-NOTIFICATION-HANGS",
+        "with LIBFABRIC, send_notif() to an agent whose process has died does not return (watched for 20 s)",
+        "do not notify an agent after a transfer with it has failed, and let a supervisor restart a process that does "
+        "not answer",
+        "an agent notifies another one that has died",
+        "NIXL 1.0.1 to 1.5.1 with LIBFABRIC over tcp: every release that was tried",
+    ),
+    Finding(
+        "NIXL-REMOVED-AGENT-KEEPS-SOCKETS",
+        "each connection to another agent leaves a socket open in both processes after remove_remote_agent(), until "
+        "the agents are deleted",
+        "do not remove and add the same agents again and again; raise `ulimit -n`, restart a process before it runs "
+        "out of descriptors, or use NIXL 1.4.1",
+        "agents come and go, or are removed and added again, while a process lives",
+        "NIXL 1.5.0 and 1.5.1 with UCX over cma and tcp; not NIXL 1.4.1",
+    ),
+    Finding(
+        "NIXL-TELEMETRY-DISCONNECT-UNCOUNTED",
+        "telemetry counts no error for a transfer that fails because the other agent has died",
+        "do not alert on agent_errors_total alone: count the exceptions of transfer() and check_xfer_state() in the "
+        "program, or alert on its own metric of failed transfers (vLLM: vllm:nixl_num_failed_transfers_total)",
+        "agents die while others have transfers with them, and an alert or a dashboard watches agent_errors_total",
+        "NIXL 1.4.1, 1.5.0 and 1.5.1 with UCX",
+    ),
+    Finding(
+        "NIXL-TELEMETRY-REFUSAL-UNCOUNTED",
+        "telemetry counts no error for a transfer that NIXL refuses because its two sides differ in length",
+        "do not read agent_errors_total as the number of errors: count the exceptions of initialize_xfer() and "
+        "make_prepped_xfer() in the program",
+        "a program asks for transfers whose two sides differ in length or in the number of descriptors, and an alert "
+        "or a dashboard watches agent_errors_total",
+        "NIXL 1.4.1, 1.5.0 and 1.5.1; a transfer of unregistered memory or to an unknown agent is counted",
+    ),
+    Finding(
+        "NIXL-TELEMETRY-PORT-SHARED",
+        "with the exporter prometheus, only the first process of a port is measured: a later one runs on without "
+        "telemetry (ai-dynamo/nixl#1838)",
+        "give each process a NIXL_TELEMETRY_PROMETHEUS_PORT of its own; or set NIXL_TELEMETRY_EXPORTER=prometheus_mp "
+        "and NIXL_TELEMETRY_MULTIPROC_DIR=DIR, a folder that all processes of the host share (NIXL 1.5)",
+        "several processes of one host have NIXL_TELEMETRY_EXPORTER=prometheus and the same port, such as the ranks of "
+        "one engine",
+        "NIXL 1.5.0 and 1.5.1; one line of the log says so",
     ),
 )  # fmt: skip
 

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 MEMORIES = ("DRAM", "VRAM")
 
 
-#: Memory types of a target. FILE is for storage backends, which write to a file.
-TARGETS = (*MEMORIES, "FILE")
-
-
-DEVICES_FORM = "INITIATOR:TARGET as GPU numbers, or auto"
-
-
-MEMORY_FORM = "INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend"
+#: Targets of storage backends: a file, or objects of an S3 server.
+STORED = ("FILE", "OBJ")
+#: Memory types of a target.
+TARGETS = (*MEMORIES, *STORED)
 
 
 OPS = ("WRITE", "READ")
@@ -24,7 +20,7 @@ OPS = ("WRITE", "READ")
 
 @dataclass(frozen=True)
 class MemoryPair:
-    """The memory types of the two ends of a link: ``DRAM`` or ``VRAM``; the target of a storage backend is ``FILE``."""
+    """The memory types of the two ends of a link: ``DRAM`` or ``VRAM``; storage as a target is ``FILE`` or ``OBJ``."""
 
     initiator: str
     target: str
@@ -36,6 +32,11 @@ class MemoryPair:
         if initiator not in MEMORIES or target not in TARGETS:
             raise ValueError(f"{text.strip()!r} is not a pair of memory types")
         return cls(initiator, target)
+
+    @property
+    def stored(self) -> bool:
+        """Whether the target is storage."""
+        return self.target in STORED
 
     def __str__(self) -> str:
         return f"{self.initiator}:{self.target}"

@@ -47,6 +47,11 @@ def sends_the_first_notification(version: str) -> bool:
     return numbers(version) < (1,)
 
 
+def has_sync_modes(version: str) -> bool:
+    """Return whether an agent can be created with a thread synchronization mode."""
+    return numbers(version) >= (1, 4)
+
+
 def is_error(module: str) -> bool:
     """Return whether NIXL's error classes are in this module: ``nixl_cu12._bindings``, ``nixl._bindings``, …"""
     return "nixl" in module and module.endswith("_bindings")

@@ -9,7 +9,6 @@ from itertools import combinations
 
 RankPair = tuple[int, int]
 
-PAIRING_FORM = "first (rank 0 with every other rank), ring (each rank with the next), all, or pairs such as 0:1,2:3"
 _KINDS = ("first", "ring", "all")
 
 

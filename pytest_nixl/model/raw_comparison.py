@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pytest_nixl.model.row_key import RowKey, UnknownKey, read_key
+
 
 @dataclass(frozen=True)
 class RawMeasurement:
@@ -44,7 +46,7 @@ class RawRatio:
     :param comparable: whether both used the same transport. If not, the ratio has no meaning.
     """
 
-    row: str
+    row: RowKey | UnknownKey
     nixl: float
     raw: RawMeasurement
     comparable: bool = True
@@ -58,7 +60,7 @@ class RawRatio:
     def from_plain(cls, data: Mapping[str, Any]) -> RawRatio:
         """Restore a ratio from JSON values. :raises ValueError, TypeError: if they have another form."""
         raw = RawMeasurement(**{**data["raw"], "transports": tuple(str(name) for name in data["raw"]["transports"])})
-        found = cls(str(data["row"]), float(data["nixl"]), raw, bool(data["comparable"]))
+        found = cls(read_key(str(data["row"])), float(data["nixl"]), raw, bool(data["comparable"]))
         if not isinstance(raw.value, (int, float)) or not 0 < raw.value < math.inf or not 0 <= found.nixl < math.inf:
             raise ValueError(f"the raw figure of the row {found.row} is not a number above zero")
         if not all(isinstance(text, str) for text in (raw.tool, raw.test, raw.version)):
@@ -67,4 +69,4 @@ class RawRatio:
 
     def plain(self) -> dict[str, Any]:
         """Return the ratio as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "row": str(self.row)}

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_nixl.model.ceiling import row_ceiling
+from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawRatio
+from pytest_nixl.model.row_key import RowKey, UnknownKey, read_key
 from pytest_nixl.model.samples import percentile
 from pytest_nixl.model.verdicts import Verdict
 
@@ -21,13 +25,18 @@ if TYPE_CHECKING:
     from pytest_nixl.model.samples import Samples
 
 
+#: The percentiles of the latency of a single transfer.
+PERCENTILES = ("p50", "p90", "p99", "p99.9")
+
+
 @dataclass(frozen=True)
 class Figures:
-    """The measured values of a row.
+    """The measured values of a row, of this run or of a recorded one.
 
     :param bandwidth: bytes per second; ``floor`` and ``ceiling`` too, where 0 means that there is none.
     :param p50: seconds, as all latencies; NaN: not known.
-    :param transfers: the number of timed transfers.
+    :param transfers: the number of timed transfers; 0: not known.
+    :param transports: the transports that carried the bytes; empty: not known.
     """
 
     bandwidth: float
@@ -39,46 +48,71 @@ class Figures:
     transports: tuple[str, ...]
     #: Bytes per second of each launch.
     values: tuple[float, ...] = ()
-    p90: float = 0.0
-    p999: float = 0.0
+    p90: float = math.nan
+    p999: float = math.nan
+    #: Median seconds of the steps of a request for KV blocks, by name; empty: the row is not of such requests.
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Figures:
         """Return the figures of measured samples, with the floor and ceiling of the row."""
         ceiling = row_ceiling(samples, expectation, machine)
-        return cls(
-            bandwidth=samples.bandwidth,
-            p50=samples.p50,
-            p99=samples.p99,
-            transfers=sum(samples.transfers),
+        return cls.of_launches(
+            samples.values,
+            samples.transports,
+            {name: percentile(samples.latencies, float(name[1:])) for name in PERCENTILES if samples.latencies},
             floor=(expectation and expectation.floor) or 0.0,
             ceiling=ceiling.value if ceiling else 0.0,
-            transports=samples.transports,
-            values=samples.values,
-            p90=percentile(samples.latencies, 90),
-            p999=percentile(samples.latencies, 99.9),
+            transfers=sum(samples.transfers),
         )
+
+    @classmethod
+    def of_launches(
+        cls,
+        values: tuple[float, ...],
+        transports: tuple[str, ...],
+        latencies: Mapping[str, float] = MappingProxyType({}),
+        *,
+        floor: float = 0.0,
+        ceiling: float = 0.0,
+        transfers: int = 0,
+    ) -> Figures:
+        """Return the figures of launches. The bandwidth is their median.
+
+        :param values: bytes per second of each launch.
+        :param latencies: seconds of the percentiles that are known, by the names in :data:`PERCENTILES`.
+        """
+        p50, p90, p99, p999 = (latencies.get(name, math.nan) for name in PERCENTILES)
+        return cls(median(values), p50, p99, transfers, floor, ceiling, transports, values, p90, p999)
+
+    @property
+    def latencies(self) -> dict[str, float]:
+        """Seconds of each percentile that is known, by the names in :data:`PERCENTILES`."""
+        found = zip(PERCENTILES, (self.p50, self.p90, self.p99, self.p999), strict=True)
+        return {name: seconds for name, seconds in found if not math.isnan(seconds)}
 
 
 _LATENCIES = ("p50", "p90", "p99", "p999")
 _NUMBERS = ("bandwidth", "transfers", "floor", "ceiling", *_LATENCIES)
-_TEXTS = ("check", "nodeid", "reason", "remedy", "row", "repeat", "finding")
+_TEXTS = ("check", "nodeid", "reason", "remedy", "repeat", "finding")
 
 #: The ratios of rows to a raw tool, on the item of the test that compared them.
 RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
 #: The figures of a row, on the item of the test that measured it.
 FIGURES = pytest.StashKey[Figures]()
+#: The named figures that a test measured, on its item.
+MEASURED = pytest.StashKey[tuple[Figure, ...]]()
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one check.
+    """The result of one check. For a check that measures a row it is the row's result, from measurement to report.
 
     :param check: the id of the check.
     :param nodeid: pytest's node id of its test; empty: no test made it.
     :param reason: one sentence.
     :param remedy: what to do about it; empty: nothing.
-    :param row: the key of the row that was measured; empty: none was.
+    :param row: the key of the row that the check is about; None: it is about no row.
     :param figures: the measured values of that row.
     :param repeat: the command that repeats the check.
     """
@@ -88,7 +122,7 @@ class Result:
     verdict: Verdict
     reason: str = ""
     remedy: str = ""
-    row: str = ""
+    row: RowKey | UnknownKey | None = None
     figures: Figures | None = None
     repeat: str = ""
     #: The id of the finding that the check looked for.
@@ -97,13 +131,22 @@ class Result:
     ratios: tuple[RawRatio, ...] = ()
     #: Whether a known limit of NIXL was seen that does not affect this deployment.
     known_limit: bool = False
+    #: The named figures that the check measured, each with the bound that applies to it.
+    measured: tuple[Figure, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        found = {**asdict(self), "verdict": self.verdict.value}
+        row = "" if self.row is None else str(self.row)
+        ratios = [ratio.plain() for ratio in self.ratios]
+        found = {**asdict(replace(self, measured=())), "verdict": self.verdict.value, "row": row, "ratios": ratios}
+        del found["measured"]
+        if self.measured:
+            found["measured"] = [figure.plain() for figure in self.measured]
         if self.figures is not None:
             # JSON has no NaN.
             found["figures"] |= {name: None for name in _LATENCIES if math.isnan(getattr(self.figures, name))}
+            if not self.figures.steps:
+                del found["figures"]["steps"]
         return found
 
     @classmethod
@@ -116,11 +159,15 @@ class Result:
                 "values": tuple(float(value) for value in figures.get("values", ())),
             }
             unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
-            figures = Figures(**{**figures, **tuples, **unknown})
+            steps = {"steps": {str(name): float(value) for name, value in dict(figures.get("steps", {})).items()}}
+            figures = Figures(**{**figures, **tuples, **unknown, **steps})
             if not all(isinstance(getattr(figures, name), (int, float)) for name in _NUMBERS):
                 raise TypeError("a result has figures that are not numbers")
         ratios = tuple(RawRatio.from_plain(ratio) for ratio in data.get("ratios", ()))
-        found = cls(**{**data, "verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios})
+        row = read_key(str(data["row"])) if data.get("row") else None
+        measured = tuple(Figure.from_plain(figure) for figure in data.get("measured", ()))
+        parsed = {"verdict": Verdict(data["verdict"]), "figures": figures, "ratios": ratios, "row": row}
+        found = cls(**{**data, **parsed, "measured": measured})
         if not all(isinstance(getattr(found, name), str) for name in _TEXTS):
             raise TypeError("a result has texts that are not strings")
         return found
@@ -134,8 +181,8 @@ class Result:
             shown.append(("nixl_finding", self.finding))
         if self.known_limit:
             shown.append(("nixl_known_limit", "not met"))
-        if self.row:
-            shown.append(("nixl_row", self.row))
+        if self.row is not None:
+            shown.append(("nixl_row", str(self.row)))
         if self.figures is not None:
             shown.append(("nixl_gigabytes_per_second", round(self.figures.bandwidth / 1e9, 6)))
             for name in ("p50", "p99"):
@@ -143,3 +190,10 @@ class Result:
                     shown.append((f"nixl_{name}_microseconds", round(getattr(self.figures, name) * 1e6, 3)))
             shown.append(("nixl_transports", ",".join(self.figures.transports)))
         return shown
+
+
+def measured_rows(results: Iterable[Result]) -> Iterator[tuple[RowKey, Result]]:
+    """Yield each result of a row that was measured, after the row's key."""
+    for result in results:
+        if isinstance(result.row, RowKey) and result.figures is not None:
+            yield result.row, result

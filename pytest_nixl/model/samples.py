@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pytest_nixl.model.carrier_bytes import CarrierBytes
 from pytest_nixl.model.row_key import RowKey
+
+if TYPE_CHECKING:
+    from pytest_nixl.model.kv_blocks import KvCorruption
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Samples:
     transfers: tuple[int, ...]
     latencies: tuple[float, ...]
     transports: tuple[str, ...] = ()
-    corruption: Corruption | None = None
+    corruption: Corruption | KvCorruption | None = None
     launches: tuple[int, ...] = ()
     counted: CarrierBytes | None = None
     others: tuple[float, ...] = ()

@@ -8,8 +8,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.kv_model import KvModel
+from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
+from pytest_nixl.model.traffic_pattern import PatternChoice
 
 #: The largest number of launches of a row, and the number that a comparison starts with. More launches decide no more.
 MOST_LAUNCHES, COMPARED_LAUNCHES = 7, 5
@@ -55,6 +59,8 @@ class Settings:
     group: str
     group_token: str = field(repr=False)
     pairs: RankPairing
+    #: The traffic pattern to measure; None: none.
+    pattern: PatternChoice | None
     join_timeout: float
     log_dir: str
     op: tuple[str, ...]
@@ -62,9 +68,26 @@ class Settings:
     #: The GPUs of initiator and target; None: chosen by each link.
     devices: DevicePair | None
     file_dir: str
+    #: URL of the S3 server of the fixture ``nixl_s3``; ``embedded``; empty: what AWS's variables say.
+    s3: str
     blocks: tuple[int, ...]
     batch: tuple[int, ...]
     depth: tuple[int, ...]
+    #: Bytes of each buffer that the transfers of a bandwidth row walk; None: every transfer has the same bytes.
+    footprint: int | None
+    #: The model whose KV cache is transferred.
+    kv_model: KvModel
+    kv_tokens: int
+    #: Tensor-parallel sizes of the prefill side and the decode side.
+    kv_tp: tuple[int, int]
+    #: Tokens per block.
+    kv_block_tokens: int
+    #: Data type of the KV cache; None: the model's.
+    kv_dtype: str | None
+    #: Requests for KV blocks in flight.
+    kv_requests: int
+    #: Requests for KV blocks that start in each second; None: each starts when one is over.
+    kv_rate: float | None
     iterations: int | None
     warmup: int
     duration: float
@@ -80,6 +103,8 @@ class Settings:
     nixlbench_args: tuple[str, ...]
     #: Directory of the raw tools; empty: those on PATH.
     raw_tools_dir: str
+    #: ``quick``, ``standard`` or ``extended``.
+    level: str
     gate: bool
     #: Whether the run continues after a required infrastructure check has failed.
     keep_going: bool
@@ -92,6 +117,15 @@ class Settings:
     min_launches: int | None
     store: str
     report: tuple[str, ...]
+    #: The engine whose agents are imitated, or ``default``. Its values are in the following fields if none were given.
+    agent: str
+    #: ``auto``, or one or both of ``off`` and ``on``. Rows are measured with each.
+    progress_thread: tuple[str, ...]
+    #: Worker threads of backends; None: none.
+    threads: ThreadCounts | None
+    #: ``auto``, ``none``, ``strict`` or ``rw``.
+    sync_mode: str
+    backend_params: tuple[BackendParameter, ...]
     #: The source of each field's value: ``option``, ``ini``, ``environment NAME`` or ``default``.
     sources: Mapping[str, str] = field(default_factory=dict)
     #: One sentence for every environment variable that is set and has no effect.
@@ -101,6 +135,33 @@ class Settings:
     def etcd_is_deployments(self) -> bool:
         """Whether the etcd endpoints come from the deployment's environment, so that the endpoint suite checks them."""
         return self.sources.get("etcd", "").startswith("environment")
+
+    @property
+    def extended(self) -> bool:
+        """Whether checks repeat what the level ``standard`` asks once: every order, 200 agents."""
+        return self.level == "extended"
+
+    @property
+    def agents(self) -> tuple[AgentOptions, ...]:
+        """How agents are created; several if everything is done with each of them. The first is the default."""
+        return tuple(
+            AgentOptions(PROGRESS_THREAD[each], self.threads, self.sync_mode, self.backend_params)
+            for each in self.progress_thread
+        )
+
+    @property
+    def kv_plan(self) -> KvPlan:
+        """The transfer of the KV cache of one request.
+
+        :raises ValueError: if a tensor-parallel size does not split the model's heads.
+        """
+        return KvPlan.of(
+            self.kv_model,
+            tokens=self.kv_tokens,
+            tp=self.kv_tp,
+            block_tokens=self.kv_block_tokens,
+            dtype=self.kv_dtype,
+        )
 
     @property
     def programs(self) -> dict[str, str]:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def find(run: Run) -> None:
-    """Find the baseline that the settings name and keep it in ``run.baseline``.
+    """Find the baseline that the settings name and give it to the run's recorder.
 
     :raises pytest.UsageError: if there is none, or if it was measured on another kind of machine.
     """
     settings = run.settings
-    if not settings.baseline or run.baseline is not None:
+    if not settings.baseline or run.found.baseline is not None:
         return
     from pytest_nixl.judge.run_comparison import refuse_other_machine
     from pytest_nixl.session.record_writer import this_run
@@ -32,8 +32,8 @@ def find(run: Run) -> None:
         refuse_other_machine(found, this_run(run))
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-baseline: {error}") from None
-    run.baseline = found
-    run.notes += skipped
+    run.recorder.add_baseline(found)
+    run.recorder.note(*skipped)
 
 
 def another_to_compare(samples: Samples, run: Run) -> bool:
@@ -41,33 +41,30 @@ def another_to_compare(samples: Samples, run: Run) -> bool:
 
     :param samples: the launches of the row so far.
     """
-    from pytest_nixl.store.record_reader import RecordedRow
-
     if not run.settings.compares:
         return False
     from pytest_nixl.judge.run_comparison import wants_launch
 
-    key = str(samples.key)
-    if run.baseline is not None:
-        before = run.baseline.rows.get(key)
-    else:
-        before = RecordedRow(key, run.others[key].values, {}) if key in run.others else None
-    return wants_launch(before, samples.values, run.settings.max_regression)
+    key = samples.key
+    found = run.found
+    before = found.baseline.rows.get(key) if found.baseline is not None else found.other_samples.get(key)
+    values = before.values if before is not None else None
+    return wants_launch(values, samples.values, run.settings.max_regression)
 
 
 def compare(run: Run) -> None:
     """Compare this run, at its end, with its baseline or with the other image that was measured in turn with it."""
     settings = run.settings
-    if run.compared is not None or not settings.compares:
+    if run.found.comparison is not None or not settings.compares:
         return
     from pytest_nixl.judge.run_comparison import compare_runs
     from pytest_nixl.session.record_writer import other_run, this_run
 
-    before = run.baseline
+    before = run.found.baseline
     in_turn = before is None
     if before is None:
         if settings.compare_image is None:
             return  # the run ended before its baseline was read
         before = other_run(run, settings.compare_image)
-    run.compared = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
-    run.results += run.compared.results
+    comparison = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
+    run.recorder.add_comparison(comparison)

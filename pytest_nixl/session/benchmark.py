@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from pytest_nixl.model.samples import Samples, percentile
 
 if TYPE_CHECKING:
+    from pytest_nixl.measure.kv_link import KvLink
     from pytest_nixl.measure.link import Link
+    from pytest_nixl.model.figure import Figure
+    from pytest_nixl.nixl.agent import NixlAgent
 
 
 class ReplayClock:
@@ -39,12 +44,19 @@ class ReplayClock:
 CLOCK = pytest.StashKey[ReplayClock]()
 
 
+def records_figures(item: pytest.Item) -> bool:
+    """Whether a test records named figures."""
+    return "record_figures" in getattr(item, "fixturenames", ())
+
+
 def prepare_row(item: pytest.Item) -> None:
-    """Turn a test that measures a row into a benchmark of pytest-benchmark with a separate clock."""
+    """Turn a test that measures a row, or figures, into a benchmark of pytest-benchmark with a separate clock."""
     item.stash[CLOCK] = ReplayClock()
+    if not item.config.pluginmanager.has_plugin("benchmark"):
+        return  # its marker is unknown then
     item.add_marker(pytest.mark.benchmark(timer=item.stash[CLOCK]))
     fixtures: list[str] = getattr(item, "fixturenames", [])
-    if item.config.pluginmanager.has_plugin("benchmark") and "benchmark" not in fixtures:
+    if "benchmark" not in fixtures:
         # pytest-benchmark's own options recognize a benchmark by the name of this fixture.
         fixtures.append("benchmark")
 
@@ -67,17 +79,39 @@ def record_samples(benchmark: Any, clock: ReplayClock, samples: Samples, extra: 
     benchmark.pedantic(_nothing, rounds=len(samples.windows), iterations=1, warmup_rounds=0)
 
 
-def versions_of(link: Link) -> dict[str, str]:
+def record_timed_figures(benchmark: Any, clock: ReplayClock, figures: Sequence[Figure]) -> None:
+    """Hand the figures of one test to pytest-benchmark: each that has rounds is one benchmark, with their seconds.
+
+    ``fullname`` is the figure's key. The figures without rounds are in the ``extra_info`` of each of these benchmarks.
+
+    :param benchmark: pytest-benchmark's fixture, which is not used itself, because it records only one benchmark.
+    """
+    others = [replace(figure, samples=()).plain() for figure in figures if not figure.rounds]
+    for figure in figures:
+        if not figure.rounds:
+            continue
+        clock.load(figure.rounds)
+        one = copy.copy(benchmark)
+        one.fullname = one.name = figure.key
+        one.group = figure.name
+        one.extra_info = {"figure": figure.plain(), **({"figures": others} if others else {})}
+        one.pedantic(_nothing, rounds=len(figure.rounds), iterations=1, warmup_rounds=0)
+
+
+def versions_of(link: Link | KvLink) -> dict[str, str]:
     """Return the versions that the workers of a link report. The target's is included only if it differs."""
-    here, there = (
-        {
-            name: str(value)
-            for name, value in end.worker.versions.items()
-            if name not in ("pid", "host", "gpu", "nixl_module", "obstacle")
-        }
-        for end in (link.initiator, link.target)
-    )
+    here, there = (worker_versions([end]) for end in (link.initiator, link.target))
     return {**here, **{f"target_{name}": text for name, text in there.items() if here.get(name) != text}}
+
+
+def worker_versions(agents: Sequence[NixlAgent]) -> dict[str, str]:
+    """Return the versions that the workers of agents report. Those of the first are included where they differ."""
+    found: dict[str, str] = {}
+    for agent in agents:
+        for name, value in agent.worker.versions.items():
+            if name not in ("pid", "host", "gpu", "nixl_module", "obstacle"):
+                found.setdefault(name, str(value))
+    return found
 
 
 def rounds(samples: Samples) -> tuple[float, ...]:

@@ -20,27 +20,27 @@ class Cluster:
     """The ranks of a run.
 
     :param places: the hosts on which workers start, by rank. A run of one rank has two entries, both for this host.
-    :param party: the session of this rank; None in a run of one rank.
+    :param rank_session: the session of this rank; None in a run of one rank.
     """
 
-    def __init__(self, places: Sequence[Host], party: RankSession | None) -> None:
+    def __init__(self, places: Sequence[Host], rank_session: RankSession | None) -> None:
         self.places = places
-        self._party = party
+        self._rank_session = rank_session
 
     @classmethod
     def of(cls, run: Run) -> Cluster:
         """Return the ranks of a run."""
-        own = own_variables(run.settings.programs)
+        own = own_variables(run.settings.programs, memory=run.settings.memory)
         here = LocalHost(supervisor(), 0, own=own)
-        if run.party is None or run.party.driver is None:
+        if run.rank_session is None or run.rank_session.driver is None:
             return cls([here, LocalHost(supervisor(), 1, own=own)], None)
-        peers = run.party.driver.peers
-        return cls([here, *(peers[rank] for rank in sorted(peers))], run.party)
+        peers = run.rank_session.driver.peers
+        return cls([here, *(peers[rank] for rank in sorted(peers))], run.rank_session)
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return self._party.membership.size if self._party is not None else 1
+        return self._rank_session.membership.size if self._rank_session is not None else 1
 
     @property
     def several(self) -> bool:
@@ -50,11 +50,15 @@ class Cluster:
     @property
     def names(self) -> list[str]:
         """The name of each rank in messages: ``rank 1 on node-b``."""
-        return [self._party.name_of(rank) for rank in range(self.ranks)] if self._party is not None else ["rank 0"]
+        return (
+            [self._rank_session.name_of(rank) for rank in range(self.ranks)]
+            if self._rank_session is not None
+            else ["rank 0"]
+        )
 
     def etcd(self) -> EtcdServer | None:
         """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
-        return self._party.agents_etcd() if self._party is not None else None
+        return self._rank_session.agents_etcd() if self._rank_session is not None else None
 
     def ask(self, what: str, **arguments: Any) -> list[Any]:
         """Send a request to every rank at the same time, this one included, and return the answers by rank.
@@ -65,9 +69,9 @@ class Cluster:
         """
         from concurrent.futures import ThreadPoolExecutor
 
-        if self._party is None or self._party.driver is None:
+        if self._rank_session is None or self._rank_session.driver is None:
             return []
         with ThreadPoolExecutor(1) as pool:
-            own = pool.submit(self._party.services.by_name()[what], **arguments)
-            others = self._party.driver.ask_all(what, **arguments)
+            own = pool.submit(self._rank_session.services.by_name()[what], **arguments)
+            others = self._rank_session.driver.ask_all(what, **arguments)
         return [own.result(), *(others[rank] for rank in sorted(others))]

@@ -6,6 +6,7 @@ A run that ended early is INTERRUPTED. It never passes, because the remaining ch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,11 @@ class Completeness:
         self._planned = 0
         self._planned_checks: set[str] = set()
         self._ended: set[str] = set()
-        #: Tests that pytest reported as failed or in error.
+        #: Tests that pytest reported as failed or in error, and files that it could not collect.
         self.failed: set[str] = set()
+        #: The seconds of each test, with its setup and teardown, by node id.
+        self.durations: dict[str, float] = {}
+        self._began = time.monotonic()
         #: Whether pytest began to run tests. With --fixtures, for example, it only collects them.
         self._started = False
         #: What ended the run early; empty: nothing did.
@@ -45,6 +49,10 @@ class Completeness:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._planned = max(self._planned, len(session.items))
         self._planned_checks = {item.nodeid for item in session.items if check_of(item) is not None}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Iterable[str]) -> None:
@@ -56,6 +64,12 @@ class Completeness:
             self._ended.add(report.nodeid)
         if report.failed:
             self.failed.add(report.nodeid)
+        self.durations[report.nodeid] = self.durations.get(report.nodeid, 0.0) + report.duration
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        return time.monotonic() - self._began
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._cause = self._cause or _cause_of(excinfo.value)
@@ -65,12 +79,12 @@ class Completeness:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        with sigterm_ends_in_order() if self._run.asked_for else nullcontext():
+        with sigterm_ends_in_order() if self._run.configured else nullcontext():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        ours = self._run.asked_for or self._run.used
+        ours = self._run.configured or self._run.collected.used
         self._started = True
         try:
             with sigterm_ends_in_order() if ours else nullcontext():
@@ -88,7 +102,7 @@ class Completeness:
         """
         if session.config.option.collectonly:
             return ""
-        lost = self._run.party.faults if self._run.party is not None and not self._run.serves else []
+        lost = self._run.rank_session.faults if self._run.rank_session is not None and not self._run.serves else []
         why = self._cause
         if not why and lost:
             why = lost[0].reason
@@ -113,7 +127,7 @@ class Completeness:
         if self._planned_checks:
             ran, planned = self._ended & self._planned_checks, len(self._planned_checks)
             if lost:  # a check that only failed because a rank was lost did not run
-                ran -= {result.nodeid for result in self._run.results if result.verdict.value == "ERROR"}
+                ran -= {result.nodeid for result in self._run.found.results if result.verdict.value == "ERROR"}
             return f"after {len(ran)} of {planned} check{'' if planned == 1 else 's'}"
         return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.conclusion import WHOLE_RUN
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.session.levels import left_out_of
+from pytest_nixl.session.requested_links import requested_rows
 from pytest_nixl.session.reruns import accidents
-from pytest_nixl.session.run import Run, asked_links
+from pytest_nixl.session.run import Run
 from pytest_nixl.session.suites import BANDWIDTH, answerable
 
 if TYPE_CHECKING:
@@ -51,21 +53,28 @@ def _accidents(config: pytest.Config, ranks: int | None) -> Iterator[str]:
 
 def missed(profile: Profile, run: Run) -> list[Result]:
     """Return a MISSING result for every required check, requested row and requested memory type without a result."""
-    if run.ended:
+    if run.found.ended:
         remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
-        return [Result("whole-run", "", Verdict.MISSING, run.ended, remedy)]
-    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.results) and not _measures_rows(run):
+        return [Result(WHOLE_RUN, "", Verdict.MISSING, run.found.ended, remedy)]
+    if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.found.results) and not _measures_rows(run):
         reason = "no check ran, or all checks were skipped: there is nothing to accept"
-        return [Result("whole-run", "", Verdict.MISSING, reason, "name a suite, or no suite to run all of them")]
+        return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, "name a suite, or no suite to run all of them")]
     return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
-    results = run.results
-    for check in (each for each in profile.required if answerable(each, run.suites)):
+    results, left_out = run.found.results, left_out_of(run.config)
+    for check in (each for each in profile.required if answerable(each, run.collected.suites)):
         made = [result for result in results if result.check == check]
         skipped = [result for result in made if result.verdict is Verdict.NOT_APPLICABLE]
-        if not made:
+        if not made and check in left_out:
+            reason = (
+                f"the profile {profile.name!r} requires the check {check!r}, which is of level {left_out[check]}, and "
+                f"this run is of level {run.settings.level}"
+            )
+            remedy = f"give --nixl-level={left_out[check]}, or remove the check from [required] of the profile"
+            yield Result(check, "", Verdict.MISSING, reason, remedy)
+        elif not made:
             reason = f"the profile {profile.name!r} requires the check {check!r}, which did not run"
             remedy = "run its whole suite, without -k, -m, --deselect or a node id"
             yield Result(check, "", Verdict.MISSING, reason, remedy)
@@ -78,18 +87,24 @@ def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:
 
 def _measures_rows(run: Run) -> bool:
     """Whether the run selected the bandwidth suite, or a user's test that measures rows."""
-    return BANDWIDTH in run.suites or any(result.row for result in run.results)
+    return BANDWIDTH in run.collected.suites or any(_of_blocks(result) for result in run.found.results)
+
+
+def _of_blocks(result: Result) -> bool:
+    """Whether a result is of a row of whole blocks. Nobody requests rows of KV requests and patterns by block sizes."""
+    row = result.row
+    return row is not None and not (isinstance(row, RowKey) and (row.kv or row.pattern))
 
 
 def _missed_rows(run: Run) -> Iterator[Result]:
     if not _measures_rows(run):
         return
-    if not any(result.figures for result in run.results):
+    if not any(result.figures for result in run.found.results if _of_blocks(result)):
         reason = "no row was measured, so there is nothing to accept"
         yield Result("bandwidth", "", Verdict.MISSING, reason, "run the whole bandwidth suite")
         return
-    judged = {result.row for result in run.results}
-    for row in asked_rows(run):
+    judged = {result.row for result in run.found.results}
+    for row in requested_rows(run.settings, run.placement):
         if row not in judged:
             reason = f"the requested row {row} was not measured: its test was not selected or did not run"
             remedy = "run the whole suite, without -k, -m, -x, --deselect or a node id"
@@ -100,10 +115,10 @@ def _missed_memory(run: Run) -> Iterator[Result]:
     """Yield a MISSING result for requested GPU memory of which no row ran: a machine without GPUs must not pass."""
     if not _measures_rows(run):
         return
-    found = {result.row: result for result in run.results if result.row}
-    memories = dict.fromkeys(link.memory for link in asked_links(run.settings, run.asked))
+    found = {result.row: result for result in run.found.results if result.row is not None}
+    memories = dict.fromkeys(link.memory for link in run.links)
     for memory in (each for each in memories if "VRAM" in (each.initiator, each.target)):
-        rows = [found.get(row) for row in asked_rows(run, memory)]
+        rows = [found.get(row) for row in requested_rows(run.settings, run.placement, memory)]
         skipped = [row for row in rows if row is not None and row.verdict is Verdict.NOT_APPLICABLE]
         if skipped and len(skipped) == len(rows):
             count = "its only row did not run" if len(rows) == 1 else f"none of its {len(rows)} rows ran"
@@ -112,17 +127,6 @@ def _missed_memory(run: Run) -> Iterator[Result]:
             reason = f"{memory} was requested ({asked}), but {count}: {skipped[0].reason}"
             remedy = skipped[0].remedy or "run it on a machine with such memory, or leave it out of --nixl-memory"
             yield Result("bandwidth", skipped[0].nodeid, Verdict.MISSING, reason, remedy)
-
-
-def asked_rows(run: Run, memory: MemoryPair | None = None) -> Iterator[str]:
-    """Yield the key of every requested row.
-
-    :param memory: only rows between these memory types; None: all rows.
-    """
-    settings = run.settings
-    links = [link for link in asked_links(settings, run.asked) if memory in (None, link.memory)]
-    for link, block, batch, depth in product(links, settings.blocks, settings.batch, settings.depth):
-        yield str(link.key(block, batch, depth))
 
 
 def failed(results: Sequence[Result], profile: Profile, *, gate: bool) -> list[Result]:

@@ -1,31 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all options: flag, ini name, environment variables and accepted form."""
+"""The table of all options: flag, ini name, environment variables and accepted form.
+
+pytest reads it in every project in which the plugin is installed, so this module imports little. The parsers of the
+values are in :mod:`~pytest_nixl.session.parsers`.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from pytest_nixl.core import units
-from pytest_nixl.core.redaction import redact
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, LISTEN_FORM
-from pytest_nixl.model.memory import DEVICES_FORM, MEMORY_FORM, DevicePair
-from pytest_nixl.model.rank_pairs import PAIRING_FORM, RankPairing
-from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, RAW_TOOLS
-from pytest_nixl.session import parsers
+from pytest_nixl.core.forms import (
+    AGENTS_FORM,
+    BACKEND_PARAMS_FORM,
+    BLOCKS_FORM,
+    DEVICES_FORM,
+    ENDPOINTS_FORM,
+    FOOTPRINT_FORM,
+    KV_DTYPES_FORM,
+    KV_MODEL_FORM,
+    LEVELS_FORM,
+    LISTEN_FORM,
+    MEMORY_FORM,
+    NIXLBENCH_ARGUMENTS_FORM,
+    PAIRING_FORM,
+    PATTERN_FORM,
+    PROGRESS_THREAD_FORM,
+    S3_FORM,
+    SYNC_MODES_FORM,
+    THREADS_FORM,
+    TIME_FORM,
+)
+
+ETCD_SERVERS = ("auto", "external", "container", "embedded")
+DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
+NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
+#: Each level makes the checks of those before it as well.
+LEVELS = ("quick", "standard", "extended")
+DEFAULT_LEVEL = "standard"
+REPORT_ENDINGS = (".html", ".csv", ".prom", ".json", "ctrf.json", ".sarif")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting: its flag, its ini name, the environment variables it falls back to, and how its text is parsed.
+    """One setting: its flag, its ini name, the environment variables it falls back to, and its accepted form.
 
     :param field: the name of the field of :class:`~pytest_nixl.model.settings.Settings`.
-    :param parse: turns the text into the value; raises :class:`ValueError` for a bad text.
     :param form: the accepted form in words, for ``--help`` and for error messages.
     :param default: the default as text; empty: there is none.
     :param secret: whether the value is never shown.
@@ -33,7 +58,6 @@ class Option:
     """
 
     field: str
-    parse: Callable[[str], Any]
     form: str
     default: str
     help: str
@@ -66,7 +90,21 @@ class Option:
         if value is None:
             return self.default or "none"
         if self.field == "blocks":
-            return units.format_blocks(value)
+            from pytest_nixl.core.units import format_blocks
+
+            return format_blocks(value)
+        if self.field == "footprint":
+            from pytest_nixl.core.units import format_size
+
+            return format_size(value)
+        if self.field == "kv_tp":
+            from pytest_nixl.model.kv_plan import format_tp
+
+            return format_tp(value)
+        if self.field == "kv_rate":
+            return f"{value:.9g}/s"
+        if self.field == "threads":
+            return str(value)
         if self.field == "max_regression":
             return f"{100 * value:.6g}%"
         if self.field == "compare_image":
@@ -81,101 +119,138 @@ class Option:
             return "yes" if value else "no"
         if isinstance(value, float):
             return f"{f'{value:.9f}'.rstrip('0').rstrip('.')}s"
+        from pytest_nixl.core.redaction import redact
+
         return redact(str(value)) if value != "" else "none"
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("backend", parsers.parse_backends, "UCX, LIBFABRIC or POSIX (any case), or a list of them", "UCX",
+    Option("backend", "UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them", "UCX",
            "NIXL backends to validate", "NAME[,NAME]", ("NIXL_BACKEND",)),
-    Option("etcd", parsers.parse_etcd, ENDPOINTS_FORM, "", "endpoints of an existing etcd", "URL[,URL]",
+    Option("etcd", ENDPOINTS_FORM, "", "endpoints of an existing etcd", "URL[,URL]",
            ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")),
-    Option("etcd_server", parsers.one_of(*parsers.ETCD_SERVERS), " | ".join(parsers.ETCD_SERVERS), "auto", "which etcd "
+    Option("etcd_server", " | ".join(ETCD_SERVERS), "auto", "which etcd "
            "to use; auto: external if an endpoint is given, container if an engine answers and has the image, else "
            "embedded", "KIND"),
-    Option("etcd_image", parsers.parse_image, "REPOSITORY[:TAG]", parsers.DEFAULT_ETCD_IMAGE,
+    Option("etcd_image", "REPOSITORY[:TAG]", DEFAULT_ETCD_IMAGE,
            "image of the etcd container", "REF"),
-    Option("etcd_cacert", parsers.parse_file, "an existing PEM file", "", "CA certificate to verify etcd with",
+    Option("etcd_cacert", "an existing PEM file", "", "CA certificate to verify etcd with",
            "FILE", ("ETCDCTL_CACERT",)),
-    Option("etcd_cert", parsers.parse_file, "an existing PEM file", "", "client certificate for etcd", "FILE",
+    Option("etcd_cert", "an existing PEM file", "", "client certificate for etcd", "FILE",
            ("ETCDCTL_CERT",)),
-    Option("etcd_key", parsers.parse_file, "an existing PEM file", "", "private key of the client certificate", "FILE",
+    Option("etcd_key", "an existing PEM file", "", "private key of the client certificate", "FILE",
            ("ETCDCTL_KEY",)),
-    Option("etcd_user", parsers.parse_user, "NAME:PASSWORD", "", "user and password for etcd; set ETCDCTL_USER "
+    Option("etcd_user", "NAME:PASSWORD", "", "user and password for etcd; set ETCDCTL_USER "
            "instead, because other users can see a command line", "NAME:PASSWORD", ("ETCDCTL_USER",),
            secret=True),
-    Option("etcd_listen", parsers.parse_listen, LISTEN_FORM, "", "address at which rank 0 serves an etcd to the "
+    Option("etcd_listen", LISTEN_FORM, "", "address at which rank 0 serves an etcd to the "
            "other ranks, if there is no other etcd", "ADDR:PORT"),
-    Option("ranks", parsers.parse_ranks, "a positive integer", "", "number of ranks that start this same command; "
+    Option("ranks", "a positive integer", "", "number of ranks that start this same command; "
            "without it, the number that Slurm, MPI, torchrun or a LeaderWorkerSet gives; 1: this process alone, "
            "whatever the launcher says", "N", empty=None),
-    Option("rank", parsers.parse_rank, "a non-negative integer", "", "rank of this process, from 0; without it, the "
+    Option("rank", "a non-negative integer", "", "rank of this process, from 0; without it, the "
            "rank that the launcher gives, or the order in which the ranks join", "R", empty=None),
-    Option("group", parsers.parse_group, "1 to 64 letters, digits, . _ or -", "", "name of the group that the ranks of "
+    Option("group", "1 to 64 letters, digits, . _ or -", "", "name of the group that the ranks of "
            "this run join; without it, the launcher's job, or default", "NAME"),
-    Option("group_token", parsers.parse_token, "a text that is not empty", "", "shared secret of all ranks; set "
+    Option("group_token", "a text that is not empty", "", "shared secret of all ranks; set "
            "NIXL_GROUP_TOKEN instead, because other users can see a command line", "TOKEN", ("NIXL_GROUP_TOKEN",),
            secret=True),
-    Option("pairs", RankPairing.parse, PAIRING_FORM, "ring", "pairs of ranks to measure", "PAIRS"),
-    Option("join_timeout", parsers.parse_timeout, units.TIME_FORM, "5min", "how long to wait for all ranks to join",
+    Option("pairs", PAIRING_FORM, "ring", "pairs of ranks to measure", "PAIRS"),
+    Option("pattern", PATTERN_FORM, "", "traffic pattern to measure, each flow alone and all together; without it, the "
+           "suite pattern is not selected", "PATTERN", empty=None),
+    Option("join_timeout", TIME_FORM, "5min", "how long to wait for all ranks to join",
            "TIME"),
-    Option("log_dir", parsers.parse_store, "a directory, which is created if it does not exist", "", "where each rank "
+    Option("log_dir", "a directory, which is created if it does not exist", "", "where each rank "
            "writes its verdict and its workers' logs, in a subdirectory for each rank", "DIR"),
-    Option("op", parsers.parse_ops, "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",
+    Option("op", "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",
            "OP[,OP]"),
-    Option("memory", parsers.parse_memories, f"a list of {MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
+    Option("memory", f"a list of {MEMORY_FORM}", "DRAM:DRAM", "memory types to measure; "
            "a storage backend uses the initiator's type, and its target is always a file", "INITIATOR:TARGET[,…]"),
-    Option("devices", DevicePair.parse, DEVICES_FORM, "auto", "GPUs that VRAM is allocated on, numbered "
+    Option("devices", DEVICES_FORM, "auto", "GPUs that VRAM is allocated on, numbered "
            "as CUDA numbers the GPUs visible to each worker; auto: the initiator's first GPU, and the target's first "
            "other GPU", "INITIATOR:TARGET", empty=None),
-    Option("file_dir", parsers.parse_directory, "an existing directory", "", "directory for the temporary files of "
+    Option("file_dir", "an existing directory", "", "directory for the temporary files of "
            "storage backends; without it, the system's temporary directory", "DIR"),
-    Option("blocks", units.parse_blocks, units.BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
-    Option("batch", parsers.counts_up_to(parsers.MOST_BATCH), "a positive integer, or a list of them", "1",
+    Option("s3", S3_FORM, "", "S3 server of the fixture nixl_s3; without it, that of AWS_ENDPOINT_URL_S3 or "
+           "AWS_ENDPOINT_URL, or else an embedded one (moto), which ends with the run", "URL"),
+    Option("blocks", BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
+    Option("batch", "a positive integer, or a list of them", "1",
            "blocks (descriptors) in one transfer", "N[,N]"),
-    Option("depth", parsers.counts_up_to(parsers.MOST_DEPTH), "a positive integer, or a list of them", "1",
+    Option("depth", "a positive integer, or a list of them", "1",
            "transfers in flight", "N[,N]"),
-    Option("iterations", parsers.parse_iterations, "a positive integer, or auto (1000 up to 1 MiB, 100 above)",
+    Option("footprint", FOOTPRINT_FORM, "row", "buffer that the transfers of a bandwidth row walk; row: every transfer "
+           "has the same bytes, which stay in the processor's caches; auto: a size that does not fit into the "
+           "last-level cache of this host", "SIZE", empty=None),
+    Option("kv_model", KV_MODEL_FORM, "generic", "model whose KV cache is transferred; the sizes and "
+           "counts of its blocks are computed", "NAME|FILE"),
+    Option("kv_tokens", "a positive integer", "1024",
+           "tokens of a request whose KV cache is transferred", "N"),
+    Option("kv_tp", "a positive integer, or PREFILL:DECODE", "1", "size of tensor parallelism, "
+           "of both sides or of each; it splits the KV heads, but not MLA",
+           "N[:N]"),
+    Option("kv_block_tokens", "a positive integer", "16",
+           "tokens in one block of a KV cache", "N"),
+    Option("kv_dtype", KV_DTYPES_FORM, "auto", "data type of a KV cache; "
+           "auto: that of the model", "TYPE", empty=None),
+    Option("kv_requests", "a positive integer", "1",
+           "requests for KV blocks in flight at the same time", "N"),
+    Option("kv_rate", "auto, or a number of requests each second, such as 50/s", "auto", "rate at which requests for "
+           "KV blocks start, whether or not earlier ones are over; their latency is counted from the intended start; "
+           "auto: each starts when one is over", "RATE", empty=None),
+    Option("iterations", "a positive integer, or auto (1000 up to 1 MiB; above, at least 10 and 160 MiB)",
            "auto", "least number of transfers to time for each row", "N"),
-    Option("warmup", parsers.parse_warmup, "a non-negative integer", "10", "transfers before the clock starts", "N"),
-    Option("duration", parsers.parse_seconds, units.TIME_FORM, "0.1s", "least time to measure each row for", "TIME"),
-    Option("timeout", parsers.parse_timeout, units.TIME_FORM, "60s", "time limit of each wait", "TIME"),
-    Option("start_timeout", parsers.parse_timeout, units.TIME_FORM, "3min", "time limit for a worker to import NIXL "
+    Option("warmup", "a non-negative integer", "10", "transfers before the clock starts", "N"),
+    Option("duration", TIME_FORM, "0.1s", "least time to measure each row for", "TIME"),
+    Option("timeout", TIME_FORM, "60s", "time limit of each wait", "TIME"),
+    Option("start_timeout", TIME_FORM, "3min", "time limit for a worker to import NIXL "
            "and to create its agent", "TIME"),
-    Option("profile", parsers.parse_profile, "the name of a profile that comes with the plugin, or a TOML file",
+    Option("profile", "the name of a profile that comes with the plugin, or a TOML file",
            "loopback", "what to expect of this kind of machine; without it, and if LIBFABRIC is the only backend, a "
            "profile that fits this host", "NAME|FILE"),
-    Option("nixlbench", parsers.parse_program, "the path of a program", "", "nixlbench program to run; its "
+    Option("nixlbench", "the path of a program", "", "nixlbench program to run; its "
            "registration of ranks is checked too; without it, the one on PATH", "PATH"),
-    Option("nixlbench_runtime", parsers.one_of(*parsers.NIXLBENCH_RUNTIMES), " | ".join(parsers.NIXLBENCH_RUNTIMES),
+    Option("nixlbench_runtime", " | ".join(NIXLBENCH_RUNTIMES),
            "auto", "how the processes of nixlbench find each other; auto: ASIO on one host, where it starts without "
            "waiting; ETCD between hosts, where it needs no open port", "RUNTIME"),
-    Option("nixlbench_args", parsers.parse_nixlbench_arguments, parsers.NIXLBENCH_ARGUMENTS_FORM, "",
+    Option("nixlbench_args", NIXLBENCH_ARGUMENTS_FORM, "",
            "further flags for nixlbench", "'FLAGS'", empty=()),
-    Option("raw_tools_dir", parsers.parse_raw_tools, f"an existing directory with one of {', '.join(RAW_TOOLS)}", "",
+    Option("raw_tools_dir", "an existing directory with one of ucx_perftest, fi_rma_bw", "",
            "directory of the raw tools that NIXL is compared with; without it, those on PATH", "DIR"),
-    Option("gate", parsers.parse_yes_no, "yes or no", "no", "fail on everything that is not proven to be good",
+    Option("level", LEVELS_FORM, DEFAULT_LEVEL, "how much to check: quick takes seconds; standard, the acceptance "
+           "gate, takes a minute or two; extended adds longer checks", "LEVEL"),
+    Option("gate", "yes or no", "no", "fail on everything that is not proven to be good",
            switch=True),
-    Option("keep_going", parsers.parse_yes_no, "yes or no", "no", "continue after a failed infrastructure check that "
+    Option("keep_going", "yes or no", "no", "continue after a failed infrastructure check that "
            "the profile requires", switch=True),
-    Option("image", parsers.parse_validated_image, "REPOSITORY[:TAG][@DIGEST]", "",
+    Option("image", "REPOSITORY[:TAG][@DIGEST]", "",
            "image that this run validates, as the label of its record", "REF", ("NIXL_IMAGE",)),
-    Option("baseline", parsers.parse_baseline, "an existing file or directory, or else an image of the store", "",
+    Option("baseline", "an existing file or directory, or else an image of the store", "",
            "recorded run to compare this one with, row by row: a record, the newest record of a directory, or the "
            "newest record of an image in --nixl-store", "IMAGE|FILE|DIR"),
-    Option("compare_image", parsers.parse_compared_image, "an image and then the command that its workers are started "
+    Option("compare_image", "an image and then the command that its workers are started "
            "with, such as 'IMAGE env UCX_TLS=tcp'", "", "another image to compare this one with; both are "
            "measured now, in turn",
            "'IMAGE COMMAND'", empty=None),
-    Option("max_regression", units.parse_share, "a percentage, such as 5%", "5%", "loss up to which a row counts as "
+    Option("max_regression", "a percentage, such as 5%", "5%", "loss up to which a row counts as "
            "unchanged; a comparison is designed to find a loss of twice this size", "SHARE"),
-    Option("min_launches", parsers.parse_min_launches, f"an integer from 1 to {MOST_LAUNCHES}, or auto (1; "
-           f"{COMPARED_LAUNCHES} if runs are compared)", "auto",
+    Option("min_launches", "an integer from 1 to 7, or auto (1; 5 if runs are compared)", "auto",
            "least number of launches of each row", "N"),
-    Option("store", parsers.parse_store, "a directory, which is created if it does not exist", "",
+    Option("store", "a directory, which is created if it does not exist", "",
            "where each run stores its record", "DIR"),
-    Option("report", parsers.parse_reports, f"paths in existing directories, ending with "
-           f"{', '.join(parsers.REPORT_ENDINGS)}", "", "reports to write at the end: an HTML page, a CSV table, "
-           "metrics for Prometheus", "FILE.html[,FILE]", empty=()),
+    Option("report", f"paths in existing directories, ending with "
+           f"{', '.join(REPORT_ENDINGS)}", "", "reports to write at the end: an HTML page, a CSV table, metrics for "
+           "Prometheus, the verdict for programs, CTRF, or SARIF", "FILE.html[,FILE]", empty=()),
+    Option("agent", AGENTS_FORM, "default", "create agents as this inference engine does: it sets "
+           "--nixl-progress-thread, --nixl-threads and --nixl-sync-mode, unless they are given", "ENGINE"),
+    Option("progress_thread", PROGRESS_THREAD_FORM, "auto", "whether agents have a progress thread; auto: those of "
+           "rows have none, those of the suites only if the backend needs it, and those of your own tests have one",
+           "WHEN"),
+    Option("threads", THREADS_FORM, "none", "worker threads of an agent's UCX or LIBFABRIC (num_threads)",
+           "N[:N]", empty=None),
+    Option("sync_mode", SYNC_MODES_FORM, "auto", "thread synchronization mode of agents; auto: NIXL's own choice, "
+           "which is strict with a listener or an etcd, and else none", "MODE"),
+    Option("backend_params", BACKEND_PARAMS_FORM, "", "parameters with which agents create their backends",
+           "BACKEND:NAME=VALUE[,…]", empty=()),
 )  # fmt: skip
 
 
@@ -183,7 +258,16 @@ OPTIONS: tuple[Option, ...] = (
 TAKES_FLAGS = "--nixl-nixlbench-args"
 #: Matches one flag of that program on pytest's command line. No option of pytest matches: it has neither ``_`` nor,
 #: as a separate word, ``=``.
-_FLAG_AS_VALUE = re.compile(r"--[a-z][a-z0-9]*(?:_[a-z0-9_]*(?:=.*)?|=.*)", re.DOTALL)
+_FLAG_AS_VALUE = r"--[a-z][a-z0-9]*(?:_[a-z0-9_]*(?:=.*)?|=.*)"
+
+
+def report_ending(name: str, endings: Iterable[str]) -> str:
+    """Return the longest of these endings that the name of a file has; empty: it has none of them.
+
+    :param name: such as ``ctrf.json``, which is another format than ``verdict.json``.
+    """
+    found = [ending for ending in endings if name.endswith(ending) and (name != ending or not ending.startswith("."))]
+    return max(found, key=len, default="")
 
 
 def join_flags(words: list[str]) -> None:
@@ -199,7 +283,7 @@ def join_flags(words: list[str]) -> None:
             value = words[place + 1] if place + 1 < len(words) else None
             # argparse takes a word with a space for a value, even if it begins with a dash.
             option = value is not None and value.startswith("-") and " " not in value
-            if value is None or (option and not _FLAG_AS_VALUE.fullmatch(value)):
+            if value is None or (option and not re.fullmatch(_FLAG_AS_VALUE, value, re.DOTALL)):
                 raise pytest.UsageError(
                     f"{TAKES_FLAGS} is followed by {'nothing' if value is None else repr(value)}: expected flags of "
                     f"nixlbench, such as {TAKES_FLAGS}='--check_consistency=1'"

@@ -1,35 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of option values. Each raises a :class:`ValueError` of one sentence for a bad text."""
+"""The parser of each option. It raises a :class:`ValueError` of one sentence for a bad text."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.model.memory import OPS, MemoryPair
+from pytest_nixl.model.agent_options import (
+    ENGINES,
+    SYNC_MODES,
+    BackendParameter,
+    parse_parameters,
+    parse_progress_thread,
+    parse_threads,
+)
+from pytest_nixl.model.kv_model import KV_DTYPES, kv_model
+from pytest_nixl.model.kv_plan import MOST_BLOCK_TOKENS, MOST_TOKENS, MOST_TP
+from pytest_nixl.model.memory import OPS, DevicePair, MemoryPair
+from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import MOST_LAUNCHES, RAW_TOOLS, AlternateImage
-
-ETCD_SERVERS = ("auto", "external", "container", "embedded")
-DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
+from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.session.footprint import parse_footprint
+from pytest_nixl.session.options import ETCD_SERVERS, LEVELS, NIXLBENCH_RUNTIMES, REPORT_ENDINGS, report_ending
 
 #: The largest accepted numbers. A larger number is a typing error, and a worker would run out of memory.
+MOST_KV_REQUESTS, LEAST_KV_RATE, MOST_KV_RATE = 1024, 0.001, 1e6
 MOST_BATCH, MOST_DEPTH, MOST_ITERATIONS, MOST_RANKS = 1_000_000, 65_536, 100_000_000, 65_536
 #: The longest accepted time in seconds: a week.
 LONGEST = 7 * 86_400.0
-
-
-NIXLBENCH_RUNTIMES = ("auto", "ETCD", "ASIO")
-NIXLBENCH_ARGUMENTS_FORM = (
-    "flags of nixlbench as on its command line, such as '--mode=MG --num_initiator_dev=8 --num_target_dev=8'"
-)
-
-REPORT_ENDINGS = (".html", ".csv", ".prom")
 
 
 def parse_backends(text: str) -> tuple[str, ...]:
@@ -78,6 +82,11 @@ def counts_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
     return lambda text: _unique(tuple(_count(part, most) for part in text.split(",")))
 
 
+def count_up_to(most: int) -> Callable[[str], int]:
+    """Return a parser of one integer from 1 to ``most``."""
+    return lambda text: _count(text, most)
+
+
 def _count(text: str, most: int) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text.strip()):
         raise ValueError(f"{text.strip()!r} is not a positive integer")
@@ -124,6 +133,29 @@ def parse_listen(text: str) -> str:
     from pytest_nixl.etcd_servers.rank0 import ListenAddress
 
     return str(ListenAddress.parse(text))
+
+
+def parse_kv_tp(text: str) -> tuple[int, int]:
+    """Parse tensor-parallel sizes: ``2``, or ``PREFILL:DECODE``. :raises ValueError: if one is not 1 to 4096."""
+    prefill, _, decode = text.partition(":")
+    return _count(prefill, MOST_TP), _count(decode if ":" in text else prefill, MOST_TP)
+
+
+def parse_kv_dtype(text: str) -> str | None:
+    """Parse the data type of a KV cache; return None for ``auto``. :raises ValueError: if it is unknown."""
+    return None if one_of("auto", *KV_DTYPES)(text) == "auto" else text
+
+
+def parse_kv_rate(text: str) -> float | None:
+    """Parse requests for KV blocks each second; return None for ``auto``. :raises ValueError: if it is neither."""
+    if text.strip() == "auto":
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?(/s)?", text.strip()):
+        raise ValueError(f"{text.strip()!r} is not a number of requests each second")
+    rate = float(text.partition("/")[0])
+    if not LEAST_KV_RATE <= rate <= MOST_KV_RATE:
+        raise ValueError(f"{text.strip()!r} is not between {LEAST_KV_RATE:g}/s and {MOST_KV_RATE:.0f}/s")
+    return rate
 
 
 def parse_iterations(text: str) -> int | None:
@@ -201,6 +233,15 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def parse_level(text: str) -> str:
+    """Parse the name or the number of a level. :raises ValueError: if it is neither."""
+    numbers = {str(number): name for number, name in enumerate(LEVELS, 1)}
+    name = numbers.get(text.strip(), text.strip().lower())
+    if name not in LEVELS:
+        raise ValueError(f"{text!r} is not a level")
+    return name
+
+
 def parse_file(text: str) -> str:
     """Check the path of a file. :raises ValueError: if it is not an existing file."""
     if not os.path.isfile(text):  # Path.is_file raises if a name is too long or a directory is not readable
@@ -275,7 +316,7 @@ def parse_reports(text: str) -> tuple[str, ...]:
     paths = _unique(tuple(part.strip() for part in text.split(",")))
     endings = (*REPORT_ENDINGS, *REPORT_FORMATS.extensions(REPORT_ENDINGS))
     for path in paths:
-        if os.path.splitext(path)[1] not in endings:
+        if not report_ending(os.path.basename(path), endings):
             raise ValueError(f"{path!r} does not end with one of {', '.join(endings)}")
         if not os.path.isdir(os.path.dirname(path) or "."):
             raise ValueError(f"there is no directory {os.path.dirname(path)!r}")
@@ -287,3 +328,90 @@ def parse_yes_no(text: str) -> bool:
     if text.lower() not in ("yes", "no", "true", "false", "1", "0", ""):
         raise ValueError(f"{text!r} is neither yes nor no")
     return text.lower() in ("yes", "true", "1")
+
+
+def parse_backend_params(text: str) -> tuple[BackendParameter, ...]:
+    """Parse parameters of backends. :raises ValueError: if one is malformed or named twice, or a backend is unknown."""
+    found = parse_parameters(text)
+    for each in found:
+        parse_backends(each.backend)
+    return found
+
+
+def parse_s3(text: str) -> str:
+    """Parse the URL of an S3 server, or ``embedded``. :raises ValueError: the text is neither."""
+    from pytest_nixl.nixl.s3_server import EMBEDDED
+    from pytest_nixl.nixl.worker.s3 import parse_server
+
+    if text == EMBEDDED:
+        return text
+    if "@" in text:
+        raise ValueError("the URL has a user (not shown): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
+    try:
+        scheme, address = parse_server(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not the URL of an S3 server") from None
+    return f"{scheme}://{address}"
+
+
+#: The parser of each option, by the name of its field of :class:`~pytest_nixl.model.settings.Settings`.
+PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "backend": parse_backends,
+    "etcd": parse_etcd,
+    "etcd_server": one_of(*ETCD_SERVERS),
+    "etcd_image": parse_image,
+    "etcd_cacert": parse_file,
+    "etcd_cert": parse_file,
+    "etcd_key": parse_file,
+    "etcd_user": parse_user,
+    "etcd_listen": parse_listen,
+    "ranks": parse_ranks,
+    "rank": parse_rank,
+    "group": parse_group,
+    "group_token": parse_token,
+    "pairs": RankPairing.parse,
+    "pattern": PatternChoice.parse,
+    "join_timeout": parse_timeout,
+    "log_dir": parse_store,
+    "op": parse_ops,
+    "memory": parse_memories,
+    "devices": DevicePair.parse,
+    "file_dir": parse_directory,
+    "s3": parse_s3,
+    "blocks": units.parse_blocks,
+    "batch": counts_up_to(MOST_BATCH),
+    "depth": counts_up_to(MOST_DEPTH),
+    "footprint": parse_footprint,
+    "kv_model": kv_model,
+    "kv_tokens": count_up_to(MOST_TOKENS),
+    "kv_tp": parse_kv_tp,
+    "kv_block_tokens": count_up_to(MOST_BLOCK_TOKENS),
+    "kv_dtype": parse_kv_dtype,
+    "kv_requests": count_up_to(MOST_KV_REQUESTS),
+    "kv_rate": parse_kv_rate,
+    "iterations": parse_iterations,
+    "warmup": parse_warmup,
+    "duration": parse_seconds,
+    "timeout": parse_timeout,
+    "start_timeout": parse_timeout,
+    "profile": parse_profile,
+    "nixlbench": parse_program,
+    "nixlbench_runtime": one_of(*NIXLBENCH_RUNTIMES),
+    "nixlbench_args": parse_nixlbench_arguments,
+    "raw_tools_dir": parse_raw_tools,
+    "level": parse_level,
+    "gate": parse_yes_no,
+    "keep_going": parse_yes_no,
+    "image": parse_validated_image,
+    "baseline": parse_baseline,
+    "compare_image": parse_compared_image,
+    "max_regression": units.parse_share,
+    "min_launches": parse_min_launches,
+    "store": parse_store,
+    "report": parse_reports,
+    "agent": one_of(*ENGINES),
+    "progress_thread": parse_progress_thread,
+    "threads": parse_threads,
+    "sync_mode": one_of(*SYNC_MODES),
+    "backend_params": parse_backend_params,
+}

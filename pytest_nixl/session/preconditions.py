@@ -38,7 +38,7 @@ class Preconditions:
     @pytest.hookimpl(trylast=True)  # after every plugin that shuffles or deselects tests
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         run = self._run
-        if not run.used or run.parallel or not run.usable:
+        if not run.collected.used or run.parallel or not run.usable:
             return
         from pytest_nixl.judge.profiles import load_profile
         from pytest_nixl.session.outcome import check_of
@@ -79,8 +79,9 @@ class Preconditions:
             return
         check, why = self._failed
         tests = "1 test did not run" if left == 1 else f"{left} tests did not run"
-        self._run.ended = (
+        ended = (
             f"the run ended because the check {check!r} failed, which the profile {self._run.settings.profile!r} "
             f"requires: {tests}"
         )
-        self._session.shouldfail = f"{self._run.ended}; {why}"
+        self._run.recorder.end(ended)
+        self._session.shouldfail = f"{ended}; {why}"

@@ -3,59 +3,75 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from pytest_nixl.core.redaction import hide_command
-from pytest_nixl.model.results import Figures, Result
-from pytest_nixl.model.samples import Samples, percentile
-from pytest_nixl.model.settings import AlternateImage
+from pytest_nixl.core.units import format_size
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.results import Figures, Result, measured_rows
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import AlternateImage, Settings
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.backends.driver_standin import RECORDED
 from pytest_nixl.session.benchmark import described, rounds
+from pytest_nixl.session.options import DEFAULT_LEVEL
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.provenance import Provenance, gather
-from pytest_nixl.store.record_reader import FORM, OURS, RecordedRow, RecordedRun
+from pytest_nixl.store.record_reader import FORM, OURS, RecordedRun
 
 
 def this_run(run: Run) -> RecordedRun:
     """Return this run with the results so far, in the form in which recorded runs are read."""
+    versions = {name: version for name, version in run.found.versions.items() if name != RECORDED}
+    found = gather(run.settings.image, versions, ranks=_hosts(run))
+    if run.settings.level != DEFAULT_LEVEL:
+        found = replace(found, environment={**found.environment, "(level)": run.settings.level})
+    if any(each != AgentOptions() for each in run.settings.agents):
+        told = "; ".join(map(str, run.settings.agents))
+        found = replace(found, environment={**found.environment, "(agents)": told})
+    if driver := run.found.versions.get(RECORDED):
+        found = replace(found, environment={**found.environment, "(CUDA driver)": driver})
+    if run.settings.footprint is not None:
+        told = format_size(run.settings.footprint)
+        found = replace(found, environment={**found.environment, "(footprint)": told})
     return RecordedRun(
         source="this run",
         when=datetime.now(timezone.utc),
-        provenance=gather(run.settings.image, run.versions, ranks=_hosts(run)),
-        rows={row.key: row for row in _rows(run)},
-        results=tuple(run.results),
-        notes=tuple(run.notes),
-        interrupted=run.interrupted,
+        provenance=found,
+        rows=_rows(run),
+        results=run.found.results,
+        notes=run.found.notes,
+        interrupted=run.found.interrupted,
     )
 
 
+def refused_run(run: Run, settings: Settings) -> RecordedRun:
+    """Return a run that is refused before its first test, in the form in which recorded runs are read.
+
+    :param settings: those that can be read.
+    """
+    provenance = gather(settings.image, {})
+    return RecordedRun("this run", datetime.now(timezone.utc), provenance, rows={}, notes=run.found.notes)
+
+
 def _hosts(run: Run) -> list[str]:
-    return [member.host for member in run.party.membership.members] if run.party is not None else []
+    return [member.host for member in run.rank_session.membership.members] if run.rank_session is not None else []
 
 
-def _rows(run: Run) -> Iterator[RecordedRow]:
-    for result in run.results:
-        figures = result.figures
-        if figures is not None and figures.values:
-            yield RecordedRow(
-                key=result.row,
-                values=figures.values,
-                latencies={name: seconds for name, seconds in _latencies(figures) if not math.isnan(seconds)},
-                transports=figures.transports,
-                floor=figures.floor,
-                ceiling=figures.ceiling,
-            )
-
-
-def _latencies(figures: Figures) -> Iterator[tuple[str, float]]:
-    yield from (("p50", figures.p50), ("p90", figures.p90), ("p99", figures.p99), ("p99.9", figures.p999))
+def _rows(run: Run) -> dict[RowKey, Figures]:
+    return {
+        key: result.figures
+        for key, result in measured_rows(run.found.results)
+        if result.figures is not None and result.figures.values
+    }
 
 
 def other_run(run: Run, against: AlternateImage) -> RecordedRun:
@@ -63,22 +79,14 @@ def other_run(run: Run, against: AlternateImage) -> RecordedRun:
 
     :param against: the other image, which was measured in turn with this one.
     """
-    rows = {
-        key: RecordedRow(
-            key,
-            samples.values,
-            {f"p{percent:g}": percentile(samples.latencies, percent) for percent in (50, 90, 99, 99.9)},
-            samples.transports,
-        )
-        for key, samples in run.others.items()
-    }
+    rows = {key: Figures.of(samples, None) for key, samples in run.found.other_samples.items()}
     failed = tuple(
         Result("bandwidth", "", Verdict.CORRUPT, str(samples.corruption), row=key)
-        for key, samples in run.others.items()
+        for key, samples in run.found.other_samples.items()
         if samples.corruption is not None
     )
     when, provenance = datetime.now(timezone.utc), _other_provenance(run, against)
-    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.interrupted)
+    return RecordedRun("measured in turn", when, provenance, rows, failed, interrupted=run.found.interrupted)
 
 
 def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
@@ -87,7 +95,7 @@ def _other_provenance(run: Run, against: AlternateImage) -> Provenance:
     if os.path.basename(against.prefix[0]) == "env":
         changed = dict(word.split("=", 1) for word in against.prefix[1:] if "=" in word)
     environment = {name: value for name, value in os.environ.items() if name != "NIXL_IMAGE_DIGEST"}
-    found = gather(against.image, run.other_versions, {**environment, **changed})
+    found = gather(against.image, run.found.other_versions, {**environment, **changed})
     started = {"(started with)": hide_command(shlex.join(against.prefix))}
     return Provenance(found.image, found.versions, {**found.environment, **started}, found.host)
 
@@ -99,8 +107,9 @@ def add_ours(record: dict[str, Any], run: Run) -> None:
     """
     found = this_run(run)
     record[OURS] = _ours(found)
+    rows = {str(key): row for key, row in found.rows.items()}
     for benchmark in record["benchmarks"]:
-        row = found.rows.get(benchmark.get("extra_info", {}).get("key", ""))
+        row = rows.get(benchmark.get("extra_info", {}).get("key", ""))
         if row is not None:
             image = found.provenance.image
             benchmark["extra_info"] |= {"image": str(image), "floor": row.floor, "ceiling": row.ceiling}
@@ -126,17 +135,16 @@ def record_of(config: pytest.Config, run: Run) -> dict[str, Any]:
     record: dict[str, Any] = hook.pytest_benchmark_generate_json(
         config=config, benchmarks=_last_of_each_row(run), include_data=True, machine_info=machine, commit_info=commit
     )
-    hook.pytest_benchmark_update_json(config=config, benchmarks=run.benchmarks, output_json=record)
+    hook.pytest_benchmark_update_json(config=config, benchmarks=run.found.benchmarks, output_json=record)
     return record
 
 
 def _last_of_each_row(run: Run) -> list[Any]:
     """Return the last measurement of each row: pytest-repeat and pytest-rerunfailures may measure a row repeatedly."""
-    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.benchmarks}
-    if len(last) < len(run.benchmarks):
-        note = f"{len(run.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
-        if note not in run.notes:
-            run.notes.append(note)
+    last = {benchmark.extra_info.get("key", benchmark.fullname): benchmark for benchmark in run.found.benchmarks}
+    if len(last) < len(run.found.benchmarks):
+        note = f"{len(run.found.benchmarks)} measurements of {len(last)} rows: the record has the last one of each row"
+        run.recorder.note(note)
     return list(last.values())
 
 
@@ -147,8 +155,9 @@ def other_record(record: Mapping[str, Any], run: Run, other: RecordedRun) -> dic
     :param other: the other image's run, from :func:`other_run`.
     """
     found = []
+    others = {str(key): samples for key, samples in run.found.other_samples.items()}
     for benchmark in record["benchmarks"]:
-        samples = run.others.get(benchmark["fullname"])
+        samples = others.get(benchmark["fullname"])
         if samples is not None:
             extra = {**described(samples), "image": str(other.provenance.image)}
             found.append({**benchmark, "extra_info": extra, "stats": _statistics(samples)})

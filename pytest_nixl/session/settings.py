@@ -17,11 +17,15 @@ import pytest
 
 from pytest_nixl.core.extensions import ExtensionError
 from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.units import KIB, MIB
+from pytest_nixl.model.agent_options import THREADED, engine_agent
+from pytest_nixl.model.kv_plan import format_tp
 from pytest_nixl.model.memory import MEMORIES
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.session.default_profile import default_profile
+from pytest_nixl.session.footprint import AUTO, automatic_footprint, ends_here, refuse_footprint
 from pytest_nixl.session.options import OPTIONS, Option
-from pytest_nixl.session.parsers import parse_target_memory
+from pytest_nixl.session.parsers import PARSERS, parse_target_memory
 
 #: Parsers of environment variables that differ from the option's parser.
 _ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
@@ -29,6 +33,9 @@ _ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
     "NIXL_ETCD_ENDPOINTS": str,
     "ETCD_ENDPOINTS": str,
 }
+
+#: The block sizes of the level ``quick``, in bytes: one where latency counts, one in the middle, and a large one.
+QUICK_BLOCKS = (4 * KIB, MIB, 64 * MIB)
 
 
 def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -44,25 +51,47 @@ def read_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ
     if sources["profile"] == "default":
         values["profile"], why = default_profile(values["backend"])
         sources["profile"] = f"default: {why}" if why else "default"
+    if values["level"] == "quick" and sources["blocks"] == "default":
+        values["blocks"], sources["blocks"] = QUICK_BLOCKS, "default: three sizes at --nixl-level=quick"
+    _imitate_engine(values, sources)
+    if values["footprint"] == AUTO:
+        rows = values["blocks"], values["batch"], values["depth"]
+        values["footprint"], sources["footprint"] = automatic_footprint(*rows)
     ignored = [*_target_segment(values, sources, environ), *_ignored(sources, environ)]
     settings = Settings(**values, sources=sources, ignored=tuple(ignored))
     _check_together(settings)
     return settings
 
 
+def readable_settings(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings for the reports of a run that is refused: a value that is refused has its default.
+
+    :param environ: the environment variables.
+    """
+    values: dict[str, Any] = {}
+    for item in OPTIONS:
+        try:
+            values[item.field], _ = _read(item, config, environ)
+        except pytest.UsageError:
+            values[item.field] = PARSERS[item.field](item.default) if item.default else item.empty
+    return Settings(**values)
+
+
 def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tuple[Any, str]:
+    parse = PARSERS[item.field]
     option, ini = config.getoption(item.dest, None), config.getini(item.ini)
     if option is not None:
-        return _parse(item, item.parse, option, item.flag), "option"
+        return _parse(item, parse, option, item.flag), "option"
     if ini:
-        return _parse(item, item.parse, str(ini), f"ini value {item.ini}"), "ini"
+        return _parse(item, parse, str(ini), f"ini value {item.ini}"), "ini"
     for name in item.environment:
         if environ.get(name):
-            parse = _ENVIRONMENT_PARSERS.get(name, item.parse)
             text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
-            return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
+            return _parse(
+                item, _ENVIRONMENT_PARSERS.get(name, parse), text, f"environment variable {name}"
+            ), f"environment {name}"
     # An empty text is not parsed here: only a person who gives an empty text gets an error for it.
-    return item.parse(item.default) if item.default else item.empty, "default"
+    return parse(item.default) if item.default else item.empty, "default"
 
 
 def _with_password(environ: Mapping[str, str]) -> str:
@@ -79,6 +108,21 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
         if ": expected " not in message and not isinstance(error, ExtensionError):
             message = f"{message}: expected {item.form}"
         raise pytest.UsageError(f"{source}: {message}") from None
+
+
+def _imitate_engine(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Set what ``--nixl-agent`` sets and no option, ini value or variable gives."""
+    engine = engine_agent(values["agent"], values["backend"])
+    if values["agent"] == "default":
+        return
+    imitated = {
+        "progress_thread": ("on",) if engine.progress_thread else None,
+        "threads": engine.threads,
+        "sync_mode": engine.sync_mode if engine.sync_mode != "auto" else None,
+    }
+    for name, value in imitated.items():
+        if value is not None and sources[name] == "default":
+            values[name], sources[name] = value, f"--nixl-agent={values['agent']}"
 
 
 def _target_segment(values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]) -> Iterator[str]:
@@ -127,14 +171,17 @@ def _check_together(settings: Settings) -> None:
     from pytest_nixl.nixl.backends import BACKENDS
 
     for name in settings.backend:
-        if not BACKENDS[name].STORAGE and all(pair.target == "FILE" for pair in settings.memory):
+        if not BACKENDS[name].STORAGE and all(pair.stored for pair in settings.memory):
             raise pytest.UsageError(
                 f"--nixl-backend={name} moves bytes between two agents, but every target in --nixl-memory="
-                f"{','.join(map(str, settings.memory))} is FILE: expected a target of DRAM or VRAM, or "
+                f"{','.join(map(str, settings.memory))} is storage: expected a target of DRAM or VRAM, or "
                 "--nixl-backend=POSIX"
             )
+    _check_agents(settings)
     _check_ranks(settings)
+    refuse_footprint(settings)
     _check_memory(settings)
+    _check_kv_plan(settings)
     _check_comparison(settings)
     if bool(settings.etcd_cert) != bool(settings.etcd_key):
         given, missing = ("cert", "key") if settings.etcd_cert else ("key", "cert")
@@ -142,6 +189,23 @@ def _check_together(settings: Settings) -> None:
         raise pytest.UsageError(
             f"--nixl-etcd-{given}={getattr(settings, f'etcd_{given}')} ({source}) cannot be used alone: "
             f"expected --nixl-etcd-{missing} FILE or ETCDCTL_{missing.upper()} as well"
+        )
+
+
+def _check_agents(settings: Settings) -> None:
+    from pytest_nixl.nixl.backends import plugin_of
+
+    asked = ",".join(settings.backend)
+    for each in settings.backend_params:
+        if each.backend not in settings.backend:
+            raise pytest.UsageError(
+                f"--nixl-backend-params={each} is for a backend that is not requested by --nixl-backend={asked}: "
+                f"expected parameters of {asked} only, or {each.backend} in --nixl-backend as well"
+            )
+    if settings.threads is not None and not any(plugin_of(name) in THREADED for name in settings.backend):
+        raise pytest.UsageError(
+            f"--nixl-threads={settings.threads} has no effect on --nixl-backend={asked}: "
+            f"expected a backend with worker threads, {' or '.join(THREADED)}"
         )
 
 
@@ -166,17 +230,14 @@ def _check_memory(settings: Settings) -> None:
 
     :raises pytest.UsageError: with the bytes needed and the bytes available.
     """
-    given = [name for name in ("blocks", "batch", "depth") if settings.sources.get(name) != "default"]
+    given = [name for name in ("blocks", "batch", "depth") if not settings.sources.get(name, "").startswith("default")]
     if not given:
         return
     from pytest_nixl.host.memory import available_memory, in_bytes
     from pytest_nixl.host.recorded_tree import FactsRoot
 
     block, batch, depth = max(settings.blocks), max(settings.batch), max(settings.depth)
-    ends = max((pair.initiator, pair.target).count("DRAM") for pair in settings.memory)
-    # Several ranks may be on several hosts: then only one end is certain to be on this host.
-    ends = min(ends, 1) if (settings.ranks or 1) > 1 or settings.rank is not None else ends
-    wanted = ends * block * batch * depth + batch * depth * _DESCRIPTOR
+    wanted = ends_here(settings) * block * batch * depth + batch * depth * _DESCRIPTOR
     available = available_memory(FactsRoot())
     if available is not None and wanted > available.size:
         flags = ", ".join(f"--nixl-{name}" for name in given)
@@ -184,6 +245,13 @@ def _check_memory(settings: Settings) -> None:
             f"the largest row ({block} bytes a block, batch {batch}, depth {depth}) needs {in_bytes(wanted)} of host "
             f"memory on this host, but {available} are available: expected smaller values of {flags}"
         )
+
+
+def _check_kv_plan(settings: Settings) -> None:
+    try:
+        settings.kv_plan  # noqa: B018 - to be computed once before anything starts
+    except ValueError as error:
+        raise pytest.UsageError(f"--nixl-kv-tp={format_tp(settings.kv_tp)}: {error}") from None
 
 
 def _check_comparison(settings: Settings) -> None:
@@ -202,7 +270,7 @@ def _check_comparison(settings: Settings) -> None:
         raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
 
 
-assert {item.field for item in OPTIONS} == {f.name for f in fields(Settings)} - {"sources", "ignored"}
+assert {item.field for item in OPTIONS} == PARSERS.keys() == {f.name for f in fields(Settings)} - {"sources", "ignored"}
 
 
 def setting_lines(settings: Settings) -> Iterator[str]:
@@ -211,3 +279,12 @@ def setting_lines(settings: Settings) -> Iterator[str]:
         value = item.show(getattr(settings, item.field))
         yield f"{item.flag}={value} ({settings.sources[item.field]})"
     yield from settings.ignored
+
+
+def changed_settings(settings: Settings) -> Iterator[str]:
+    """Yield each setting that is not its usual default, with where it came from if that is not the command line."""
+    for item in OPTIONS:
+        source = settings.sources[item.field]
+        if source != "default":
+            value = item.show(getattr(settings, item.field))
+            yield f"{item.flag}={value}" if source == "option" else f"{item.flag}={value} ({source})"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from pytest_nixl.judge.profiles import Profile
-from pytest_nixl.session.run import row_of
+from pytest_nixl.session.requested_links import row_of
 
 
 def silence(profile: Profile) -> str:

@@ -9,17 +9,26 @@ from functools import cache
 from pathlib import Path
 
 BANDWIDTH, INFRASTRUCTURE, ENDPOINTS = "bandwidth", "infrastructure", "uri_validation"
+#: The suites that are selected only if an option is given, by the option.
+ON_REQUEST = {"pattern": "--nixl-pattern"}
+
+
+def suites_folder() -> Path:
+    """Return the folder of the suites: the wheel has it inside the package, a clone beside the package.
+
+    There is no such folder if somebody copied the package alone.
+    """
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "suites"
+    return inside if inside.is_dir() else package.parent / "suites"
 
 
 @cache
 def checks_of_suites() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite, read from the markers in its files without importing them."""
-    package = Path(__file__).resolve().parents[1]
-    # The wheel has the suites inside the package, a clone has them beside the package.
-    root = next(place for place in (package / "suites", package.parent / "suites") if place.is_dir())
     return {
         folder.name: frozenset(id for file in sorted(folder.glob("test_*.py")) for id in _marked(file))
-        for folder in sorted(root.iterdir())
+        for folder in sorted(suites_folder().glob("*"))
         if (folder / "__init__.py").is_file()
     }
 
@@ -40,11 +49,11 @@ def suite_of(path: Path) -> str | None:
 
 
 def not_chosen(chosen: Collection[str]) -> list[str]:
-    """Return the names of the suites that a run did not select.
+    """Return the names of the suites that a run did not select, except those that need an option.
 
     :param chosen: the names of the suites that it selected.
     """
-    return [suite for suite in checks_of_suites() if suite not in chosen]
+    return [suite for suite in checks_of_suites() if suite not in chosen and suite not in ON_REQUEST]
 
 
 def answerable(check: str, chosen: Collection[str]) -> bool:

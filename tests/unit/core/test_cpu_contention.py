@@ -14,12 +14,14 @@ from helpers.contention import spinning
 from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, too_many
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
+
+pytestmark = pytest.mark.alone
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 1_000_000)
 FLOOR = Expectation(source="a test", floor=1e9)

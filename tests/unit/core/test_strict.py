@@ -24,8 +24,6 @@ from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
 from pytest_nixl.processes import answers
 
-pytestmark = pytest.mark.apart
-
 KEY = "/pytest-nixl/groups/g/run/frozen"
 MEMBERS = (Member(0, "a", "h", 1), Member(1, "b", "h", 2))
 

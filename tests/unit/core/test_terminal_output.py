@@ -17,8 +17,6 @@ from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
 from pytest_nixl.nixl.worker.shared_memory import shared_memory_fault
 from pytest_nixl.store.store import Store
 
-pytestmark = pytest.mark.apart
-
 CHECK = """
 import pathlib, shutil
 import pytest
@@ -74,6 +72,7 @@ def test_a_run_whose_output_cannot_be_written_writes_its_report_and_does_not_end
     assert re.search(r"<strong>PASS</strong>.*3 PASS", report.read_text(), re.S)
 
 
+@pytest.mark.long
 def test_the_record_of_a_run_on_a_full_output_is_stored(tmp_path: Path) -> None:
     any_speed = profile(tmp_path / "p.toml", "floor = '1 KB/s'")
     code, said = _start(command(*ROW, f"--nixl-store={tmp_path}/store", f"--nixl-profile={any_speed}"), "full")
@@ -181,14 +180,15 @@ def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, 
     done = inside(mounts.format(tmp_path), *run)
     assert done.returncode == 1, done.stdout
     assert f"FAIL shm: /dev/shm cannot be used: {words}" in done.stdout
-    assert "docker run --shm-size=8g" in done.stdout
+    assert "    remedy: start the container with `docker run --shm-size=8g`" in done.stdout
     assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
 
 
 def test_a_row_on_read_only_shared_memory_names_the_shared_memory(inside: Inside) -> None:
     done = inside(READ_ONLY_SHM, *command(*ROW))
     assert done.returncode == 1, done.stdout
-    assert "(NIXL_ERR_BACKEND: /dev/shm is mounted read-only) in rank 0" in done.stdout
+    # The agents of both ranks are created at the same time, so either rank may be the first that fails.
+    assert re.search(r"\(NIXL_ERR_BACKEND: /dev/shm is mounted read-only\) in rank [01] ", done.stdout), done.stdout
     assert "    remedy: mount it: `mount -t tmpfs -o rw tmpfs /dev/shm`" in done.stdout
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytest_nixl.core import units
+from pytest_nixl.core import forms, units
 from pytest_nixl.core.units import GIB, KIB, MIB
 
 
@@ -39,7 +39,7 @@ def test_a_size_is_read(text: str, size: int) -> None:
     assert units.parse_size(text) == size
 
 
-SIZE = f": expected {units.SIZE_FORM}"
+SIZE = f": expected {forms.SIZE_FORM}"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_blocks_are_read(text: str, blocks: tuple[int, ...]) -> None:
     assert units.parse_blocks(text) == blocks
 
 
-BLOCKS = f": expected {units.BLOCKS_FORM}"
+BLOCKS = f": expected {forms.BLOCKS_FORM}"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_rate_is_read(text: str, rate: float) -> None:
 def test_a_malformed_rate_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_rate(text)
-    assert str(caught.value) == f"{fault}: expected {units.RATE_FORM}"
+    assert str(caught.value) == f"{fault}: expected {forms.RATE_FORM}"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_bare_number_is_a_time_only_with_a_default_unit() -> None:
     assert units.parse_time("30ms", default_unit="s") == pytest.approx(0.03)
     with pytest.raises(ValueError) as caught:
         units.parse_time("30")
-    assert str(caught.value) == f"'30' has no unit: expected {units.TIME_FORM}"
+    assert str(caught.value) == f"'30' has no unit: expected {forms.TIME_FORM}"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_bare_number_is_a_time_only_with_a_default_unit() -> None:
 def test_a_malformed_time_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
         units.parse_time(text, default_unit="s")
-    assert str(caught.value) == f"{fault}: expected {units.TIME_FORM}"
+    assert str(caught.value) == f"{fault}: expected {forms.TIME_FORM}"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def test_a_key_prints_everything_that_was_requested() -> None:
 @pytest.mark.parametrize(
     ("part", "value"),
     [("backend", "LIBFABRIC"), ("op", "READ"), ("memory", MemoryPair("VRAM", "DRAM")), ("block", 65537), ("batch", 2),
-     ("depth", 2), ("pair", (1, 0)), ("devices", DevicePair(0, 0)), ("devices", DevicePair(0, 1))],
+     ("depth", 2), ("pair", (1, 0)), ("devices", DevicePair(0, 0)), ("devices", DevicePair(0, 1)),
+     ("variant", (("threads", "4"),))],
 )  # fmt: skip
 def test_different_keys_print_differently(part: str, value: object) -> None:
     other = RowKey(**{**{item.name: getattr(KEY, item.name) for item in fields(KEY)}, part: value})
@@ -37,7 +38,7 @@ def test_different_keys_print_differently(part: str, value: object) -> None:
 
 
 def test_a_key_contains_only_what_was_requested() -> None:
-    requested = ["backend", "op", "memory", "block", "batch", "depth", "pair", "devices"]
+    requested = ["backend", "op", "memory", "block", "batch", "depth", "pair", "devices", "variant"]
     assert [item.name for item in fields(RowKey)] == requested
 
 

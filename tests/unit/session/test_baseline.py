@@ -14,6 +14,8 @@ import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile, run
 from helpers.records import KEY, key, record, write
 
+pytestmark = pytest.mark.long
+
 #: An expectation that every row meets.
 ANY_SPEED = "floor = '1 KB/s'"
 

@@ -11,22 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import ROOT, bandwidth, environment
+from helpers.cli_run import ROOT, WITHOUT, bandwidth, environment
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 
 
-def record(path: Path, *arguments: str) -> dict[str, Any]:
-    """Run one row and return its record."""
-    done = bandwidth("--nixl-op=WRITE", f"--benchmark-json={path}", *arguments)
+def record(directory: Path, name: str) -> Path:
+    """Run one row, which must pass without a warning; return its record, beside which a JUnit file lies."""
+    path = directory / f"{name}.json"
+    files = (f"--benchmark-json={path}", f"--junit-xml={path.with_suffix('.xml')}")
+    done = bandwidth("--nixl-op=WRITE", *files, "-W", "error")
     assert done.code == 0, done.output
-    [row] = json.loads(path.read_text())["benchmarks"]
-    assert isinstance(row, dict)
-    return row
+    return path
 
 
-def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None:
-    row = record(tmp_path / "run.json")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of one run, for the tests that only read it."""
+    return record(tmp_path_factory.mktemp("recorded"), "one")
+
+
+def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None:
+    row: dict[str, Any]
+    [row] = json.loads(recorded.read_text())["benchmarks"]
     extra, stats = row["extra_info"], row["stats"]
     assert row["fullname"] == row["name"] == extra["key"] == KEY
     assert row["group"] == "UCX WRITE DRAM:DRAM"
@@ -41,11 +48,10 @@ def test_a_row_is_recorded_under_its_key_with_its_values(tmp_path: Path) -> None
     assert extra["initiator_ucx"][:2] == "1."
 
 
-def test_two_runs_are_compared_by_row_key(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        record(tmp_path / f"{name}.json")
+@pytest.mark.long
+def test_two_runs_are_compared_by_row_key(recorded: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_benchmark", "compare", "one.json", "two.json"],
+        [sys.executable, "-m", "pytest_benchmark", "compare", str(recorded), str(record(tmp_path, "two"))],
         cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -53,6 +59,7 @@ def test_two_runs_are_compared_by_row_key(tmp_path: Path) -> None:
     assert "1 tests" not in done.stdout
 
 
+@pytest.mark.long
 def test_autosave_and_compare_work_within_a_run(tmp_path: Path) -> None:
     storage = f"--benchmark-storage={tmp_path}"
     for options in (("--benchmark-autosave",), ("--benchmark-compare",)):
@@ -76,11 +83,8 @@ def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
     assert not text or not json.loads(text)["benchmarks"]
 
 
-def test_rows_are_properties_of_junit_xml(tmp_path: Path) -> None:
-    path = tmp_path / "junit.xml"
-    done = bandwidth("--nixl-op=WRITE", f"--junit-xml={path}", "-W", "error")
-    assert done.code == 0, done.output
-    text = path.read_text()
+def test_rows_are_properties_of_junit_xml(recorded: Path) -> None:
+    text = recorded.with_suffix(".xml").read_text()
     assert '<property name="nixl_verdict" value="PASS"' in text
     assert f'<property name="nixl_row" value="{KEY}"' in text
     assert '<property name="nixl_gigabytes_per_second" value="' in text
@@ -89,7 +93,7 @@ def test_rows_are_properties_of_junit_xml(tmp_path: Path) -> None:
 def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites.bandwidth",
+        [sys.executable, "-m", "pytest", *WITHOUT, "--pyargs", "pytest_nixl.suites.bandwidth",
          "--nixl-op=WRITE", "--nixl-blocks=64KiB", f"--benchmark-json={path}"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -97,7 +101,7 @@ def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
 
 
-def test_the_wheel_carries_the_suites_and_profiles(tmp_path: Path) -> None:
+def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> None:
     site = tmp_path / "site"
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     source = tmp_path / "source"
@@ -106,10 +110,16 @@ def test_the_wheel_carries_the_suites_and_profiles(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     # The copy in the wheel comes first on the path, and its entry point is loaded.
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_nixl.suites.bandwidth",
+        [sys.executable, "-m", "pytest", *WITHOUT, "--pyargs", "pytest_nixl.suites.bandwidth",
          "--nixl-op=WRITE", "--nixl-blocks=64KiB", "-v", f"--benchmark-json={path}"],
         cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "site/pytest_nixl/suites/bandwidth/test_bandwidth.py" in done.stdout
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
+    init = [sys.executable, "-m", "pytest_nixl.cli", "init", "files"]
+    written = subprocess.run(
+        init, cwd=tmp_path, env=environment(PYTHONPATH=str(site)), capture_output=True, text=True, check=False
+    )
+    assert written.returncode == 0, written.stdout + written.stderr
+    assert (tmp_path / "files" / "indexed-job.yaml").is_file()

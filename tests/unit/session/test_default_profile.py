@@ -12,7 +12,7 @@ from pytest_nixl.judge.profiles import bundled_profiles, load_profile
 from pytest_nixl.session.default_profile import PRODUCT_NAME, RDMA_DEVICES, default_profile
 from pytest_nixl.session.silent_profile import silence
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 
 def host(root: Path, *devices: str, product: str = "") -> Path:
@@ -51,10 +51,10 @@ def test_libfabric_over_an_unknown_card_gets_no_expected_transport(tmp_path: Pat
 
 
 def test_the_header_shows_the_reason_for_the_default() -> None:
-    done = run("--collect-only", "-q", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
+    done = run("--collect-only", "-v", "suites/infrastructure/test_etcd.py", "--nixl-backend=LIBFABRIC")
     name, why = default_profile(("LIBFABRIC",))
     assert f"  --nixl-profile={name} (default: {why})" in done.output
-    done = run("--collect-only", "-q", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
+    done = run("--collect-only", "-v", "suites/infrastructure/test_etcd.py", "--nixl-backend=UCX")
     assert "  --nixl-profile=loopback (default)" in done.output
 
 
@@ -68,7 +68,7 @@ def test_some_profiles_expect_nothing() -> None:
 @pytest.mark.parametrize("name", SILENT)
 def test_a_profile_that_expects_nothing_is_reported_in_the_header(name: str) -> None:
     assert silence(load_profile(name)).startswith(f"the profile {name!r} has no [[expect]]")
-    done = run("suites/infrastructure/test_etcd.py", "--collect-only", "-q", f"--nixl-profile={name}")
+    done = run("suites/infrastructure/test_etcd.py", "--collect-only", f"--nixl-profile={name}")
     assert f"the profile {name!r} has no [[expect]]" in done.output
     assert "pytest-nixl profile learn" in done.output
 

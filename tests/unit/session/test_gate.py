@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, bandwidth, profile, run
 
-from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.session.suites import ON_REQUEST, checks_of_suites
+
+pytestmark = pytest.mark.long
 
 GATE = "--nixl-gate"
 
@@ -67,7 +69,7 @@ def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites()
     assert "MISSING" not in done.output
     verdict = re.search(r"^NIXL gate: PASS.*suites not selected: (.*)\)$", done.output, re.MULTILINE)
     assert verdict is not None, done.output
-    assert set(verdict[1].split(", ")) == set(checks_of_suites()) - {"infrastructure"}
+    assert set(verdict[1].split(", ")) == set(checks_of_suites()) - {"infrastructure", *ON_REQUEST}
     assert done.code == 0
 
 
@@ -110,7 +112,7 @@ def test_a_required_check_that_is_in_no_suite_is_missing(tmp_path: Path) -> None
 
 
 def test_the_checks_read_from_the_files_are_those_that_pytest_collects() -> None:
-    done = run("suites", "--collect-only", "-q", "-p", "helpers.list_checks",
+    done = run("suites", "--nixl-pattern=incast", "--collect-only", "-q", "-p", "helpers.list_checks",
                env={"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(ROOT)))})  # fmt: skip
     collected = {tuple(line.split()[1:]) for line in done.output.splitlines() if line.startswith("CHECK ")}
     assert collected == {(suite, check) for suite, checks in checks_of_suites().items() for check in checks}

@@ -11,13 +11,25 @@ import pytest
 from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 
-from pytest_nixl.core.units import BLOCKS_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM
+from pytest_nixl.core.forms import (
+    AGENTS_FORM,
+    BACKEND_PARAMS_FORM,
+    BLOCKS_FORM,
+    ENDPOINTS_FORM,
+    KV_MODEL_FORM,
+    LEVELS_FORM,
+    PAIRING_FORM,
+    PATTERN_FORM,
+    PROGRESS_THREAD_FORM,
+    RATE_FORM,
+    SIZE_FORM,
+    SYNC_MODES_FORM,
+    THREADS_FORM,
+    TIME_FORM,
+)
 from pytest_nixl.judge.profiles import bundled_profiles
-from pytest_nixl.model.rank_pairs import PAIRING_FORM
+from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, RAW_TOOLS
 from pytest_nixl.session.options import OPTIONS, TAKES_FLAGS, join_flags
-
-pytestmark = pytest.mark.apart
 
 SECRET = "hunter2"
 LONG = "x" * 300
@@ -71,7 +83,7 @@ PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 WRONG = (
     Wrong(
         "backend",
-        "UCX, LIBFABRIC or POSIX (any case), or a list of them",
+        "UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them",
         {
             "banana": "'banana' is not a supported backend",
             "expected": "'expected' is not a supported backend",
@@ -137,7 +149,7 @@ WRONG = (
     ),
     Wrong(
         "etcd_listen",
-        "ADDR:PORT, such as 0.0.0.0:12379",
+        "ADDR:PORT, such as 0.0.0.0:23790",
         {
             "": "'' names no port",
             "host": "'host' names no port",
@@ -151,10 +163,20 @@ WRONG = (
     Wrong("ranks", "a positive integer", {**_huge(65_536), "1000000000": _too_many("1000000000", 65_536)}),
     Wrong("batch", COUNTS, _huge(1_000_000)),
     Wrong("depth", COUNTS, _huge(65_536)),
-    Wrong("iterations", "a positive integer, or auto (1000 up to 1 MiB, 100 above)", _huge(100_000_000)),
+    Wrong(
+        "iterations",
+        "a positive integer, or auto (1000 up to 1 MiB; above, at least 10 and 160 MiB)",
+        _huge(100_000_000),
+    ),
     Wrong("warmup", "a non-negative integer", _huge(100_000_000)),
+    Wrong("level", LEVELS_FORM, {value: f"{value!r} is not a level" for value in ("fast", "0", "4", "1,2", "", LONG)}),
     Wrong("duration", TIME_FORM, TOO_LONG),
     Wrong("timeout", TIME_FORM, TOO_LONG),
+    Wrong(
+        "pattern",
+        PATTERN_FORM,
+        {"": "'' is not a pattern", "incst": "incst cannot be read: No such file or directory"},
+    ),
     Wrong("join_timeout", TIME_FORM, TOO_LONG),
     Wrong("start_timeout", TIME_FORM, {**TOO_LONG, "0s": "'0s' is not above zero"}),
     Wrong(
@@ -196,7 +218,7 @@ WRONG = (
     ),
     Wrong(
         "memory",
-        "a list of INITIATOR:TARGET with DRAM or VRAM, and FILE as the target of a storage backend",
+        "a list of INITIATOR:TARGET with DRAM or VRAM, and FILE or OBJ as the target of a storage backend",
         {
             "DRAM": "'DRAM' is not a pair of memory types",
             "FILE:DRAM": "'FILE:DRAM' is not a pair of memory types",
@@ -204,6 +226,19 @@ WRONG = (
             "DRAM:VRAM:DRAM": "'DRAM:VRAM:DRAM' is not a pair of memory types",
             "": "'' is not a pair of memory types",
             "DRAM:DRAM,dram:dram": "DRAM:DRAM is named twice",
+        },
+    ),
+    Wrong(
+        "s3",
+        "http://HOST[:PORT], https://HOST[:PORT], or embedded",
+        {
+            "minio:9000": "'minio:9000' is not the URL of an S3 server",
+            "http://h/bucket": "'http://h/bucket' is not the URL of an S3 server",
+            "http://h:x": "'http://h:x' is not the URL of an S3 server",
+            f"http://me:{SECRET}@h": (
+                "the URL has a user (not shown): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+            ),
+            "": "'' is not the URL of an S3 server",
         },
     ),
     Wrong(
@@ -239,8 +274,109 @@ WRONG = (
     Wrong("batch", COUNTS, {"1,2,1": "1 is named twice"}),
     Wrong("depth", COUNTS, {**_no_count("0", "-1", "1.5", "two", "³", ""), "2,2": "2 is named twice"}),
     Wrong(
+        "kv_model",
+        KV_MODEL_FORM,
+        {
+            "llama3-8b": "there is no model 'llama3-8b' (did you mean llama-3-8b or llama-3-70b?)",
+            "Qwen/Qwen3-14B": "there is no file 'Qwen/Qwen3-14B' (did you mean qwen3-14b?)",
+            "nowhere/config.json": "there is no file 'nowhere/config.json'",
+            "": "there is no model ''",
+            LONG: f"there is no model {LONG!r}",
+            ".": "model config '.' is not a file",
+            "/dev/null": "model config '/dev/null' is not a file",
+            "/etc/passwd": "model config '/etc/passwd' cannot be used: it is not JSON ('Expecting value: line 1 "
+            "column 1 (char 0)')",
+        },
+    ),
+    Wrong("kv_tokens", "a positive integer", {**_no_count("0", "-1", "8k", ""), **_huge(16_777_216)}),
+    Wrong("kv_block_tokens", "a positive integer", {**_no_count("0", "-1", "16,32", ""), **_huge(65_536)}),
+    Wrong(
+        "kv_tp",
+        "a positive integer, or PREFILL:DECODE",
+        {
+            **_no_count("0", "-1", "two", ""),
+            "1:": "'' is not a positive integer",
+            "1:0": "'0' is not a positive integer",
+            "1:2:4": "'2:4' is not a positive integer",
+            **_huge(4096),
+        },
+    ),
+    Wrong("kv_requests", "a positive integer", {**_no_count("0", "-1", "2,4", ""), **_huge(1024)}),
+    Wrong(
+        "footprint",
+        "row, auto, or a size such as 1GiB",
+        {value: f"{value!r} is neither row, auto nor a size" for value in ("", "cold", "0", "-1", "1.5B", "1 parsec")},
+    ),
+    Wrong(
+        "kv_rate",
+        "auto, or a number of requests each second, such as 50/s",
+        {
+            **{text: f"{text!r} is not a number of requests each second" for text in ("fast", "-1", "1/m", "1e3", "")},
+            **{text: f"{text!r} is not between 0.001/s and 1000000/s" for text in ("0", "0/s", "0.0001", "2000000/s")},
+        },
+    ),
+    Wrong(
+        "kv_dtype",
+        "auto | bf16 | fp16 | fp32 | fp8 | int8",
+        {
+            "float": "'float' is not one of the choices",
+            "BF16": "'BF16' is not one of the choices",
+            "": "'' is not one of the choices",
+        },
+    ),
+    Wrong(
+        "agent",
+        AGENTS_FORM,
+        {value: f"{value!r} is not one of the choices" for value in ("trtllm", "vLLM", "vllm,dynamo", "")},
+    ),
+    Wrong(
+        "progress_thread",
+        PROGRESS_THREAD_FORM,
+        {
+            **{value: f"{value!r} is neither auto, off nor on" for value in ("yes", "ON", "")},
+            "on,": "'' is neither auto, off nor on",
+            "on,on": "on is named twice",
+            "auto,on": "'auto,on' has auto and another value",
+        },
+    ),
+    Wrong(
+        "threads",
+        THREADS_FORM,
+        {
+            **{value: f"{value!r} is not a number of threads from 1 to 256" for value in ("0", "-1", "257", "1.5", "")},
+            ENDLESS: f"{40 * '9'!r} is not a number of threads from 1 to 256",
+            "8:257": "'257' is not a number of threads from 0 to 256",
+            "8:": "'' is not a number of threads from 0 to 256",
+            "0:0": "'0:0' does not give threads to one side or both",
+            "1:2:3": "'1:2:3' does not give threads to one side or both",
+        },
+    ),
+    Wrong(
+        "sync_mode",
+        SYNC_MODES_FORM,
+        {value: f"{value!r} is not one of the choices" for value in ("fast", "STRICT", "")},
+    ),
+    Wrong(
+        "backend_params",
+        BACKEND_PARAMS_FORM,
+        {
+            "": "'' names no backend",
+            "num_workers=4": "'num_workers=4' names no backend",
+            ":num_workers=4": "':num_workers=4' names no backend",
+            "UCX:num_workers": "'UCX:num_workers' has no value",
+            "UCX:num_workers=": "'UCX:num_workers=' has no value",
+            "UCX:num_workers=4,": "'' names no backend",
+            "UCX:=4": "'' is not the name of a parameter",
+            "UCX:a-b=4": "'a-b' is not the name of a parameter",
+            "UCX:a=1,ucx:a=2": "UCX:a is named twice",
+            "UXC:a=1": "'UXC' is not a supported backend",
+            "UCX:a=b/c": "'b/c' has a space, a / or a =, or over 200 characters, which a row key cannot hold",
+            "UCX:a=b=c": "'b=c' has a space, a / or a =, or over 200 characters, which a row key cannot hold",
+        },
+    ),
+    Wrong(
         "iterations",
-        "a positive integer, or auto (1000 up to 1 MiB, 100 above)",
+        "a positive integer, or auto (1000 up to 1 MiB; above, at least 10 and 160 MiB)",
         _no_count("0", "-1", "1.5", "two", "1,2", ""),
     ),
     Wrong(
@@ -374,9 +510,9 @@ WRONG = (
     ),
     Wrong(
         "report",
-        "paths in existing directories, ending with .html, .csv, .prom",
+        "paths in existing directories, ending with .html, .csv, .prom, .json, ctrf.json, .sarif",
         {
-            "report": "'report' does not end with one of .html, .csv, .prom",
+            "report": "'report' does not end with one of .html, .csv, .prom, .json, ctrf.json, .sarif",
             "a.html,a.html": "a.html is named twice",
             "/nowhere/a.html": "there is no directory '/nowhere'",
         },
@@ -435,7 +571,7 @@ def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_av
     said = sentence(run_pytest(pytester, *arguments, in_process=True))
     assert said.startswith(f"the largest row ({row}) needs ")
     assert f"({wanted} bytes) of host memory on this host, but " in said
-    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) .* are available", said)
+    match = re.search(r"but \S+ \S+ \(([0-9]+) bytes\) according to (MemAvailable|the limit of .*) are available", said)
     assert match is not None, said
     assert 0 <= int(match[1]) < wanted
 
@@ -443,6 +579,14 @@ def test_a_row_that_does_not_fit_into_memory_is_refused_with_bytes_needed_and_av
 def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
     result = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-batch=2", "--nixl-depth=2", in_process=True)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_the_forms_name_the_limits_and_choices_of_the_code() -> None:
+    """The table of options imports little, so it repeats what the code below it defines."""
+    forms = {item.field: item.form for item in OPTIONS}
+    assert forms["min_launches"].startswith(f"an integer from 1 to {MOST_LAUNCHES}, ")
+    assert f"; {COMPARED_LAUNCHES} if runs are compared)" in forms["min_launches"]
+    assert forms["raw_tools_dir"].endswith(f" one of {', '.join(RAW_TOOLS)}")
 
 
 def test_every_option_has_a_wrong_value_in_this_file() -> None:
@@ -495,6 +639,35 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
             "--nixl-etcd-key=here.pem (option) cannot be used alone: "
             "expected --nixl-etcd-cert FILE or ETCDCTL_CERT as well",
             id="key-without-cert",
+        ),
+        pytest.param(
+            ("--nixl-kv-model=llama-3-8b", "--nixl-kv-tp=3"),
+            "--nixl-kv-tp=3: tensor-parallel size 3 does not split the 32 attention heads and 8 KV heads of llama-3-8b "
+            "evenly: expected one of 1, 2, 4, 8, 16, 32",
+            id="tp-that-does-not-split-the-heads",
+        ),
+        pytest.param(
+            ("--nixl-kv-model=deepseek-r1", "--nixl-kv-tp=1:3"),
+            "--nixl-kv-tp=1:3: tensor-parallel size 3 does not split the 128 attention heads of deepseek-r1 evenly: "
+            "expected one of 1, 2, 4, 8, 16, 32, 64, 128",
+            id="tp-that-does-not-split-the-heads-of-decode",
+        ),
+        pytest.param(
+            ("--nixl-backend-params=POSIX:use_aio=true",),
+            "--nixl-backend-params=POSIX:use_aio=true is for a backend that is not requested by --nixl-backend=UCX: "
+            "expected parameters of UCX only, or POSIX in --nixl-backend as well",
+            id="parameters-of-another-backend",
+        ),
+        pytest.param(
+            ("--nixl-backend-params=UCX:num_threads=4",),
+            "--nixl-backend-params: 'UCX:num_threads=4' is set by another option: expected --nixl-threads=N",
+            id="threads-as-a-parameter",
+        ),
+        pytest.param(
+            ("--nixl-backend=POSIX", "--nixl-threads=4"),
+            "--nixl-threads=4 has no effect on --nixl-backend=POSIX: expected a backend with worker threads, UCX or "
+            "LIBFABRIC",
+            id="threads-without-a-backend-that-has-them",
         ),
         pytest.param(
             ("--nixl-baseline=here.pem", "--nixl-compare-image=nixl:1 env A=1"),
@@ -585,7 +758,7 @@ ENVIRONMENTS = [
     pytest.param(
         {"NIXL_BACKEND": "banana"},
         "environment variable NIXL_BACKEND: 'banana' is not a supported backend: "
-        "expected UCX, LIBFABRIC or POSIX (any case), or a list of them",
+        "expected UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them",
         id="NIXL_BACKEND",
     ),
     pytest.param(
@@ -613,7 +786,7 @@ def test_a_wrong_variable_ends_a_run_with_a_test_of_the_plugin(
     pytester: pytest.Pytester, env: dict[str, str], expected: str
 ) -> None:
     pytester.makepyfile(OURS)
-    result = run_pytest(pytester, env=env)
+    result = run_pytest(pytester, env=env, in_process=True)
     assert sentence(result) == expected
     assert result.outlines[-1].strip("= ").startswith("no tests ran in")
 
@@ -623,7 +796,7 @@ def test_a_wrong_variable_does_not_affect_a_run_without_tests_of_the_plugin(
     pytester: pytest.Pytester, env: dict[str, str], expected: str
 ) -> None:
     pytester.makepyfile(NOT_OURS)
-    result = run_pytest(pytester, env=env)
+    result = run_pytest(pytester, env=env, in_process=True)
     assert result.ret == pytest.ExitCode.OK
     result.assert_outcomes(passed=1)
     assert result.errlines == []
@@ -641,6 +814,7 @@ def test_a_container_is_refused_before_tests_run_if_no_engine_answers(pytester: 
         "--nixl-etcd-server=container",
         "--nixl-etcd-image=localhost/there/is:none",
         env={"DOCKER_HOST": "unix:///nonexistent.sock"},
+        in_process=True,
     )
     expected = "--nixl-etcd-server=container: no container engine answers at unix:///nonexistent.sock: No such file"
     assert sentence(result) == expected
@@ -660,7 +834,7 @@ def test_a_missing_image_is_refused_before_tests_run(pytester: pytest.Pytester) 
 def test_an_engine_is_not_contacted_if_no_test_needs_it(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OURS)
     env = {"DOCKER_HOST": "unix:///nonexistent.sock"}
-    run_pytest(pytester, "--nixl-etcd-server=container", env=env).assert_outcomes(passed=1)
+    run_pytest(pytester, "--nixl-etcd-server=container", env=env, in_process=True).assert_outcomes(passed=1)
 
 
 def test_every_option_is_in_the_help_with_its_form_and_default(pytester: pytest.Pytester) -> None:
@@ -687,3 +861,17 @@ def test_flags_of_nixlbench_may_be_a_separate_word(value: str) -> None:
 def test_missing_flags_of_nixlbench_are_a_usage_error(words: list[str], what: str) -> None:
     with pytest.raises(pytest.UsageError, match=f"^{TAKES_FLAGS} is followed by {what}: expected flags of nixlbench"):
         join_flags([TAKES_FLAGS, *words])
+
+
+def test_an_option_and_its_value_in_one_word_leave_the_root_directory_of_pytest(pytester: pytest.Pytester) -> None:
+    """Pytest takes a directory after a space for a test path, as the page of the options says."""
+    elsewhere = pytester.path / "elsewhere"
+    elsewhere.mkdir()
+    project = pytester.mkdir("project")
+    (project / "test_it.py").write_text("def test_it(pytestconfig): print('root:', pytestconfig.rootpath)\n")
+    (project / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    pytester.chdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        found = run_pytest(pytester, "-s", f"--nixl-store={elsewhere}")
+    found.stdout.fnmatch_lines([f"*root: {project}*"])

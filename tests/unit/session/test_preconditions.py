@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, Finished, command, environment, run
+from helpers.cli_run import NOT_BUSY, ROOT, Finished, command, environment, run
 from helpers.cli_run import profile as write_profile
 
 #: Nothing listens on port 1.
@@ -51,9 +51,11 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, 
     assert done.code == 1
 
 
-def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row() -> None:
+def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text(NOT_BUSY)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        done = run(*SUITES, env={"NIXL_ETCD_ENDPOINTS": f"http://127.0.0.1:{silent.getsockname()[1]}"}, timeout=300)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = run(*SUITES, plugins=["idle"], env={"NIXL_ETCD_ENDPOINTS": endpoint, "PYTHONPATH": str(tmp_path)})
     assert "the check 'etcd-answers'" in ended(done)
     assert done.verdicts == {}
 
@@ -68,6 +70,7 @@ def test_an_endpoint_that_only_nixl_cannot_parse_ends_the_run_before_the_first_r
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_keep_going_measures_the_rows_anyway() -> None:
     done = run("suites/infrastructure/test_etcd.py", "suites/bandwidth/test_bandwidth.py", "--nixl-blocks=64KiB",
                "--nixl-keep-going", env={"NIXL_ETCD_ENDPOINTS": NOTHING})  # fmt: skip
@@ -77,6 +80,7 @@ def test_keep_going_measures_the_rows_anyway() -> None:
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_a_check_that_is_not_required_does_not_end_the_run(tmp_path: Path) -> None:
     required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['bandwidth']")
     done = run("suites/infrastructure/test_etcd.py", "suites/bandwidth/test_bandwidth.py", "--nixl-blocks=64KiB",
@@ -110,6 +114,7 @@ def test_required_infrastructure_checks_run_first() -> None:
     assert folders[count:] == sorted(folders[count:])
 
 
+@pytest.mark.long
 def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path) -> None:
     """Two ranks, with a profile that requires RDMA devices, which this host does not have."""
     required = tmp_path / "p.toml"

@@ -9,16 +9,16 @@ from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
-from helpers.pytester_run import PLUGIN
+from helpers.pytester_run import parse_config
 
+from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.kv_model import GENERIC, KV_MODELS
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.rank_pairs import RankPairing
 from pytest_nixl.model.settings import AlternateImage, Settings
-from pytest_nixl.session.options import OPTIONS, given_options
-from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE, OPTIONS, given_options
 from pytest_nixl.session.settings import read_settings, setting_lines
-
-pytestmark = pytest.mark.apart
 
 SECRET = "hunter2"
 KIB, MIB = 1 << 10, 1 << 20
@@ -39,15 +39,25 @@ TEXTS: dict[str, tuple[str, object]] = {
     "group": ("nightly-1.2_a", "nightly-1.2_a"),
     "group_token": ("of us", "of us"),
     "pairs": ("0:1, 3:2", RankPairing("", ((0, 1), (3, 2)))),
+    "pattern": ("incast:8", PatternChoice("incast:8", "incast", 8)),
     "join_timeout": ("1h", 3600.0),
     "log_dir": ("logs", "logs"),
     "op": ("read, Write", ("READ", "WRITE")),
     "memory": ("dram:vram, VRAM:VRAM", (MemoryPair("DRAM", "VRAM"), MemoryPair("VRAM", "VRAM"))),
     "devices": ("0:1", DevicePair(0, 1)),
     "file_dir": ("/", "/"),
+    "s3": ("http://h:1/", "http://h:1"),
     "blocks": ("1KiB..4KiB", (KIB, 2 * KIB, 4 * KIB)),
     "batch": ("4, 1", (4, 1)),
     "depth": ("2,8", (2, 8)),
+    "footprint": ("64MiB", 65536 * KIB),
+    "kv_model": ("Qwen3-8B", KV_MODELS["qwen3-8b"]),
+    "kv_tokens": ("100", 100),
+    "kv_tp": ("2:4", (2, 4)),
+    "kv_requests": ("4", 4),
+    "kv_rate": ("12.5/s", 12.5),
+    "kv_block_tokens": ("64", 64),
+    "kv_dtype": ("fp8", "fp8"),
     "iterations": ("7", 7),
     "warmup": ("0", 0),
     "duration": ("250ms", 0.25),
@@ -58,6 +68,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "nixlbench_runtime": ("ASIO", "ASIO"),
     "nixlbench_args": ("-mode MG --check_consistency", ("--mode=MG", "--check_consistency")),
     "raw_tools_dir": ("raw", "raw"),
+    "level": ("3", "extended"),
     "gate": ("yes", True),
     "keep_going": ("yes", True),
     "image": ("registry/nixl:2", "registry/nixl:2"),
@@ -67,6 +78,14 @@ TEXTS: dict[str, tuple[str, object]] = {
     "min_launches": ("7", 7),
     "store": ("runs", "runs"),
     "report": ("a.html,b.csv", ("a.html", "b.csv")),
+    "agent": ("sglang", "sglang"),
+    "progress_thread": ("off, on", ("off", "on")),
+    "threads": ("8:0", ThreadCounts(8, 0)),
+    "sync_mode": ("rw", "rw"),
+    "backend_params": (
+        "ucx:num_workers=4,UCX:a=1",
+        (BackendParameter("UCX", "a", "1"), BackendParameter("UCX", "num_workers", "4")),
+    ),
 }
 
 #: What is on or off, and takes no value on the command line.
@@ -87,15 +106,25 @@ DEFAULTS: dict[str, object] = {
     "group": "",
     "group_token": "",
     "pairs": RankPairing("ring"),
+    "pattern": None,
     "join_timeout": 300.0,
     "log_dir": "",
     "op": ("WRITE", "READ"),
     "memory": (MemoryPair("DRAM", "DRAM"),),
     "devices": None,
     "file_dir": "",
+    "s3": "",
     "blocks": tuple(4 * KIB << step for step in range(15)),
     "batch": (1,),
     "depth": (1,),
+    "footprint": None,
+    "kv_model": GENERIC,
+    "kv_tokens": 1024,
+    "kv_tp": (1, 1),
+    "kv_requests": 1,
+    "kv_rate": None,
+    "kv_block_tokens": 16,
+    "kv_dtype": None,
     "iterations": None,
     "warmup": 10,
     "duration": 0.1,
@@ -106,6 +135,7 @@ DEFAULTS: dict[str, object] = {
     "nixlbench_runtime": "auto",
     "nixlbench_args": (),
     "raw_tools_dir": "",
+    "level": "standard",
     "gate": False,
     "keep_going": False,
     "image": "",
@@ -115,6 +145,11 @@ DEFAULTS: dict[str, object] = {
     "min_launches": None,
     "store": "",
     "report": (),
+    "agent": "default",
+    "progress_thread": ("auto",),
+    "threads": None,
+    "sync_mode": "auto",
+    "backend_params": (),
 }
 
 #: What has to be given beside a setting, so that it is accepted.
@@ -145,7 +180,7 @@ def configure(
     pytester.makeini("\n".join(["[pytest]", *(f"nixl_{name} = {text}" for name, text in (ini or {}).items())]))
     flags = {item.field: item.flag for item in OPTIONS}
     typed = [flags[name] if name in SWITCHES else f"{flags[name]}={text}" for name, text in (options or {}).items()]
-    return pytester.parseconfig(*PLUGIN, *typed)
+    return parse_config(pytester, *typed)
 
 
 def read(
@@ -184,6 +219,44 @@ def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> 
     text, value = TEXTS[name]
     settings = read(pytester, ini={name: text, **BESIDE.get(name, {})})
     assert (getattr(settings, name), settings.sources[name]) == (value, "ini")
+
+
+@pytest.mark.parametrize(
+    ("engine", "agent"),
+    [
+        ("vllm", AgentOptions(True, ThreadCounts(4, 4))),
+        ("dynamo", AgentOptions(True)),
+        ("sglang", AgentOptions(True, ThreadCounts(8, 0), "strict")),
+        ("default", AgentOptions()),
+    ],
+)
+def test_agents_are_created_as_an_engine_does(pytester: pytest.Pytester, engine: str, agent: AgentOptions) -> None:
+    settings = read(pytester, {"agent": engine})
+    assert settings.agents == (agent,)
+    imitated = {name for name, source in settings.sources.items() if source == f"--nixl-agent={engine}"}
+    assert ("progress_thread" in imitated, "threads" in imitated, "sync_mode" in imitated) == (
+        agent.progress_thread is True, agent.threads is not None, agent.sync_mode != "auto",
+    )  # fmt: skip
+
+
+def test_an_option_and_an_ini_value_win_over_the_engine(pytester: pytest.Pytester) -> None:
+    given = {"agent": "sglang", "progress_thread": "off,on", "threads": "none"}
+    settings = read(pytester, given, {"sync_mode": "rw"})
+    assert settings.agents == (AgentOptions(False, None, "rw"), AgentOptions(True, None, "rw"))
+
+
+def test_an_engine_gives_no_threads_to_libfabric(pytester: pytest.Pytester) -> None:
+    for engine in ("vllm", "sglang"):
+        assert read(pytester, {"agent": engine, "backend": "LIBFABRIC"}).threads is None
+
+
+def test_the_level_quick_measures_three_sizes_unless_others_are_given(pytester: pytest.Pytester) -> None:
+    quick = read(pytester, {"level": "quick"})
+    assert quick.blocks == (4 * KIB, 1024 * KIB, 65536 * KIB)
+    assert quick.sources["blocks"] == "default: three sizes at --nixl-level=quick"
+    assert read(pytester, {"level": "quick", "blocks": "2KiB"}).blocks == (2 * KIB,)
+    assert read(pytester, {"level": "1"}, {"blocks": "2KiB"}).blocks == (2 * KIB,)
+    assert read(pytester, {"level": "extended"}).blocks == DEFAULTS["blocks"]
 
 
 @EACH

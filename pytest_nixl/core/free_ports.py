@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find TCP ports for servers that are about to start on this host."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import chain, repeat
+from pathlib import Path
+
+#: The file with the lowest and the highest port that the system gives to outgoing connections.
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: Many services have fixed ports below the first; if fewer ports than the second are left, the system chooses.
+_LOWEST, _FEWEST = 10_000, 1_000
+#: The ports that :func:`free_ports` returned: another thread may not have bound its port yet.
+_given: set[int] = set()
+_given_lock = threading.Lock()
+_MOST_GIVEN = 5_000
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ``count`` different TCP ports that are free on all addresses, and that this process did not get before.
+
+    They are not among the ports that the system gives to outgoing connections, one of which could otherwise take such
+    a port before its server binds it.
+    """
+    found: list[int] = []
+    for port in chain(_candidates(_ephemeral_start()), repeat(0)):
+        with _given_lock:
+            if len(_given) >= _MOST_GIVEN:
+                _given.clear()
+            if (free := _bindable(port)) and free not in _given:
+                _given.add(free)
+                found.append(free)
+        if len(found) == count:
+            break
+    return found
+
+
+def _ephemeral_start() -> int:
+    try:
+        return int(EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _candidates(end: int) -> Iterator[int]:
+    """Return the ports from which to choose, in a random order; none if the system leaves too few."""
+    ports = list(range(_LOWEST, end))
+    if len(ports) >= _FEWEST:
+        random.shuffle(ports)
+        yield from ports
+
+
+def _bindable(port: int) -> int:
+    """Return the port if a socket can be bound to it, a free port for 0, and 0 for a port that is taken."""
+    with socket.socket() as tried:
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return 0
+        return int(tried.getsockname()[1])

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures: single measured values with a name, such as the time of a registration, which a profile may bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pytest_nixl.core import units
+from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, SIZE_FORM, TIME_FORM
+
+
+@dataclass(frozen=True)
+class FigureUnit:
+    """The unit of a figure: how a profile writes a bound in it, and how a report shows a value.
+
+    :param name: the unit's symbol.
+    :param form: what a profile's bound in this unit looks like, in words.
+    """
+
+    name: str
+    form: str
+    read: Callable[[str], float]
+    show: Callable[[float], str]
+
+
+def _show_time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}" if seconds / factor < 100 else f"{seconds / factor:.0f} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _show_bytes(size: float) -> str:
+    """Return a size in decimal units, as limits of etcd's requests are usually told."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _read_count(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a number")
+    return value
+
+
+SECONDS = FigureUnit("s", TIME_FORM, units.parse_time, _show_time)
+BYTES = FigureUnit("B", SIZE_FORM, lambda text: float(units.parse_size(text)), _show_bytes)
+PER_SECOND = FigureUnit("1/s", FREQUENCY_FORM, units.parse_frequency, lambda value: f"{value:.0f}/s")
+COUNT = FigureUnit("1", COUNT_FORM, _read_count, lambda value: f"{value:.3g}")
+UNITS: Mapping[str, FigureUnit] = MappingProxyType({one.name: one for one in (SECONDS, BYTES, PER_SECOND, COUNT)})
+
+
+@dataclass(frozen=True)
+class FigureKind:
+    """A figure that a suite records.
+
+    :param name: its name in profiles and reports.
+    :param labels: the names of its labels, by which a profile selects it.
+    :param summary: what is measured, as a phrase.
+    :param remedy: what to do if a value is outside its bound.
+    """
+
+    name: str
+    unit: FigureUnit
+    labels: tuple[str, ...]
+    summary: str
+    remedy: str
+
+
+_REQUEST = (
+    "Run suites/kv_cache again, alone on an idle machine; if the time stays and most of it is `post` in the line "
+    "'KV requests', try --nixl-kv-block-tokens=64, else compare the rows of suites/bandwidth with those of a "
+    "healthy machine."
+)
+_CONTROL = (
+    "Run suites/control_path again, alone on an idle machine; if the value stays, compare it with that of a healthy "
+    "machine that has the same NIXL and the same UCX or libfabric."
+)
+_ENDURANCE = (
+    "Run suites/endurance again with a longer --nixl-duration and with another release of NIXL, and report the growth "
+    "with both releases; until it is fixed, restart the process before what grows is used up."
+)
+
+
+_TELEMETRY = (
+    "Run suites/telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
+    "the engine makes many small transfers, turn telemetry off with NIXL_TELEMETRY_ENABLE=n."
+)
+
+
+def _growing(resource: str, unit: FigureUnit, summary: str) -> FigureKind:
+    """Return the figure for the growth of a resource of a worker."""
+    words = f"{summary}: the least growth with each cycle (lower end of the 99 % interval)"
+    return FigureKind(f"growth-{resource}", unit, ("backend", "cycle"), words, _ENDURANCE)
+
+
+_KINDS = (
+    FigureKind(
+        "kv-request-p50", SECONDS, ("backend", "op", "memory", "way", "model", "tokens"),
+        "a request for KV blocks until the target has its notification, median", _REQUEST,
+    ),
+    FigureKind(
+        "kv-request-p99", SECONDS, ("backend", "op", "memory", "way", "model", "tokens"),
+        "a request for KV blocks until the target has its notification, 99th percentile", _REQUEST,
+    ),
+    FigureKind("agent-creation", SECONDS, ("backend",), "one more agent with its backend in a process", _CONTROL),
+    FigureKind(
+        "registration", SECONDS, ("backend", "count", "size"),
+        "one call that registers `count` regions of `size` each", _CONTROL,
+    ),
+    FigureKind("deregistration", SECONDS, ("backend", "count", "size"), "the call that deregisters them", _CONTROL),
+    FigureKind("metadata-export", SECONDS, ("backend", "count"), "`get_agent_metadata` with `count` regions", _CONTROL),
+    FigureKind("metadata-load", SECONDS, ("backend", "count"), "loading that metadata in another agent", _CONTROL),
+    FigureKind("metadata-size", BYTES, ("backend", "count"), "the size of that metadata", _CONTROL),
+    FigureKind(
+        "publish-to-found", SECONDS, ("backend", "agents"),
+        "from the first of `agents` agents that publishes to etcd until one of them has loaded all others", _CONTROL,
+    ),
+    FigureKind("connect", SECONDS, ("backend",), "`make_connection` to another agent", _CONTROL),
+    FigureKind("first-transfer", SECONDS, ("backend", "size"), "the first WRITE between two agents", _CONTROL),
+    FigureKind("later-transfer", SECONDS, ("backend", "size"), "a later WRITE of the same bytes, median", _CONTROL),
+    FigureKind(
+        "notification-latency", SECONDS, ("backend",), "half of a round trip of two notifications, median", _CONTROL
+    ),
+    FigureKind("notification-rate", PER_SECOND, ("backend",), "notifications of a burst that arrive", _CONTROL),
+    _growing("heap", BYTES, "memory in use by malloc"),
+    _growing("memory", BYTES, "anonymous memory"),
+    _growing("descriptors", COUNT, "open file descriptors other than sockets"),
+    _growing("sockets", COUNT, "open sockets"),
+    _growing("threads", COUNT, "threads"),
+    _growing("shared-memory", COUNT, "mapped shared-memory files"),
+    _growing("metadata", BYTES, "the metadata of the agents, which names each registered region"),
+    _growing("etcd-keys", COUNT, "keys of the namespace in etcd"),
+    FigureKind(
+        "cycle-time", SECONDS, ("backend", "cycle"), "the fastest cycle between two samples, median", _ENDURANCE
+    ),
+    FigureKind(
+        "slowdown", COUNT, ("backend", "cycle"), "the time of the last cycle divided by that of the first, at least",
+        _ENDURANCE,
+    ),
+    FigureKind(
+        "telemetry-transfer", SECONDS, ("backend", "exporter"),
+        "a WRITE of four blocks of 4 KiB, median of the launches; with the exporter `none` without telemetry",
+        _TELEMETRY,
+    ),
+    FigureKind(
+        "telemetry-overhead", COUNT, ("backend", "exporter"),
+        "the time of that WRITE with telemetry divided by the time without it", _TELEMETRY,
+    ),
+    FigureKind(
+        "telemetry-overhead-least", COUNT, ("backend", "exporter"), "the lower end of its 90 % interval", _TELEMETRY
+    ),
+    FigureKind(
+        "telemetry-overhead-most", COUNT, ("backend", "exporter"), "the upper end of its 90 % interval", _TELEMETRY
+    ),
+)  # fmt: skip
+
+#: The figures that suites record, by name. A profile may bound these and no others.
+FIGURE_KINDS: Mapping[str, FigureKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+#: The most characters of a name, a label or a unit in a record.
+_LONGEST = 200
+#: The most samples of a figure in a record.
+MOST_SAMPLES = 300
+#: The largest value, and number of cycles, in a record.
+_LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value.
+
+    :param name: a name in :data:`FIGURE_KINDS`.
+    :param labels: what was measured, such as ``{"backend": "UCX", "count": "256"}``.
+    :param value: in ``unit``: ``s``, ``B``, ``1/s`` or ``1``.
+    :param rounds: the seconds of each repetition, for pytest-benchmark; empty: the value was not timed by itself.
+    :param at_most: the bound that applies to it; None: there is none. So ``at_least``.
+    :param samples: for a growth the number of cycles before each sample, and what was held then; at most
+        :data:`MOST_SAMPLES`.
+    """
+
+    name: str
+    value: float
+    unit: str
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    rounds: tuple[float, ...] = ()
+    at_most: float | None = None
+    at_least: float | None = None
+    samples: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, value: float, labels: Mapping[str, object], rounds: tuple[float, ...] = ()) -> Figure:
+        """Return a figure of a known kind.
+
+        :param name: a name in :data:`FIGURE_KINDS`.
+        :param value: in the unit of that kind.
+        :param labels: a value for each label of that kind.
+        :param rounds: as in :class:`Figure`.
+        :raises ValueError: if a label is missing or is not one of that kind.
+        """
+        kind = FIGURE_KINDS[name]
+        if set(labels) != set(kind.labels):
+            raise ValueError(f"the figure {name} has the labels {', '.join(kind.labels)}, not {', '.join(labels)}")
+        texts = {label: str(labels[label])[-_LONGEST:] for label in kind.labels}
+        return cls(name, value, kind.unit.name, texts, rounds)
+
+    @property
+    def key(self) -> str:
+        """The name and the labels, which identify the figure in files of pytest-benchmark."""
+        return "/".join((self.name, *self.labels.values()))
+
+    @property
+    def labels_text(self) -> str:
+        """The labels as text. A bare number is preceded by its label's name."""
+        return " ".join(f"{name} {text}" if text.isdecimal() else text for name, text in self.labels.items())
+
+    def show(self, value: float) -> str:
+        """Return a value of this figure with its unit."""
+        return UNITS[self.unit].show(value) if self.unit in UNITS else f"{value:.3g} {self.unit}"
+
+    @property
+    def within(self) -> bool:
+        """Whether the value is within the bounds that apply to it; a figure without a bound is."""
+        above = self.at_most is not None and self.value > self.at_most
+        return not above and not (self.at_least is not None and self.value < self.at_least)
+
+    @property
+    def limit_text(self) -> str:
+        """The bounds that apply, as text; empty: there is none."""
+        bounds = (("at most", self.at_most), ("at least", self.at_least))
+        return ", ".join(f"{word} {self.show(bound)}" for word, bound in bounds if bound is not None)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.labels_text}): {self.show(self.value)}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the figure as JSON values, without its rounds, which pytest-benchmark writes."""
+        values = {"name": self.name, "value": self.value, "unit": self.unit, "labels": dict(self.labels)}
+        bounds = {"at_most": self.at_most, "at_least": self.at_least}
+        samples = {"samples": [list(sample) for sample in self.samples]} if self.samples else {}
+        return {**values, **{name: bound for name, bound in bounds.items() if bound is not None}, **samples}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Figure:
+        """Restore a figure from :meth:`plain`. :raises TypeError, ValueError: if a value has another form."""
+        labels = data["labels"]
+        texts = [data["name"], data["unit"], *labels, *labels.values()]
+        if not all(isinstance(text, str) and len(text) <= _LONGEST for text in texts):
+            raise TypeError("a figure has a name, unit or label that is not a short text")
+        value, at_most, at_least = (data.get(name) for name in ("value", "at_most", "at_least"))
+        for number in (value, at_most, at_least):
+            if isinstance(number, bool) or not isinstance(number, (int, float, type(None))):
+                raise TypeError("a figure has a value that is not a number")
+            # A comparison, because no function of floats takes an integer of any length; NaN is not less either.
+            if number is not None and not abs(number) <= _LARGEST:
+                raise ValueError(f"a figure has a value that is not finite, or beyond {_LARGEST:g}")
+        if value is None:
+            raise TypeError("a figure has no value")
+        samples = _samples(data.get("samples", []))
+        return cls(data["name"], float(value), data["unit"], dict(labels), (), at_most, at_least, samples)
+
+
+def _samples(data: Any) -> tuple[tuple[float, float], ...]:
+    """Return the samples of a figure from JSON values. :raises TypeError, ValueError: if one has another form."""
+    if not isinstance(data, list) or len(data) > MOST_SAMPLES:
+        raise TypeError(f"a figure has samples that are not a list of at most {MOST_SAMPLES}")
+    found: list[tuple[float, float]] = []
+    for sample in data:
+        numbers = isinstance(sample, list) and all(type(number) in (int, float) for number in sample)
+        if not numbers or len(sample) != 2:
+            raise TypeError("a figure has a sample that is not two numbers")
+        if not all(abs(number) <= _LARGEST for number in sample):
+            raise ValueError(f"a figure has a sample with a number beyond {_LARGEST:g}")
+        place, value = float(sample[0]), float(sample[1])
+        if place < 0 or not place.is_integer():
+            raise ValueError("a figure has a sample whose cycles are not counted")
+        if found and place <= found[-1][0]:
+            raise ValueError("a figure has samples that are not in the order of their cycles")
+        found.append((place, value))
+    return tuple(found)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result of a check, from pytest's report of its test."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.findings import FindingError
+from pytest_nixl.model.results import FIGURES, MEASURED, RATIOS, Result
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.missed_deadline import LESS_TO_DO, late_because
+from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
+from pytest_nixl.session.repeat_command import repeat_command
+from pytest_nixl.session.requested_links import row_of
+from pytest_nixl.session.run import Run
+
+
+def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Shorten the failure in a report, and add the result of the check to the report and to the test's properties.
+
+    :param report: the report of setup, call or teardown, which is changed in place.
+    """
+    run = Run.of(item.config)
+    if call.excinfo is not None:
+        gate = run.usable and run.settings.gate
+        required = run.usable and check_of(item) in load_profile(run.settings.profile).required
+        _shorten_failure(report, item, call.excinfo.value, gate=gate, required=required)
+    result = _result_of(item, call, report)
+    if result is None:
+        return
+    if report.failed and isinstance(report.longrepr, str):
+        report.longrepr += f"\nrepeat: {result.repeat}"
+    vars(report)["nixl_result"] = result.plain()
+    item.user_properties.extend(result.properties())
+    if run.usable and run.settings.image:
+        item.user_properties.append(("nixl_image", run.settings.image))
+
+
+def _result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:
+    """Return the result of a check after its call, or after a failure or skip in its setup or teardown; else None."""
+    check = check_of(item)
+    if check is None or (report.when != "call" and report.passed):
+        return None
+    judgement = _judgement(item, call, report)
+    row = row_of(item)
+    return Result(
+        check=check,
+        nodeid=item.nodeid,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        remedy=judgement.remedy,
+        row=row,
+        figures=item.stash.get(FIGURES, None),
+        repeat=repeat_command(item, row),
+        finding=judgement.finding,
+        known_limit=judgement.known_limit,
+        ratios=item.stash.get(RATIOS, ()),
+        measured=item.stash.get(MEASURED, ()),
+    )
+
+
+def _judgement(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Judgement:
+    error = call.excinfo.value if call.excinfo is not None else None
+    concluded = item.stash.get(JUDGEMENT, None)
+    if concluded is not None and (error is None or isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))):
+        return concluded
+    if isinstance(error, NotApplicableError):
+        return Judgement(Verdict.NOT_APPLICABLE, error.reason, error.remedy)
+    if isinstance(error, NixlPluginError) and (busy := late_because(item, error)):
+        verdict = Verdict.WARN if is_own(item) else Verdict.INCONCLUSIVE
+        return Judgement(verdict, f"{error.reason}; {busy}", LESS_TO_DO)
+    if report.skipped:
+        return Judgement(Verdict.NOT_APPLICABLE, _skip_reason(report))
+    if report.passed:
+        return Judgement(Verdict.PASS, "")
+    if isinstance(error, FindingError):
+        return Judgement(Verdict.FAIL, error.reason, error.remedy, error.finding)
+    if isinstance(error, NixlPluginError):
+        return Judgement(Verdict.ERROR, error.reason, error.remedy)
+    kind = Verdict.FAIL if isinstance(error, (AssertionError, pytest.fail.Exception)) else Verdict.ERROR
+    return Judgement(kind, _first_line(error))
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _first_line(error: BaseException | None) -> str:
+    text = str(error).strip().splitlines()
+    name = "" if isinstance(error, (AssertionError, pytest.fail.Exception)) else f"{type(error).__name__}: "
+    return f"{name}{text[0] if text else type(error).__name__}"
+
+
+def _shorten_failure(
+    report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool
+) -> None:
+    """Replace the traceback in a report by the message if the error or verdict is the plugin's; skip if not applicable.
+
+    A missed deadline on a busy host decides nothing, so the test is skipped. With the gate, only a check of pytest-nixl
+    itself is skipped for that.
+
+    :param report: the report, which is changed in place.
+    :param gate: whether ``--nixl-gate`` is given.
+    :param required: whether the profile requires the check.
+    """
+    path, line, _ = item.location
+    busy = late_because(item, error)
+    if isinstance(error, NotApplicableError) and not (gate and required):
+        report.outcome = "skipped"
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {error.reason}")
+    elif busy and (is_own(item) or not gate):
+        report.outcome = "skipped"
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {error}; {busy}")
+    elif isinstance(error, NixlPluginError) or (isinstance(error, pytest.fail.Exception) and JUDGEMENT in item.stash):
+        report.longrepr = str(error)

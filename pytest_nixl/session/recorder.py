@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run found: results, rows, versions and notes. Everything is added through the run's recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_nixl.judge.run_comparison import RunComparison
+    from pytest_nixl.model.results import Result
+    from pytest_nixl.model.row_key import RowKey
+    from pytest_nixl.model.samples import Samples
+    from pytest_nixl.store.record_reader import RecordedRun
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run found so far.
+
+    :param results: the result of each check, and results that belong to no test.
+    :param benchmarks: pytest-benchmark's statistics of each measurement of a row, for the record.
+    :param versions: the versions that workers report; ``other_versions`` are those of the other image.
+    :param other_samples: the samples of the other image, by row key.
+    :param baseline: the run to compare this one with; None: there is none, or it was not read yet.
+    :param comparison: the result of the comparison with another run; None: there is none yet.
+    :param notes: sentences that the report shows at its end, such as the times of KV requests.
+    :param details: those of the notes that the terminal of a run of several suites shows with ``-v`` only.
+    :param annotations: workflow commands for GitHub Actions, to be written on separate lines.
+    :param stored: paths of this run's records in the store.
+    :param ended: the required check that ended the run before its last test, as a sentence; empty: there is none.
+    :param interrupted: how far the run came and what ended it early, such as ``INTERRUPTED after 2 of 10 checks:
+        Ctrl-C``; empty: it is not over yet, or it was completed.
+    """
+
+    results: tuple[Result, ...] = ()
+    benchmarks: tuple[Any, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    other_versions: Mapping[str, str] = field(default_factory=dict)
+    other_samples: Mapping[RowKey, Samples] = field(default_factory=dict)
+    baseline: RecordedRun | None = None
+    comparison: RunComparison | None = None
+    notes: tuple[str, ...] = ()
+    details: frozenset[str] = frozenset()
+    annotations: tuple[str, ...] = ()
+    stored: tuple[Path, ...] = ()
+    ended: str = ""
+    interrupted: str = ""
+
+
+class Recorder:
+    """Adds to what a run found."""
+
+    def __init__(self) -> None:
+        self._found = Found()
+        #: The samples of the row that is being measured, of the launches so far; None: none has ended.
+        self.samples_so_far: Samples | None = None
+
+    @property
+    def found(self) -> Found:
+        """What was found so far."""
+        return self._found
+
+    def _set(self, **changed: Any) -> None:
+        self._found = replace(self._found, **changed)
+
+    def add_result(self, result: Result) -> None:
+        """Add the result of a test. The result of its teardown replaces that of its call."""
+        kept = (one for one in self._found.results if one.nodeid != result.nodeid)
+        self._set(results=(*kept, result))
+
+    def add_run_results(self, results: Iterable[Result]) -> None:
+        """Add results that no test made, such as a required check that did not run."""
+        self._set(results=(*self._found.results, *results))
+
+    def explain(self, row: RowKey, why: str) -> None:
+        """Append an explanation to the reason of a row's result.
+
+        :param why: the explanation.
+        """
+        explained = (
+            replace(one, reason=f"{one.reason}; {why}") if one.row == row else one for one in self._found.results
+        )
+        self._set(results=tuple(explained))
+
+    def add_benchmark(self, statistics: Any) -> None:
+        """Add pytest-benchmark's statistics of one measurement of a row."""
+        self._set(benchmarks=(*self._found.benchmarks, statistics))
+
+    def add_versions(self, versions: Mapping[str, str]) -> None:
+        """Add the versions that workers report."""
+        self._set(versions={**self._found.versions, **versions})
+
+    def add_other_versions(self, versions: Mapping[str, str]) -> None:
+        """Add the versions that workers of the other image report."""
+        self._set(other_versions={**self._found.other_versions, **versions})
+
+    def add_other_samples(self, samples: Samples) -> None:
+        """Add the samples of a row of the other image; they replace those of fewer launches."""
+        self._set(other_samples={**self._found.other_samples, samples.key: samples})
+
+    def add_baseline(self, baseline: RecordedRun) -> None:
+        """Add the run to compare this one with."""
+        self._set(baseline=baseline)
+
+    def add_comparison(self, comparison: RunComparison) -> None:
+        """Add the result of the comparison with another run, and the results that follow from it."""
+        self._set(comparison=comparison)
+        self.add_run_results(comparison.results)
+
+    def note(self, *sentences: str) -> None:
+        """Add sentences that the report shows at its end. A sentence that is there already is not repeated."""
+        self._set(notes=tuple(dict.fromkeys((*self._found.notes, *sentences))))
+
+    def note_detail(self, sentence: str) -> None:
+        """Add a note that the terminal of a run of several suites shows with ``-v`` only."""
+        self.note(sentence)
+        self._set(details=self._found.details | {sentence})
+
+    def annotate(self, commands: Iterable[str]) -> None:
+        """Set the workflow commands for GitHub Actions; they replace those of an earlier report."""
+        self._set(annotations=tuple(commands))
+
+    def add_stored(self, paths: Sequence[Path]) -> None:
+        """Set the paths of this run's records in the store; they replace those of an earlier record."""
+        self._set(stored=tuple(paths))
+
+    def end(self, why: str) -> None:
+        """Note that a required check ended the run before its last test.
+
+        :param why: which check, as a sentence.
+        """
+        self._set(ended=why)
+
+    def interrupt(self, how_far: str) -> None:
+        """Note that the run was ended early. The first cause stays.
+
+        :param how_far: how far the run came and what ended it.
+        """
+        self._set(interrupted=self._found.interrupted or how_far)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strict reader of Prometheus' text format, beside Prometheus' own writer and parser."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_nixl.core.metrics_text import MOST_LINE, MOST_TEXT, MetricSample, read_metrics, total
+from pytest_nixl.core.strict import StrictError
+
+
+def test_series_have_names_labels_and_values() -> None:
+    text = b'# HELP a what\n# TYPE a counter\na_total{x="1",y="two words",} 3 1700000000000\r\n\nvllm:b 1e-3\n c{} +Inf'
+    assert read_metrics(text) == [
+        MetricSample("a_total", {"x": "1", "y": "two words"}, 3.0),
+        MetricSample("vllm:b", {}, 0.001),
+        MetricSample("c", {}, math.inf),
+    ]
+
+
+def test_escapes_in_labels_are_read() -> None:
+    (sample,) = read_metrics(rb'a{path="C:\\x \"y\"\nz}"} 1')
+    assert sample.labels == {"path": 'C:\\x "y"\nz}'}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Nan", "nan"])
+def test_not_a_number_is_a_value_as_nixl_writes_it(number: str) -> None:
+    (sample,) = read_metrics(f'exposer_request_latencies{{quantile="0.5"}} {number}'.encode())
+    assert math.isnan(sample.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "no series"),
+        (b"# only a comment\n", "no series"),
+        (b"\xff 1", "not UTF-8"),
+        (b"<!DOCTYPE html><html></html>", "line 1 is '<!DOCTYPE html><html></html>': expected a metric's name"),
+        (b'{"status": "ok"}', "line 1 is"),
+        (b"a 1\nb", "line 2 is 'b': expected a blank after"),
+        (b"a 1_000", "line 1 has the value '1_000'"),
+        (b"a 0x10", "expected a number"),
+        (b"a 1 2 3", "line 1 has '2 3' after its value: expected a timestamp"),
+        (b'a 1 # {x="y"} 1', "after its value"),
+        (b"a-b 1", "expected a blank after the metric's name"),
+        (b'a{x="1" 1', "line 1 has the labels"),
+        (b'a{x="1",x="2"} 1', "line 1 has the label 'x' twice"),
+        (b"a{x=1} 1", "line 1 has the labels"),
+        (b'a{x="1"} 1\na{x="1"} 2', "line 2 repeats the series"),
+        (b"a" * (MOST_LINE + 1), "line 1 has 65537 characters"),
+        (b"\n" * (MOST_TEXT + 1), "more than 16 MiB"),
+    ],
+)
+def test_what_is_not_metrics_is_refused_with_one_sentence(text: bytes, reason: str) -> None:
+    with pytest.raises(StrictError) as refused:
+        read_metrics(text)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+def test_one_wrong_line_refuses_the_text() -> None:
+    with pytest.raises(StrictError, match="line 2"):
+        read_metrics(b"agent_errors_total 1\nagent_errors_total{ 5\n")
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with suppress(StrictError):
+        read_metrics(data)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=4, unique=True))
+def test_it_reads_what_the_library_of_prometheus_writes_as_its_parser_does(values: list[str]) -> None:
+    registry = CollectorRegistry()
+    counter, gauge = Counter("a", "what\nit is", ["x"], registry=registry), Gauge("b", "", registry=registry)
+    gauge.set(-1.5)
+    histogram = Histogram("c", "", registry=registry)
+    for number, value in enumerate(values):
+        counter.labels(value).inc(number)
+        histogram.observe(number)
+    text = generate_latest(registry)
+    expected = {
+        (each.name, tuple(sorted(each.labels.items())), each.value)
+        for family in text_string_to_metric_families(text.decode())
+        for each in family.samples
+    }
+    assert {(each.name, tuple(sorted(each.labels.items())), each.value) for each in read_metrics(text)} == expected
+
+
+def test_series_of_a_metric_are_added_by_labels() -> None:
+    samples = read_metrics(b'a{x="1",y="1"} 1\na{x="1",y="2"} 2\na{x="2",y="1"} 4')
+    assert total(samples, "a") == 7
+    assert total(samples, "a", x="1") == 3
+    assert total(samples, "b") is None

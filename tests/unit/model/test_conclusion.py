@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures in ``verdict.json``: each with its bounds and its verdict, in a form that other ranks accept."""
+
+from __future__ import annotations
+
+import json
+
+from pytest_nixl.cluster.messages import ASKS
+from pytest_nixl.core.strict import check
+from pytest_nixl.model.conclusion import MOST_FIGURES, told, without_results
+from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+
+CREATION = Figure("agent-creation", 0.04, "s", {"backend": "UCX"})
+SIZE = Figure("metadata-size", 11_700.0, "B", {"backend": "UCX", "count": "256"}, at_most=100.0)
+RATE = Figure("notification-rate", 12_000.0, "1/s", {"backend": "UCX"}, at_most=1e6, at_least=5000.0)
+
+
+def of(verdict: Verdict, *figures: Figure) -> Result:
+    """Return the result of a check that measured figures."""
+    return Result("a-check", "t.py::test", verdict, "why", measured=figures)
+
+
+def test_every_figure_has_its_bounds_and_its_verdict() -> None:
+    found = told([of(Verdict.FAIL, CREATION, SIZE), of(Verdict.PASS, RATE)], gate=True)["figures"]
+    assert found == [
+        {"check": "a-check", "name": "agent-creation", "labels": {"backend": "UCX"}, "value": 0.04, "unit": "s",
+         "at_most": None, "at_least": None, "verdict": "PASS"},
+        {"check": "a-check", "name": "metadata-size", "labels": {"backend": "UCX", "count": "256"}, "value": 11_700.0,
+         "unit": "B", "at_most": 100.0, "at_least": None, "verdict": "FAIL"},
+        {"check": "a-check", "name": "notification-rate", "labels": {"backend": "UCX"}, "value": 12_000.0,
+         "unit": "1/s", "at_most": 1e6, "at_least": 5000.0, "verdict": "PASS"},
+    ]  # fmt: skip
+
+
+def test_a_figure_is_within_its_bounds_up_to_and_with_them() -> None:
+    for value, within in ((4999.0, False), (5000.0, True), (1e6, True), (1e6 + 1, False)):
+        assert Figure(RATE.name, value, RATE.unit, RATE.labels, (), RATE.at_most, RATE.at_least).within is within
+
+
+def test_other_ranks_accept_the_figures_and_their_number_is_limited() -> None:
+    many = [of(Verdict.PASS, *[RATE] * (MOST_FIGURES + 1)), of(Verdict.PASS, Figure("x", float("nan"), "s"))]
+    found = json.loads(json.dumps(told(many, gate=False)))
+    assert len(found["figures"]) == MOST_FIGURES
+    check(ASKS["end"], {"code": 0, "verdict": "", "refusal": "", "told": found})
+    check(ASKS["end"], {"code": 4, "verdict": "", "refusal": "no", "told": without_results("REFUSED")})
+
+
+def test_a_run_without_figures_has_an_empty_list() -> None:
+    assert told([Result("x", "x", Verdict.PASS)], gate=False)["figures"] == []
+    assert without_results("INTERRUPTED")["figures"] == []

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures: their labels, their units as text, and as JSON values that may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.cli_run import ROOT
+
+from pytest_nixl.model.figure import BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.figures import FEW, MOST, figure_lines
+
+LABELS = {"backend": "UCX", "op": "READ", "memory": "DRAM:DRAM", "way": "scattered-prepped", "model": "generic",
+          "tokens": 64}  # fmt: skip
+FIGURE = Figure.of("kv-request-p50", 0.00127, LABELS, (0.001, 0.00127, 0.002))
+
+
+def test_a_figure_has_every_label_of_its_kind() -> None:
+    assert FIGURE.labels["tokens"] == "64"
+    assert FIGURE.key == "kv-request-p50/UCX/READ/DRAM:DRAM/scattered-prepped/generic/64"
+    with pytest.raises(ValueError, match="kv-request-p50 has the labels backend, op, memory, way, model, tokens"):
+        Figure.of("kv-request-p50", 1.0, {"backend": "UCX"})
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [(SECONDS, 12.34, "12.3 s"), (SECONDS, 0.0631, "63.1 ms"), (SECONDS, 0.63149, "631 ms"), (SECONDS, 2e-5, "20 us"),
+     (SECONDS, 2e-7, "0.2 us"), (BYTES, 1.764e6, "1.76 MB"), (BYTES, 612, "612 B"), (BYTES, 2500, "2.5 KB"),
+     (PER_SECOND, 12345.6, "12346/s")],
+)  # fmt: skip
+def test_values_are_shown_with_their_unit(unit: Any, value: float, text: str) -> None:
+    assert unit.show(value) == text
+
+
+def test_a_bound_of_each_unit_is_read() -> None:
+    assert (SECONDS.read("50 ms"), BYTES.read("1.5 MB"), PER_SECOND.read("1000/s")) == (0.05, 1.5e6, 1000.0)
+    with pytest.raises(ValueError, match="'1000' has no unit: expected a number a second"):
+        PER_SECOND.read("1000")
+
+
+def test_a_figure_survives_json_without_its_rounds() -> None:
+    figure = replace(FIGURE, at_most=0.05)
+    assert Figure.from_plain(json.loads(json.dumps(figure.plain()))) == replace(figure, rounds=())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"name": 3}, {"labels": {"op": 1}}, {"labels": {"op": "x" * 201}}, {"value": "1"}, {"value": None},
+     {"value": float("inf")}, {"value": 10**400}, {"value": True}, {"unit": None}, {"at_most": "1"},
+     {"at_most": float("nan")}],
+)  # fmt: skip
+def test_values_of_another_form_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Figure.from_plain({**FIGURE.plain(), **changed})
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [3, {"1": 2}, [[1.0]], [[1.0, 2.0, 3.0]], [[1.0, "2"]], [[True, 2.0]], [[1.0, float("nan")]],
+     [[2.0, 1.0], [1.0, 1.0]], [[0.0, float("inf")]], [[0.5, 1.0]], [[-1.0, 1.0]], [[1e19, 1.0]], [[1.0, -1e19]],
+     [[1, 10**400]], [[number, 1.0] for number in range(MOST_SAMPLES + 1)]],
+)  # fmt: skip
+def test_samples_of_another_form_are_refused(samples: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Figure.from_plain({**FIGURE.plain(), "samples": samples})
+
+
+def test_samples_survive_json_and_a_figure_without_them_is_written_as_before() -> None:
+    figure = replace(FIGURE, rounds=(), samples=((1.0, 0.0), (2.0, 1024.0)))
+    assert Figure.from_plain(json.loads(json.dumps(figure.plain()))) == figure
+    assert "samples" not in FIGURE.plain()
+
+
+def test_a_result_keeps_its_figures_and_one_without_figures_is_written_as_before() -> None:
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(replace(FIGURE, rounds=()),))
+    assert Result.from_plain(json.loads(json.dumps(result.plain()))) == result
+    assert "measured" not in replace(result, measured=()).plain()
+
+
+def test_the_table_has_a_column_of_limits_only_if_there_is_one() -> None:
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,))
+    heads, line = (one.text for one in figure_lines([result], gate=False))
+    assert (heads.split(), line.split()[0]) == (["figure", "of", "value"], "kv-request-p50")
+    assert line.endswith("1.27 ms")
+    limited = replace(result, measured=(FIGURE, replace(FIGURE, at_most=0.05)))
+    heads, plain, line = (one.text for one in figure_lines([limited], gate=False))
+    assert heads.split() == ["figure", "of", "value", "bound"]
+    assert plain.endswith("1.27 ms  -")
+    assert line.endswith("1.27 ms  at most 50 ms")
+
+
+def test_the_table_is_limited_in_length() -> None:
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(FIGURE,) * (MOST + 3))
+    shown = [one.text for one in figure_lines([result], gate=False)]
+    assert len(shown) == 1 + MOST + 1
+    assert shown[-1] == "and 3 more figures: --nixl-report=FILE.html shows all of them"
+
+
+def test_many_figures_without_a_bound_are_counted_unless_everything_is_wanted() -> None:
+    bounded = replace(FIGURE, at_most=0.05)
+    result = Result("kv-requests", "t.py::t", Verdict.PASS, measured=(*(FIGURE,) * (FEW + 1), bounded))
+    shown = [one.text for one in figure_lines([result], gate=False, everything=False)]
+    assert len(shown) == 3
+    assert shown[1].endswith("at most 50 ms")
+    assert shown[2] == f"{FEW + 1} figures without a bound were recorded; -v shows them"
+
+
+def test_the_reference_of_profiles_has_each_figure_with_its_labels() -> None:
+    page = (ROOT / "docs" / "reference" / "profile-file.md").read_text()
+    for kind in FIGURE_KINDS.values():
+        assert f"| `{kind.name}` | {', '.join(f'`{label}`' for label in kind.labels)} | {kind.unit.name} |" in page

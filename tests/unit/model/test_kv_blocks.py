@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the blocks of a KV cache lie, and which blocks a request moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout, draw
+
+LAYOUT = KvLayout(tensors=6, blocks=10, block_bytes=64)
+
+
+def test_each_descriptor_is_one_block_of_one_tensor() -> None:
+    numbers = LAYOUT.descriptors(np.array([7, 0], dtype=np.int32))
+    assert numbers.tolist() == [7, 0, 17, 10, 27, 20, 37, 30, 47, 40, 57, 50]
+    assert [number * LAYOUT.block_bytes for number in numbers[:4]] == [
+        LAYOUT.offset(0, 7), LAYOUT.offset(0, 0), LAYOUT.offset(1, 7), LAYOUT.offset(1, 0),
+    ]  # fmt: skip
+
+
+def test_a_tensor_is_named_by_its_layer() -> None:
+    assert [LAYOUT.name(tensor) for tensor in (0, 1, 5)] == ["layer 0 K", "layer 0 V", "layer 2 V"]
+    assert KvLayout(3, 1, 8, per_layer=1).name(2) == "layer 2"
+
+
+@given(count=st.integers(1, 10), order=st.sampled_from(BlockOrder), seed=st.integers(0, (1 << 63) - 1))
+def test_a_draw_names_each_block_at_most_once(count: int, order: BlockOrder, seed: int) -> None:
+    drawn = draw(LAYOUT, count, order, seed)
+    for side in (drawn.local, drawn.remote):
+        assert len(set(side.tolist())) == count
+        assert set(side.tolist()) <= set(range(LAYOUT.blocks))
+    if order is BlockOrder.CONTIGUOUS:
+        assert np.array_equal(drawn.local, drawn.remote)
+        assert np.all(np.diff(drawn.local) == 1)
+
+
+def test_both_sides_draw_the_same_blocks_from_the_same_seed() -> None:
+    one, other = (draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5) for _ in range(2))
+    assert np.array_equal(one.local, other.local)
+    assert np.array_equal(one.remote, other.remote)
+
+
+def test_blocks_of_the_two_sides_are_drawn_apart() -> None:
+    drawn = draw(KvLayout(2, 1000, 8), 500, BlockOrder.SCATTERED, 5)
+    assert not np.array_equal(drawn.local, drawn.remote)
+
+
+@pytest.mark.parametrize("count", [0, 11])
+def test_a_request_for_more_blocks_than_there_are_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"^{count} blocks cannot be drawn from a cache of 10$"):
+        draw(LAYOUT, count, BlockOrder.SCATTERED, 1)

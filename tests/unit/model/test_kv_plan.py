@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks, bytes and descriptors of a KV cache, compared with the plans that kvbench makes for the same models.
+
+The figures of kvbench are data from github.com/ai-dynamo/nixl at commit 8770b655a6b17b5cdf7d2b56b6e0be5392496df5:
+
+- ``PLANNED``: computed by its ``BaseModelArch.get_io_size`` and ``get_batch_size`` (``benchmark/kvbench/models``) from
+  ``benchmark/kvbench/examples/model_*.yaml``, with one request of 8192 tokens, pages of 16 tokens, the access pattern
+  ``layer`` and its default data type fp8.
+- ``PRINTED``: from the examples in ``benchmark/kvbench/README.md``, with 10,000 tokens per request.
+- ``TESTED``: from ``benchmark/kvbench/test/test_kvcache.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.model.kv_model import GENERIC, KV_MODELS, KvModel
+from pytest_nixl.model.kv_plan import KvPlan, format_tp
+
+#: By preset: bytes per token, and for TP 1 and TP 8 the bytes of one IO and the number of IOs.
+PLANNED = {
+    "llama-3-8b": (65_536, (32_768, 16_384), (4096, 131_072)),
+    "llama-3-70b": (163_840, (32_768, 40_960), (4096, 327_680)),
+    "qwen3-8b": (73_728, (32_768, 18_432), (4096, 147_456)),
+    "qwen3-235b-a22b": (96_256, (16_384, 48_128), (2048, 385_024)),
+    "deepseek-r1": (35_136, (9216, 31_232), (1152, 249_856)),
+    "gpt-oss-20b": (24_576, (16_384, 12_288), (2048, 98_304)),
+    "gpt-oss-120b": (36_864, (16_384, 18_432), (2048, 147_456)),
+}
+#: Plans of DeepSeek-R1: access pattern, pipeline stages, requests, tokens per page, bytes of one IO, number of IOs.
+PRINTED = (
+    ("block", 16, 10, 256, 589_824, 5958),
+    ("layer", 16, 10, 256, 147_456, 23_829),
+    ("block", 32, 100, 256, 294_912, 119_141),
+    ("block", 8, 10, 512, 2_359_296, 1490),
+)
+#: Bytes per token, and bytes of one IO of one token at TP 8 with the access pattern ``layer``, if it is tested.
+TESTED = {"llama-3-8b": (65_536, None), "llama-3-70b": (163_840, 256), "deepseek-r1": (35_136, None)}
+
+
+def plan(name: str, *, tokens: int = 8192, **given: Any) -> KvPlan:
+    """Return a plan in the data type that kvbench assumes."""
+    return KvPlan.of(KV_MODELS[name], tokens=tokens, dtype="fp8", **given)
+
+
+def io_bytes(planned: KvPlan) -> int:
+    """Return the bytes of what kvbench calls an IO of the access pattern ``layer``: K and V of one block."""
+    return planned.tensors_per_layer * planned.block_bytes
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_kvbench_plans_the_same_blocks_counts_and_bytes(name: str) -> None:
+    per_token, (size, count), _ = PLANNED[name]
+    ours = plan(name)
+    assert io_bytes(ours) == size
+    assert ours.layers * ours.blocks == ours.descriptors // ours.tensors_per_layer == count
+    assert ours.bytes_per_rank == size * count == 8192 * per_token
+    assert replace(KV_MODELS[name], dtype="fp8").bytes_per_token == per_token
+
+
+@pytest.mark.parametrize("name", sorted(PLANNED.keys() - {"deepseek-r1", "qwen3-235b-a22b"}))
+def test_kvbench_plans_the_same_for_8_ranks_but_counts_all_of_them(name: str) -> None:
+    size, count = PLANNED[name][2]
+    ours = plan(name, tp=(8, 8))
+    assert io_bytes(ours) == size
+    assert 8 * ours.descriptors // ours.tensors_per_layer == count
+
+
+def test_mla_is_not_split_though_kvbench_divides_it() -> None:
+    """Every rank of vLLM holds the whole latent vector: ``get_num_kv_heads`` returns 1 for MLA at any TP."""
+    one, eight = plan("deepseek-r1"), plan("deepseek-r1", tp=(8, 8))
+    assert (eight.block_bytes, eight.descriptors, eight.bytes_per_rank) == (9216, one.descriptors, one.bytes_per_rank)
+    assert eight.block_bytes == 8 * PLANNED["deepseek-r1"][2][0]
+
+
+def test_a_head_is_not_split_though_kvbench_divides_it() -> None:
+    """4 KV heads at TP 8: each rank of vLLM has a copy of one head, kvbench plans half a head."""
+    assert io_bytes(plan("qwen3-235b-a22b", tp=(8, 8))) == 2 * PLANNED["qwen3-235b-a22b"][2][0]
+    assert plan("qwen3-235b-a22b", tp=(8, 8)).block_bytes == plan("qwen3-235b-a22b", tp=(4, 4)).block_bytes
+
+
+@pytest.mark.parametrize(("access", "stages", "requests", "page", "size", "count"), PRINTED)
+def test_kvbench_prints_the_same_plan_up_to_how_it_rounds(
+    access: str, stages: int, requests: int, page: int, size: int, count: int
+) -> None:
+    """Its pattern ``block`` has the layers of a pipeline stage in one IO. It rounds up once, after all requests."""
+    ours = plan("deepseek-r1", tokens=10_000, block_tokens=page)
+    layers = math.ceil(ours.layers / stages) if access == "block" else 1
+    assert io_bytes(ours) * layers == size
+    assert math.ceil(requests * 10_000 * 35_136 / size) == count
+    assert requests * ours.bytes_per_rank > requests * 10_000 * 35_136  # the last block of each tensor is not full
+
+
+def test_a_partly_filled_block_counts_as_one() -> None:
+    assert plan("deepseek-r1", tokens=10_000, block_tokens=256).descriptors * 10 == 61 * 40 * 10 == 24_400
+    assert [plan("llama-3-8b", tokens=tokens).blocks for tokens in (1, 16, 17)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_kvbench_tests_the_same_bytes(name: str) -> None:
+    per_token, size = TESTED[name]
+    assert replace(KV_MODELS[name], dtype="fp8").bytes_per_token == per_token
+    if size is not None:
+        assert io_bytes(plan(name, tp=(8, 8), block_tokens=1)) == size
+
+
+def test_the_default_plan() -> None:
+    ours = KvPlan.of(GENERIC, tokens=8192)
+    assert (ours.layers, ours.tensors_per_layer, ours.blocks, ours.block_bytes) == (32, 2, 512, 32_768)
+    assert (ours.descriptors, ours.bytes_per_rank, ours.pieces) == (32_768, 1 << 30, 1)
+    assert (ours.tp, ours.block_tokens, ours.dtype) == ((1, 1), 16, "bf16")
+    with pytest.raises(FrozenInstanceError):
+        ours.tokens = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "prefill", "decode", "pieces"),
+    [
+        ("llama-3-8b", (1, 2), 16_384, 8192, 2),
+        ("llama-3-8b", (2, 1), 8192, 16_384, 2),
+        ("llama-3-8b", (1, 8), 16_384, 2048, 8),
+        ("llama-3-8b", (8, 32), 2048, 2048, 1),  # 32 ranks have a copy of one head each
+        ("llama-3-8b", (2, 32), 8192, 2048, 4),
+        ("qwen3-235b-a22b", (8, 2), 2048, 4096, 2),
+        ("deepseek-r1", (1, 16), 9216, 9216, 1),
+    ],
+)
+def test_different_sizes_of_the_sides_split_the_larger_block(
+    name: str, tp: tuple[int, int], prefill: int, decode: int, pieces: int
+) -> None:
+    ours = plan(name, tp=tp)
+    assert (ours.block_bytes, ours.decode_block_bytes, ours.pieces) == (prefill, decode, pieces)
+    assert ours.descriptors == plan(name).descriptors
+    assert ours.bytes_per_rank == ours.descriptors * prefill
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"tokens": 0}, "the number of tokens is 0: expected an integer from 1 to 16777216"),
+        ({"tokens": -1}, "the number of tokens is -1: expected an integer from 1 to 16777216"),
+        ({"tokens": 1 << 40}, "the number of tokens is 1099511627776: expected an integer from 1 to 16777216"),
+        ({"block_tokens": 0}, "the number of tokens per block is 0: expected an integer from 1 to 65536"),
+        ({"tp": (0, 1)}, "the tensor-parallel size is 0: expected an integer from 1 to 4096"),
+        ({"tp": (1, 5000)}, "the tensor-parallel size is 5000: expected an integer from 1 to 4096"),
+        ({"tp": (3, 1)}, "tensor-parallel size 3 does not split the 32 attention heads and 8 KV heads of generic "
+         "evenly: expected one of 1, 2, 4, 8, 16, 32"),
+        ({"tp": (1, 64)}, "tensor-parallel size 64 does not split the 32 attention heads and 8 KV heads of generic "
+         "evenly: expected one of 1, 2, 4, 8, 16, 32"),
+        ({"dtype": "int3"}, "'int3' is not a data type of a KV cache: expected one of bf16, fp16, fp32, fp8, int8"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_in_one_sentence(given: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=r"expected") as caught:
+        KvPlan.of(GENERIC, **{"tokens": 8192, **given})
+    assert str(caught.value) == fault
+
+
+def test_sizes_of_which_neither_is_a_multiple_of_the_other_are_refused() -> None:
+    model = KvModel("of 12 heads", 2, 12, 12, 64, "bf16", "made up")
+    with pytest.raises(ValueError, match=r"^the tensor-parallel sizes 2 and 3 do not fit together: expected"):
+        KvPlan.of(model, tokens=1, tp=(2, 3))
+
+
+def test_a_plan_is_printed_with_its_counts() -> None:
+    assert str(plan("deepseek-r1", tokens=1000, tp=(2, 2))) == (
+        "1000 tokens of deepseek-r1 in fp8, TP 2: 61 layers x 1 x 63 blocks = 3843 descriptors of 9KiB, "
+        "34587KiB per prefill rank"
+    )
+    assert "descriptors of 8KiB (2 pieces each), " in str(plan("llama-3-8b", tp=(2, 4)))
+    assert "descriptors of 4KiB (2 fill a block of the decode side), " in str(plan("llama-3-8b", tp=(4, 2)))
+    assert (format_tp((4, 4)), format_tp((4, 8))) == ("4", "4:8")

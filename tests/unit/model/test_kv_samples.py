@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for KV blocks as samples of a row: windows, latencies from the intended start, and several launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.model.carrier_bytes import CarrierBytes
+from pytest_nixl.model.kv_blocks import BlockOrder, KvCorruption
+from pytest_nixl.model.kv_samples import STEPS, KvSamples, RequestTimes
+from pytest_nixl.model.row_key import RowKey
+
+KEY = RowKey.parse("UCX/WRITE/DRAM:DRAM/1KiB/batch4/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64")
+#: make, post, transfer, notify, release.
+TIMES = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+def samples(*requests: RequestTimes, alone: bool = True) -> KvSamples:
+    return KvSamples(
+        BlockOrder.SCATTERED, 4096, 4, (0.25,), (requests,), alone=alone, corruption=None, transports=("cma/memory",),
+        counted=CarrierBytes((), 4096 * len(requests)), others=(0.0,),
+    )  # fmt: skip
+
+
+def test_a_request_lasts_until_its_notification_was_there() -> None:
+    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.5, 1.5, tuple(2 * each for each in TIMES)))
+    assert found.requests == pytest.approx((1.0, 2.0))
+    assert found.bandwidth == pytest.approx((4096 + 2048) / 2)
+    assert found.descriptors_per_second == pytest.approx(found.bandwidth / 1024)
+    assert [found.step(name) for name in STEPS] == list(TIMES)
+    row = found.row(KEY)
+    assert row.windows == found.requests
+    assert row.transfers == (1, 1)
+    assert row.transfer_bytes == 4096
+    assert row.bandwidth == found.bandwidth
+
+
+def test_the_latency_of_a_late_start_is_counted_from_the_intended_one() -> None:
+    found = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(0.1, 1.5, TIMES), alone=False)
+    assert found.requests == pytest.approx((1.0, 2.4))
+    row = found.row(KEY)
+    assert row.latencies == found.requests
+    assert row.p99 == pytest.approx(2.4)
+
+
+def test_requests_in_flight_together_are_one_window() -> None:
+    """Two requests that end together would make the windows between them infinitely fast."""
+    together = [RequestTimes(0.0, 0.0, TIMES), RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES)]
+    row = samples(*together, alone=False).row(KEY)
+    assert row.windows == pytest.approx((2.0,))
+    assert row.transfers == (3,)
+    assert row.bandwidth == pytest.approx(3 * 4096 / 2)
+
+
+def test_launches_are_kept_apart() -> None:
+    one = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES))
+    wrong = KvCorruption("after the timed requests", 1, 1, "layer 0 K, block 1, offset 2", 3, 4, "")
+    slow = tuple(4 * each for each in TIMES)
+    other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), others=(0.5,))
+    both = one.with_launch(other)
+    row = both.row(KEY)
+    assert row.launches == (2, 1)
+    assert row.values == pytest.approx((4096.0, 1024.0))
+    assert row.others == (0.0, 0.5)
+    assert both.prepare == 0.5
+    assert str(row.corruption).endswith("layer 0 K, block 1, offset 2: expected 0x03, found 0x04")
+    assert both.counted.payload == 3 * 4096

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a row key: what is written can be read again, and what is not a key is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nixl.checks.nixlbench.command import label
+from pytest_nixl.model.memory import OPS, TARGETS, DevicePair, MemoryPair
+from pytest_nixl.model.row_key import RowKey, RowKeyError, UnknownKey, read_key
+
+KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
+
+RANKS = st.integers(0, 999_999)
+DEVICES = st.builds(DevicePair, st.integers(0, 9999), st.integers(0, 9999))
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,60}", fullmatch=True)
+VALUES = st.from_regex(r"[^/,=\s\x00-\x1f\x7f]{1,200}", fullmatch=True)
+VARIANTS = st.dictionaries(NAMES, VALUES, max_size=4).map(lambda found: tuple(sorted(found.items())))
+OWN_KEYS = st.builds(
+    RowKey,
+    backend=st.sampled_from(("UCX", "LIBFABRIC", "POSIX", "GDS_MT")),
+    op=st.sampled_from(OPS),
+    memory=st.builds(MemoryPair, st.sampled_from(("DRAM", "VRAM")), st.sampled_from(TARGETS)),
+    block=st.integers(1, 1 << 40),
+    batch=st.integers(1, 1 << 20),
+    depth=st.integers(1, 1 << 20),
+    pair=st.tuples(RANKS, RANKS),
+    devices=st.none() | DEVICES,
+    variant=st.just(()) | VARIANTS,
+)
+FLAGS = st.sampled_from(
+    ("--mode=MG", "--num_initiator_dev=8", "--device_list=mlx5_0:1,mlx5_1", "--filepath=/tmp/a", "--enable_pt")
+)
+PROGRAMS = st.lists(FLAGS, unique=True).map(label)
+KEYS = OWN_KEYS | st.builds(RowKey.measured_by, OWN_KEYS, PROGRAMS)
+
+
+@given(KEYS)
+def test_every_key_that_is_written_can_be_read(key: RowKey) -> None:
+    found = RowKey.parse(str(key))
+    assert str(found) == str(key)
+    assert found == key
+    assert hash(found) == hash(key)
+    for part in (
+        "backend", "op", "memory", "block", "batch", "depth", "pair", "program", "plain_backend", "short", "variant",
+    ):  # fmt: skip
+        assert getattr(found, part) == getattr(key, part)
+
+
+@given(KEYS, KEYS)
+def test_keys_are_equal_if_their_texts_are(one: RowKey, other: RowKey) -> None:
+    assert (one == other) is (str(one) == str(other))
+
+
+@given(st.text() | st.builds(lambda key, cut, more: f"{str(key)[:cut]}{more}", KEYS, st.integers(0, 99), st.text()))
+def test_any_text_is_a_key_with_this_text_or_is_refused(text: str) -> None:
+    found = read_key(text)
+    assert str(found) == text
+    if isinstance(found, UnknownKey):
+        with pytest.raises(RowKeyError, match="is not a row key: expected BACKEND/OP/"):
+            RowKey.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a/b",
+        f"{KEY}/8",
+        f"{KEY}/",
+        f"{KEY}/a=",
+        f"{KEY}/a=1,",
+        f"{KEY}/b=1,a=2",
+        f"{KEY}/a=1,a=2",
+        f"{KEY}/a=1/b=2",
+        f"{KEY}\n",
+        str(KEY).replace("UCX", ""),
+        str(KEY).replace("UCX", "U\tX"),
+        str(KEY).replace("64KiB", "0KiB"),
+        str(KEY).replace("64KiB", "1024B"),
+        str(KEY).replace("64KiB", "٦KiB"),
+        str(KEY).replace("batch1", "batch01"),
+        str(KEY).replace("DRAM:DRAM", "DRAM@0:DRAM"),
+        str(KEY).replace("DRAM:DRAM", "VRAM@0:VRAM"),
+        str(KEY).replace("DRAM:DRAM", "DRAM"),
+        str(KEY).replace("0-1", "0-" + "1" * 10_000),
+    ],
+)
+def test_a_text_that_is_not_a_key_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(RowKeyError) as refused:
+        RowKey.parse(text)
+    assert isinstance(refused.value, ValueError)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_gpu_number_counts_only_at_an_end_with_gpu_memory() -> None:
+    one, other = (
+        RowKey("UCX", "WRITE", MemoryPair("DRAM", "VRAM"), 65536, devices=DevicePair(number, 3)) for number in (0, 1)
+    )
+    assert one == other
+    assert RowKey.parse("UCX/READ/VRAM@0:VRAM@12/1000B/batch2/depth4/7-7").devices == DevicePair(0, 12)
+
+
+def test_a_short_name_leaves_defaults_out() -> None:
+    assert KEY.short == "UCX WRITE DRAM:DRAM 64KiB"
+    other = RowKey.parse("nixlbench:POSIX/READ/VRAM@1:FILE/1000B/batch2/depth3/4-4")
+    assert other.short == "nixlbench:POSIX READ VRAM@1:FILE 1000B batch2 depth3 ranks 4-4"
+    varied = RowKey.parse(f"{KEY}/progress-thread=on,threads=4")
+    assert varied.variant == (("progress-thread", "on"), ("threads", "4"))
+    assert varied.short == "UCX WRITE DRAM:DRAM 64KiB progress-thread=on,threads=4"
+    assert read_key("a key/of a/later version").short == "a key/of a/later version"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option ``--nixl-footprint``: what it accepts, what ``auto`` is, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.pytester_run import parse_config
+
+from pytest_nixl.core.units import GIB, KIB, MIB
+from pytest_nixl.host import cpu_cache
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.session.settings import changed_settings, read_settings
+
+
+def read(pytester: pytest.Pytester, *options: str) -> Settings:
+    return read_settings(parse_config(pytester, *options), {})
+
+
+def refusal(pytester: pytest.Pytester, *options: str) -> str:
+    with pytest.raises(pytest.UsageError) as caught:
+        read(pytester, *options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cache", "footprint", "has"),
+    [(32 * MIB, 64 * MIB, "32MiB"), (300 * MIB, 512 * MIB, "300MiB"), (None, 512 * MIB, "an unknown size")],
+)
+def test_auto_does_not_fit_into_the_last_level_cache(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache: int | None, footprint: int, has: str
+) -> None:
+    monkeypatch.setattr(cpu_cache, "last_level_cache", lambda _: cache)
+    settings = read(pytester, "--nixl-footprint=auto")
+    assert settings.footprint == footprint
+    shown = [line for line in changed_settings(settings) if "footprint" in line]
+    assert shown == [f"--nixl-footprint={footprint // MIB}MiB (auto: the last-level cache has {has})"]
+
+
+def test_auto_holds_the_largest_row(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_cache, "last_level_cache", lambda _: MIB)
+    options = ("--nixl-footprint=auto", "--nixl-blocks=3MiB", "--nixl-depth=3")
+    assert read(pytester, *options).footprint == 16 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "cold", "0", "-1", "1.5B"])
+def test_anything_else_is_refused(pytester: pytest.Pytester, text: str) -> None:
+    assert "--nixl-footprint: " in refusal(pytester, f"--nixl-footprint={text}")
+
+
+def test_a_footprint_that_is_smaller_than_a_row_is_refused(pytester: pytest.Pytester) -> None:
+    said = refusal(pytester, "--nixl-footprint=1MiB", "--nixl-blocks=64KiB,1MiB", "--nixl-depth=4")
+    assert said == (
+        "--nixl-footprint=1MiB is smaller than the largest row, which has 4MiB (block x batch x depth): expected at "
+        "least --nixl-footprint=4MiB, or smaller --nixl-blocks"
+    )
+
+
+def test_a_footprint_that_does_not_fit_into_memory_is_refused(pytester: pytest.Pytester) -> None:
+    said = refusal(pytester, f"--nixl-footprint={1 << 50}", f"--nixl-blocks={GIB}")
+    assert said.startswith("--nixl-footprint=1048576GiB needs 2097152.0 GiB (2251799813685248 bytes) of host memory ")
+    assert said.endswith(" are available: expected a smaller footprint")
+
+
+def test_a_walk_of_too_many_transfers_is_refused(pytester: pytest.Pytester) -> None:
+    said = refusal(pytester, "--nixl-footprint=64MiB", "--nixl-blocks=8B")
+    assert said == (
+        "--nixl-footprint=64MiB has 8388608 transfers of 8B, and a row walks at most 1048576: expected a smaller "
+        "footprint, or --nixl-blocks of at least 64B"
+    )
+
+
+def test_a_footprint_without_a_row_that_walks_it_is_refused(pytester: pytest.Pytester) -> None:
+    said = refusal(pytester, "--nixl-footprint=1GiB", "--nixl-backend=POSIX")
+    assert said.startswith("--nixl-footprint=1GiB has no effect on --nixl-backend=POSIX, whose target is a file: ")
+    assert read(pytester, "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX").footprint == GIB
+
+
+def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
+    from pytest_nixl.session.run import Run
+
+    options = ("--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ")
+    links = Run.of(parse_config(pytester, *options)).links
+    assert [str(link.key(4 * KIB, 1, 1)) for link in links] == [
+        "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
+        "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB",
+    ]
+    assert str(links[1]) == "UCX-READ-DRAM:DRAM-footprint=1GiB"

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run makes the checks of its level and of every lower one, and says in one line what its level leaves out."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, profile
+from helpers.pytester_run import run_pytest
+
+from pytest_nixl.judge.profiles import bundled_profiles, load_profile
+from pytest_nixl.session.options import DEFAULT_LEVEL, LEVELS
+from pytest_nixl.session.suites import checks_of_suites
+from pytest_nixl.store.record_reader import OURS
+
+TESTS = """
+import pytest
+
+@pytest.mark.nixl_check("first", level="quick")
+def test_quick(): pass
+
+@pytest.mark.nixl_check("second")
+def test_standard(): pass
+
+@pytest.mark.nixl_check("third", level="extended")
+@pytest.mark.parametrize("count", [1, 2])
+def test_extended(count): pass
+
+@pytest.mark.nixl_check("fourth", level="extended")
+def test_more(): pass
+
+def test_of_a_user(): pass
+"""
+#: The number of tests that run at each level, and what is said of the others.
+STANDARD_LEFT_OUT = "2 checks of level extended were left out; --nixl-level=extended runs them"
+SELECTED = {
+    "quick": (2, "1 check of level standard and 2 checks of level extended were left out; --nixl-level=extended"),
+    "standard": (3, STANDARD_LEFT_OUT),
+    "extended": (6, ""),
+}
+
+
+def levels_of_suites() -> dict[str, set[str]]:
+    """Return the levels of each check, from the markers in the files of the suites."""
+    found = defaultdict(set)
+    for file in sorted((ROOT / "suites").glob("*/test_*.py")):
+        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
+            # The id of a check of another package is known only at run time.
+            constant = bool(call.args) and isinstance(call.args[0], ast.Constant)
+            if constant and isinstance(call.func, ast.Attribute) and call.func.attr == "nixl_check":
+                named = [ast.literal_eval(word.value) for word in call.keywords if word.arg == "level"]
+                found[ast.literal_eval(call.args[0])].add(named[0] if named else DEFAULT_LEVEL)
+    return found
+
+
+def test_each_check_has_one_level() -> None:
+    levels = levels_of_suites()
+    assert set(levels) == {check for checks in checks_of_suites().values() for check in checks}
+    assert {check: found for check, found in levels.items() if len(found) > 1} == {}
+    assert {level for (level,) in levels.values()} == set(LEVELS)
+
+
+def test_a_quick_run_examines_the_machine_and_its_endpoints() -> None:
+    quick = {check for check, levels in levels_of_suites().items() if levels == {"quick"}}
+    assert quick > checks_of_suites()["infrastructure"]
+    assert quick >= {"endpoints-well-formed", "endpoints-publish", "metadata-by-etcd", "bandwidth"}
+
+
+def test_only_repetitions_are_left_out_of_the_default_level() -> None:
+    extended = {check for check, levels in levels_of_suites().items() if levels == {"extended"}}
+    # Faults of NIXL itself, whatever the machine.
+    of_nixl = ("misuse-", "transfer-", "endurance-", "threads-", "several-backends", "hierarchy", "telemetry-")
+    assert {check for check in extended if not check.startswith(of_nixl)} == {
+        "bandwidth-cold",
+        "kv-post-scaling",
+        "kv-requests-compared",
+        "nixlbench-bandwidth",
+        "nixlbench-lost-answer",
+        "publish-to-found-of-many",
+    }
+
+
+@pytest.mark.parametrize("name", bundled_profiles())
+def test_a_quick_run_can_pass_the_gate_of_a_profile_that_comes_with_the_plugin(name: str) -> None:
+    levels = levels_of_suites()
+    assert {check for check in load_profile(name).required if levels[check] != {"quick"}} == set()
+
+
+@pytest.mark.parametrize("given", [*LEVELS, "1", "2", "3", "Quick"])
+def test_a_level_selects_its_checks_and_those_of_the_levels_below(pytester: pytest.Pytester, given: str) -> None:
+    pytester.makepyfile(TESTS)
+    result = run_pytest(pytester, f"--nixl-level={given}", in_process=True)
+    passed, line = SELECTED[given.lower() if not given.isdecimal() else LEVELS[int(given) - 1]]
+    result.assert_outcomes(passed=passed, deselected=6 - passed)
+    told = [each for each in result.outlines if "left out" in each]
+    assert len(told) == bool(line)
+    assert not line or told[0].startswith(line)
+
+
+def test_the_default_level_and_that_of_an_ini_file(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    run_pytest(pytester, in_process=True).assert_outcomes(passed=3, deselected=3)
+    pytester.makeini("[pytest]\nnixl_level = quick\n")
+    run_pytest(pytester, in_process=True).assert_outcomes(passed=2, deselected=4)
+    run_pytest(pytester, "--nixl-level=extended", in_process=True).assert_outcomes(passed=6)
+
+
+def test_what_another_option_deselects_is_not_left_out_by_the_level(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    result = run_pytest(pytester, "-k", "not more", in_process=True)
+    assert "1 check of level extended was left out; --nixl-level=extended runs it" in result.outlines
+    assert "left out" not in run_pytest(pytester, "-k", "standard", in_process=True).stdout.str()
+
+
+def test_a_run_of_which_nothing_is_left_says_why(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    result = run_pytest(pytester, "-k", "extended or more", in_process=True)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert STANDARD_LEFT_OUT in result.outlines
+
+
+def test_workers_of_xdist_tell_what_was_left_out(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS)
+    result = run_pytest(pytester, "-n", "2")
+    result.assert_outcomes(passed=3)
+    assert STANDARD_LEFT_OUT in result.outlines
+
+
+def test_a_wrong_level_of_a_marker_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TESTS.replace('level="quick"', 'level="fast"'))
+    result = run_pytest(pytester, in_process=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    [error] = [line for line in result.errlines if line.startswith("ERROR: ")]
+    assert error.endswith(
+        "::test_quick: 'fast' of the marker nixl_check is not a level: expected quick, standard, extended"
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "missing"),
+    [("quick", {"second": "standard", "third": "extended"}), ("standard", {"third": "extended"}), ("extended", {})],
+)
+def test_the_gate_names_the_level_of_a_required_check_that_was_left_out(
+    pytester: pytest.Pytester, tmp_path: Path, level: str, missing: dict[str, str]
+) -> None:
+    pytester.makepyfile(TESTS)
+    path = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['first', 'second', 'third']")
+    result = run_pytest(pytester, "--nixl-gate", f"--nixl-level={level}", f"--nixl-profile={path}", in_process=True)
+    text = result.stdout.str()
+    assert [line.split(":")[0] for line in result.outlines if line.startswith("MISSING")] == [
+        f"MISSING {check}" for check in missing
+    ]
+    for check, needed in missing.items():
+        assert f"requires the check {check!r}, which is of level {needed}, and this run is of level {level}" in text
+        assert f"give --nixl-level={needed}, or remove the check from [required] of the profile" in text
+    assert f"NIXL gate: {'FAIL' if missing else 'PASS'}" in text
+    assert result.ret == (1 if missing else 0)
+
+
+def test_the_gate_passes_at_each_level_if_the_profile_requires_nothing_above_it(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    pytester.makepyfile(TESTS)
+    path = profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['first']")
+    for level in LEVELS:
+        result = run_pytest(pytester, "--nixl-gate", f"--nixl-level={level}", f"--nixl-profile={path}", in_process=True)
+        assert "MISSING" not in result.stdout.str()
+        assert result.ret == 0
+
+
+def test_a_record_names_another_level_than_the_default(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.nixl_check("first", level="quick")
+        def test_quick(benchmark):
+            benchmark.pedantic(int)
+        """
+    )
+    for level, recorded in (("quick", "quick"), ("standard", None)):
+        path = tmp_path / f"{level}.json"
+        assert run_pytest(pytester, f"--nixl-level={level}", f"--benchmark-json={path}", in_process=True).ret == 0
+        provenance = json.loads(path.read_text())[OURS]["provenance"]
+        assert provenance["environment"].get("(level)") == recorded
