@@ -5,44 +5,45 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
 
 from pytest_nixl.core import units
-from pytest_nixl.report.names import short
-from pytest_nixl.report.svg import Axis, Series, lines, sizes_axis, value_axis
-from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
+from pytest_nixl.model.results import Figures
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.report.svg import Axis, Bar, Series, bars, lines, sizes_axis, value_axis
+from pytest_nixl.store.record_reader import RecordedRun
 
 #: The most history charts in a report. Rows with changes come first.
 _MOST_HISTORIES = 12
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Rows that differ only in operation and block size. A chart has one line for each operation."""
+class ChartCard:
+    """A chart with its title and its legend.
 
-    backend: str
-    memory: str
-    batch: str
-    depth: str
-    pair: str
+    :param drawing: the chart as SVG.
+    :param legend: the lines that the legend names.
+    :param remarks: further sentences below the chart.
+    """
 
-    def __str__(self) -> str:
-        counts = (
-            f"{name} {count.removeprefix(name)}" for name, count in (("batch", self.batch), ("depth", self.depth))
-        )
-        pair = "" if self.pair in ("0-1", "0-0") else f"ranks {self.pair}"
-        extra = [text for text in counts if not text.endswith(" 1")]
-        return ", ".join(filter(None, (f"{self.backend} {self.memory}", *extra, pair)))
+    title: str
+    drawing: Markup
+    legend: Sequence[Series]
+    remarks: Sequence[str]
 
 
-def _groups(run: RecordedRun) -> dict[_Group, dict[str, list[tuple[int, RecordedRow]]]]:
-    """Return the rows with their block sizes in bytes, smallest first, by group and operation."""
-    found: dict[_Group, dict[str, list[tuple[int, RecordedRow]]]] = {}
+def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, Figures]]]]:
+    """Return the rows with their block sizes in bytes, smallest first, by group and operation.
+
+    The rows of a group differ only in operation and block size. Its key is theirs without these two.
+    """
+    found: dict[RowKey, dict[str, list[tuple[int, Figures]]]] = {}
     for key, row in run.rows.items():
-        backend, op, memory, block, batch, depth, pair = key.split("/")
-        group = found.setdefault(_Group(backend, memory, batch, depth, pair), {})
-        group.setdefault(op, []).append((units.parse_size(block), row))
+        if key.kv or key.pattern:
+            continue  # one block size, and its own chart or matrix
+        found.setdefault(replace(key, op="", block=0), {}).setdefault(key.op, []).append((key.block, row))
     for by_op in found.values():
         for rows in by_op.values():
             rows.sort(key=lambda one: one[0])
@@ -51,8 +52,16 @@ def _groups(run: RecordedRun) -> dict[_Group, dict[str, list[tuple[int, Recorded
     return wide or found
 
 
-def bandwidth(run: RecordedRun) -> list[str]:
-    """Return an HTML card for each group of rows: bandwidth with floor, ceiling and line rate of the network card."""
+def _name(group: RowKey) -> str:
+    """Return the title of a group of rows. Default batch, depth, ranks and variant are left out."""
+    extra = [f"{name} {count}" for name, count in (("batch", group.batch), ("depth", group.depth)) if count != 1]
+    extra += [] if group.default_ranks else [f"ranks {group.ranks_text}"]
+    extra += [f"{name} {value}" for name, value in group.variant]
+    return ", ".join((f"{group.backend} {group.memory_text}", *extra))
+
+
+def bandwidth(run: RecordedRun) -> list[ChartCard]:
+    """Return a card for each group of rows: bandwidth with floor, ceiling and line rate of the network card."""
     cards = []
     for group, by_op in _groups(run).items():
         rows = [one for rows in by_op.values() for one in rows]
@@ -74,12 +83,12 @@ def bandwidth(run: RecordedRun) -> list[str]:
                 remarks.append(f"{name} {_rate(bound)}, far above")
         values = [value for one in series for _, value in (*one.points, *one.spread)]
         axes = sizes_axis(sizes, _size), value_axis(values, _gigabytes, "GB/s")
-        cards.append(_card(str(group), lines(*axes, series, f"bandwidth of {group}"), series, remarks))
+        cards.append(ChartCard(_name(group), lines(*axes, series, f"bandwidth of {_name(group)}"), series, remarks))
     return cards
 
 
-def latency(run: RecordedRun) -> list[str]:
-    """Return an HTML card for each operation of each group of rows: latency percentiles of single transfers."""
+def latency(run: RecordedRun) -> list[ChartCard]:
+    """Return a card for each operation of each group of rows: latency percentiles of single transfers."""
     cards = []
     for group, by_op in _groups(run).items():
         for op, rows in by_op.items():
@@ -94,13 +103,46 @@ def latency(run: RecordedRun) -> list[str]:
                 continue
             values = [value for one in series for _, value in one.points]
             axes = sizes_axis([size for size, _ in rows], _size), value_axis(values, _time, "", log=True)
-            title = f"{group}, {op}"
-            cards.append(_card(title, lines(*axes, series, f"latency of {title}"), series, []))
+            title = f"{_name(group)}, {op}"
+            cards.append(ChartCard(title, lines(*axes, series, f"latency of {title}"), series, []))
     return cards
 
 
-def history(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return an HTML card for the history of each row; rows with changes come first.
+def kv_requests(run: RecordedRun) -> list[ChartCard]:
+    """Return a card for each backend, pair of memory types and model: each way to request KV blocks beside the others.
+
+    The tooltip of a bar has the median time of each step, of preparing the descriptors and of the release.
+    """
+    groups: dict[RowKey, dict[str, dict[str, Figures]]] = {}
+    for key, row in run.rows.items():
+        if key.kv:
+            variant = tuple(item for item in key.variant if item[0] != "kv")
+            ways = groups.setdefault(replace(key, op="", variant=variant), {})
+            ways.setdefault(key.kv, {})[key.op] = row
+    cards = []
+    for group, ways in groups.items():
+        ops = dict.fromkeys(op for by_op in ways.values() for op in by_op)
+        styles = {op: f"s{number % 6}" for number, op in enumerate(ops)}
+        found = [
+            (way, [Bar(row.bandwidth, styles[op], _steps(op, way, row)) for op, row in by_op.items()])
+            for way, by_op in sorted(ways.items())
+        ]
+        axis = value_axis([row.bandwidth for by_op in ways.values() for row in by_op.values()], _gigabytes, "GB/s",
+                          log=False)  # fmt: skip
+        title = _name(replace(group, batch=1))
+        remark = f"{group.batch} descriptors of {units.format_size(group.block)} in each request"
+        legend = [Series(op, (), style) for op, style in styles.items()]
+        cards.append(ChartCard(title, bars(axis, found, f"ways to request KV blocks, {title}"), legend, [remark]))
+    return cards
+
+
+def _steps(op: str, way: str, row: Figures) -> str:
+    steps = ", ".join(f"{name} {_time(seconds) if seconds else '0 s'}" for name, seconds in row.steps.items())
+    return f"{op} {way}: {_rate(row.bandwidth)}{steps and '; '}{steps}"
+
+
+def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
+    """Return a card for the history of each row; rows with changes come first.
 
     :param runs: the runs, the oldest first.
     """
@@ -123,14 +165,14 @@ def history(runs: Sequence[RecordedRun]) -> list[str]:
             for run, value in zip(course.runs, values, strict=True)
         )
         points = tuple((float(place), value) for place, value in enumerate(values))
-        one = Series(course.key, points, "s0", (), labels)
+        one = Series(str(course.key), points, "s0", (), labels)
         marks = [(step.place - 0.5, f"{100 * (step.ratio - 1):+.1f} %") for step in course.steps]
         axes = _runs_axis(course.runs), value_axis(values, _gigabytes, "GB/s", log=False)
         remarks = []
         for step in course.steps:
             what = "; ".join(str(item) for item in course.differences(step)[:3]) or "no recorded difference"
             remarks.append(f"{100 * (step.ratio - 1):+.1f} % from {course.runs[step.place].name} on ({what})")
-        cards.append(_card(short(course.key), lines(*axes, [one], f"history of {course.key}", marks), [], remarks))
+        cards.append(ChartCard(course.key.short, lines(*axes, [one], f"history of {course.key}", marks), [], remarks))
     return cards
 
 
@@ -152,7 +194,7 @@ def _tag(run: RecordedRun) -> str:
     return (tag or f"{run.when:%m-%d}")[-14:]
 
 
-def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, RecordedRow]]) -> float:
+def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, Figures]]) -> float:
     """Return the sum of the line rates of the cards that the transports name, in bytes per second; 0: not known."""
     nics = run.provenance.host.get("nics")
     if not isinstance(nics, dict):
@@ -164,13 +206,6 @@ def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, RecordedRow]]) -> flo
             return 0.0
         total += float(speed[0]) * (1e9 if speed[1].startswith("Gb") else 1e6) / 8
     return total
-
-
-def _card(title: str, chart: str, series: Sequence[Series], remarks: Sequence[str]) -> str:
-    names = [f'<li><i class="{one.style}"></i>{escape(one.name)}</li>' for one in series]
-    names += [f"<li>{escape(text)}</li>" for text in remarks]
-    legend = f'<ul class="legend">{"".join(names)}</ul>' if names else ""
-    return f'<figure class="card"><h3>{escape(title)}</h3>{chart}{legend}</figure>'
 
 
 def _rate(value: float) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import RunComparison, shown_change
 from pytest_nixl.model.verdicts import TextLine, outcome
-from pytest_nixl.report.names import short
 
 _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
 
@@ -23,7 +22,7 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
     yield TextLine(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")
     cells = [
         (
-            short(key),
+            key.short,
             units.gigabytes(before.rows[key].bandwidth),
             units.gigabytes(now.rows[key].bandwidth),
             shown_change(effect),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 
-from pytest_nixl.core.units import parse_size
 from pytest_nixl.report.run_report import RunReport
 
 _KEY = ("backend", "op", "memory", "block_bytes", "batch", "depth", "pair")
@@ -20,20 +19,19 @@ _COLUMNS = (
 def table(report: RunReport) -> str:
     """Return the rows of a run as CSV with a header."""
     run = report.run
-    verdicts = {result.row: str(result.verdict) for result in run.results if result.row}
+    verdicts = {result.row: str(result.verdict) for result in run.results if result.row is not None}
     effects = report.compared.comparison.rows if report.compared is not None else {}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     image = run.provenance.image
     for key, row in run.rows.items():
-        backend, op, memory, block, batch, depth, pair = key.split("/")
         effect = effects.get(key)
         writer.writerow(
             [
                 run.when.isoformat(timespec="seconds"), image.reference, image.digest,
-                run.provenance.host.get("name", ""), key, backend, op, memory, parse_size(block),
-                batch.removeprefix("batch"), depth.removeprefix("depth"), pair, f"{row.bandwidth / 1e9:.6g}",
+                run.provenance.host.get("name", ""), key, key.backend, key.op, key.memory_text,
+                key.block, key.batch, key.depth, key.ranks_text, f"{row.bandwidth / 1e9:.6g}",
                 " ".join(f"{value / 1e9:.6g}" for value in row.values),
                 *(f"{1e6 * row.latencies[name]:.6g}" if name in row.latencies else ""
                   for name in ("p50", "p90", "p99", "p99.9")),

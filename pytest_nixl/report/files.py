@@ -10,6 +10,7 @@ from typing import Any
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
 
 #: Makes the text of a report's file.
@@ -17,11 +18,11 @@ ReportFormat = Callable[[RunReport], str]
 
 
 def write(report: RunReport, path: Path) -> None:
-    """Write a report atomically, in the format that the path's ending names, such as ``.html``.
+    """Write a report atomically, in the format that the end of its name says, such as ``.html`` or ``ctrf.json``.
 
     :raises NixlPluginError: if it cannot be written, or another distribution's format fails.
     """
-    write_whole(path, FORMATS[path.suffix](report))
+    write_whole(path, FORMATS[report_ending(path.name, FORMATS)](report))
 
 
 def _page(report: RunReport) -> str:
@@ -42,6 +43,24 @@ def _metrics(report: RunReport) -> str:
     return metrics(report)
 
 
+def _verdict(report: RunReport) -> str:
+    from pytest_nixl.report.verdict_file import verdict_file
+
+    return verdict_file(report)
+
+
+def _ctrf(report: RunReport) -> str:
+    from pytest_nixl.report.ctrf import ctrf
+
+    return ctrf(report)
+
+
+def _sarif(report: RunReport) -> str:
+    from pytest_nixl.report.sarif import sarif
+
+    return sarif(report)
+
+
 def _accept(extension: Extension, loaded: Any) -> ReportFormat:
     if not callable(loaded):
         raise extension.fault("is not a function of a RunReport")
@@ -55,7 +74,13 @@ def _accept(extension: Extension, loaded: Any) -> ReportFormat:
     return text
 
 
+_OWN: dict[str, ReportFormat] = {
+    ".html": _page,
+    ".csv": _table,
+    ".prom": _metrics,
+    ".json": _verdict,
+    "ctrf.json": _ctrf,
+    ".sarif": _sarif,
+}
 #: By the ending of a file's name: ours, and those that other distributions add.
-FORMATS: Registry[ReportFormat] = Registry(
-    extensions.REPORT_FORMATS, {".html": _page, ".csv": _table, ".prom": _metrics}, _accept
-)
+FORMATS: Registry[ReportFormat] = Registry(extensions.REPORT_FORMATS, _OWN, _accept)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.judge.run_comparison import shown_change
-from pytest_nixl.model.conclusion import Conclusion, counted, known_limits_line
+from pytest_nixl.model.conclusion import counted, known_limits_line
 from pytest_nixl.model.verdicts import GOOD, INTERRUPTED, Outcome, Verdict, outcome
-from pytest_nixl.report.names import short
 from pytest_nixl.report.run_report import RunReport
 
 #: The most annotations of each kind that GitHub shows for a step.
@@ -40,9 +39,8 @@ def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> N
 def summary(report: RunReport) -> Iterator[str]:
     """Yield lines of Markdown: the verdict, bad results with their remedies, the rows, and the differences."""
     run, compared = report.run, report.compared
-    conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counted(run.results).items())
-    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(str(conclusion))}"
+    yield f"## NIXL {'gate' if report.gate else 'verdict'}: {_plain(report.words)}"
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
     yield ""
@@ -63,7 +61,7 @@ def summary(report: RunReport) -> Iterator[str]:
         latencies = [
             units.microseconds(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")
         ]
-        cells = [short(key), units.gigabytes(row.bandwidth), *latencies, "+".join(row.transports)]
+        cells = [key.short, units.gigabytes(row.bandwidth), *latencies, "+".join(row.transports)]
         if compared is not None:
             effect = compared.comparison.rows.get(key)
             cells.append(f"{shown_change(effect)} {effect.verdict}" if effect is not None else "")
@@ -75,7 +73,7 @@ def summary(report: RunReport) -> Iterator[str]:
         yield "| --- | ---: | ---: | --- | --- |"
     for ratio in ratios:
         raw = ratio.raw
-        told = (short(ratio.row), f"{ratio.value:.2f}", units.gigabytes(raw.value), raw.words, "+".join(raw.transports))
+        told = (ratio.row.short, f"{ratio.value:.2f}", units.gigabytes(raw.value), raw.words, "+".join(raw.transports))
         yield f"| {' | '.join(_plain(cell) for cell in told)} |"
     if compared is not None and compared.changes:
         yield ""
@@ -86,8 +84,12 @@ def summary(report: RunReport) -> Iterator[str]:
 
 def workflow_commands(report: RunReport) -> Iterator[str]:
     """Yield workflow commands that annotate the job: an error for each failure, a warning for each warning."""
+    if report.refused:
+        yield f"::error title=NIXL REFUSED::{_data(report.refused)}"
     if report.run.interrupted:
         yield f"::error title=NIXL {INTERRUPTED}::{_data(report.run.interrupted)}"
+    if report.conclusion.beside:
+        yield f"::error title=NIXL FAIL::{_data(report.conclusion.beside)}"
     for kind, which in (("error", Outcome.FAIL), ("warning", Outcome.WARN)):
         bad = [one for one in report.run.results if outcome(one.verdict, gate=report.gate) is which]
         for result in bad[:_MOST_ANNOTATIONS]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pytest_nixl.core import units
 from pytest_nixl.judge.change_points import FEWEST_RUNS, Step, steps
 from pytest_nixl.judge.regression import change
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Outcome, TextLine
 from pytest_nixl.store.provenance import Change, changes, other_machine
 from pytest_nixl.store.record_reader import RecordedRun
@@ -18,12 +19,11 @@ from pytest_nixl.store.record_reader import RecordedRun
 class RowHistory:
     """The history of a row.
 
-    :param key: the row key as text.
     :param runs: the runs that have the row, the oldest first.
     :param steps: its change points.
     """
 
-    key: str
+    key: RowKey
     runs: tuple[RecordedRun, ...]
     steps: tuple[Step, ...]
 

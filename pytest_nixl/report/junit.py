@@ -7,14 +7,18 @@ They appear only in that file: pytest does not count or print them, and its exit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from pytest_nixl.model.conclusion import WHOLE_RUN
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.session.completeness import completeness_of
-from pytest_nixl.session.run import Run
+from pytest_nixl.session.run import Run, exit_code
 
 #: The class name of test cases about the whole run.
 RUN_CASES = "nixl_run"
@@ -25,6 +29,16 @@ def junit_files(config: pytest.Config) -> Iterator[Any]:
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "LogXML" and hasattr(plugin, "logfile"):
             yield plugin
+
+
+def name_by_rank(config: pytest.Config, rank: int) -> None:
+    """Add the rank to the name of this rank's JUnit file, so that it does not replace the file of rank 0."""
+    for writer in junit_files(config):
+        writer.logfile = str(_of_rank(Path(writer.logfile), rank))
+
+
+def _of_rank(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
 
 def add_run_cases(config: pytest.Config, run: Run) -> None:
@@ -39,16 +53,44 @@ def add_run_cases(config: pytest.Config, run: Run) -> None:
 def write_again(config: pytest.Config, run: Run) -> None:
     """Write the JUnit file again, because the verdict has changed since."""
     for writer in junit_files(config):
-        for report in _reports(INTERRUPTED.lower(), run.interrupted, []):
+        for report in _reports(INTERRUPTED.lower(), run.found.interrupted, []):
             writer.pytest_runtest_logreport(report)
         writer.pytest_sessionfinish()
 
 
+def add_refusal(config: pytest.Config, why: str, rank: int) -> None:
+    """Write a JUnit file with a failed test case for a run that is refused before its first test.
+
+    pytest may have no writer yet, because it makes it after this plugin has read its options.
+
+    :param why: why it is refused, in one sentence.
+    :param rank: the rank of this process. From rank 1 the file has the rank in its name.
+    """
+    words = f"REFUSED: {why}"
+    name_by_rank(config, rank)
+    for writer in junit_files(config):
+        for report in _reports("refused", words, [("nixl_verdict", "REFUSED")]):
+            writer.pytest_runtest_logreport(report)
+        return
+    if given := config.getoption("xmlpath", None):
+        path = _of_rank(Path(given), rank)
+        counts = {"errors": "0", "failures": "1", "skipped": "0", "tests": "1", "time": "0"}
+        root = ElementTree.Element("testsuites")
+        suite = ElementTree.SubElement(root, "testsuite", {"name": "pytest", **counts})
+        case = ElementTree.SubElement(suite, "testcase", classname=RUN_CASES, name="refused", time="0")
+        ElementTree.SubElement(case, "failure", message=words).text = words
+        with suppress(OSError):  # the exit code says it too
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
 def _cases(run: Run) -> Iterator[tuple[str, str, list[tuple[str, object]]]]:
-    if run.interrupted:
-        yield INTERRUPTED.lower(), run.interrupted, [("nixl_verdict", INTERRUPTED)]
+    if run.found.interrupted:
+        yield INTERRUPTED.lower(), run.found.interrupted, [("nixl_verdict", INTERRUPTED)]
+    if exit_code(run.config) == pytest.ExitCode.NO_TESTS_COLLECTED:
+        yield WHOLE_RUN, "FAIL: no test was collected", [("nixl_verdict", "FAIL")]
     names: dict[str, int] = {}
-    for result in run.results:
+    for result in run.found.results:
         if outcome(result.verdict, gate=run.settings.gate) is not Outcome.FAIL:
             continue
         if result.nodeid in completeness_of(run).failed:

@@ -3,49 +3,87 @@
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pytest_nixl.core import units
+from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.record_reader import RecordedRun
 
 
-def matrices(run: RecordedRun) -> list[str]:
-    """Return an HTML card for each kind of row that was measured between several pairs, for its largest block size."""
-    kinds: dict[tuple[str, ...], dict[int, dict[tuple[int, int], float]]] = {}
+@dataclass(frozen=True)
+class MatrixCell:
+    """The bandwidth of one link.
+
+    :param text: in GB/s.
+    :param style: its colour, as CSS.
+    :param slowest: whether it is the slowest link of its matrix.
+    """
+
+    text: str
+    style: str
+    slowest: bool
+
+
+@dataclass(frozen=True)
+class LinkMatrix:
+    """The links of one kind of row.
+
+    :param targets: the ranks of the columns.
+    :param rows: the rank of each line, and a cell for each target; None: not measured.
+    :param words: the slowest link in a sentence.
+    """
+
+    title: str
+    targets: Sequence[int]
+    rows: Sequence[tuple[int, Sequence[MatrixCell | None]]]
+    words: str
+
+
+def matrices(run: RecordedRun) -> list[LinkMatrix]:
+    """Return a table for each kind of row that was measured between several pairs, for its largest block size.
+
+    The flows of a traffic pattern are in two tables, alone and together, each from source to target, with all sizes.
+    """
+    kinds: dict[RowKey, dict[int, dict[RankPair, float]]] = {}
+    patterns: dict[RowKey, dict[RankPair, float]] = {}
     for key, row in run.rows.items():
-        backend, op, memory, block, batch, depth, pair = key.split("/")
-        one, _, other = pair.partition("-")
-        sizes = kinds.setdefault((backend, op, memory, batch, depth), {})
-        sizes.setdefault(units.parse_size(block), {})[int(one), int(other)] = row.bandwidth
+        if key.pattern:
+            flow = key.pair if key.op == "WRITE" else (key.pair[1], key.pair[0])
+            patterns.setdefault(replace(key, block=0, pair=(0, 0)), {})[flow] = row.bandwidth
+            continue
+        sizes = kinds.setdefault(replace(key, block=0, pair=(0, 0)), {})
+        sizes.setdefault(key.block, {})[key.pair] = row.bandwidth
     cards = []
     for kind, sizes in kinds.items():
         size = max(sizes)
         if len(sizes[size]) > 1:
-            cards.append(_card(f"{' '.join(kind[:3])} of {units.format_size(size)}", sizes[size]))
+            variant = f", {kind.variant_text}" if kind.variant else ""
+            title = f"{kind.backend} {kind.op} {kind.memory_text} of {units.format_size(size)}{variant}"
+            cards.append(_card(title, sizes[size]))
+    for kind, flows in patterns.items():
+        title = f"{kind.backend} {kind.op} {kind.memory_text}, {kind.variant_text}, from source to target"
+        cards.append(_card(title, flows))
     return cards
 
 
-def _card(title: str, links: dict[tuple[int, int], float]) -> str:
+def _card(title: str, links: dict[RankPair, float]) -> LinkMatrix:
     initiators, targets = (sorted({pair[side] for pair in links}) for side in (0, 1))
     slow, fast = min(links, key=lambda pair: links[pair]), max(links.values())
-    head = "".join(f"<th>to {rank}</th>" for rank in targets)
     rows = []
     for initiator in initiators:
-        cells = "".join(_cell(links.get((initiator, target)), fast, (initiator, target) == slow) for target in targets)
-        rows.append(f"<tr><th>from {initiator}</th>{cells}</tr>")
+        cells = [_cell(links.get((initiator, target)), fast, (initiator, target) == slow) for target in targets]
+        rows.append((initiator, cells))
     share = f"{100 * links[slow] / fast:.0f} % of the fastest"
     words = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow])} GB/s, {share}"
-    table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return (
-        f'<figure class="card"><h3>{escape(title)}</h3><div class="scroll">{table}</div>'
-        f'<p class="soft">{escape(words)}</p></figure>'
-    )
+    return LinkMatrix(title, targets, rows, words)
 
 
-def _cell(value: float | None, fast: float, slowest: bool) -> str:
+def _cell(value: float | None, fast: float, slowest: bool) -> MatrixCell | None:
     if value is None:
-        return '<td class="cell">–</td>'
+        return None
     # Full colour for the fastest link, no colour for half of its bandwidth or less.
     share = max(0.0, 2 * value / fast - 1)
     style = f"background: color-mix(in srgb, var(--pass) {35 * share:.0f}%, var(--fail-bg))"
-    return f'<td class="cell{" slow" if slowest else ""}" style="{style}">{units.gigabytes(value)}</td>'
+    return MatrixCell(units.gigabytes(value), style, slowest)

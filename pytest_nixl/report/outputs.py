@@ -7,16 +7,21 @@ An output that cannot be written never changes the verdict; the run reports it i
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.session.run import Run
+from pytest_nixl.session.run import Run, exit_code
 
 if TYPE_CHECKING:
+    from pytest_nixl.model.settings import Settings
     from pytest_nixl.store.record_reader import RecordedRun
+
+#: Whether the reports of a refused run were written, on the configuration.
+_REFUSED = pytest.StashKey[bool]()
 
 
 def in_action() -> bool:
@@ -26,9 +31,9 @@ def in_action() -> bool:
 
 def leave_again(config: pytest.Config, run: Run) -> None:
     """Write the record and the reports again, because the verdict has changed, and delete the old record."""
-    old, run.stored = run.stored, []
+    old = run.found.stored
     leave(config, run)
-    if run.stored:
+    if run.found.stored != old:
         for path in old:
             path.unlink(missing_ok=True)
 
@@ -38,58 +43,112 @@ def leave(config: pytest.Config, run: Run) -> None:
     if run.settings.store:
         _store(config, run)
     if run.settings.report or in_action():
-        _report(run)
+        from pytest_nixl.session.record_writer import this_run
+
+        _report(config, run, run.settings, this_run(run))
+
+
+def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
+    """Write the reports of a run that is refused before its first test, so that no file of an earlier run stays.
+
+    The first reason counts. With several ranks, rank 0 writes the reports; the others write only their JUnit file.
+
+    :param why: why it is refused, in one sentence.
+    """
+    from pytest_nixl.report.junit import add_refusal
+    from pytest_nixl.session.record_writer import refused_run
+    from pytest_nixl.session.settings import readable_settings
+
+    if config.stash.get(_REFUSED, False):
+        return
+    config.stash[_REFUSED] = True
+    rank = run.placement.rank if run.usable else None
+    add_refusal(config, why, rank or 0)
+    if rank:
+        return  # the report files are those of rank 0
+    settings = run.settings if run.usable else readable_settings(config)
+    if settings.report or in_action():
+        _report(config, run, settings, refused_run(run, settings), refused=why)
+    for text in (*run.found.notes, *run.found.annotations):
+        print(text, file=sys.stderr)
+
+
+def leave_session_refusal(config: pytest.Config, run: Run) -> None:
+    """Write the reports of a run whose session ends with a usage error, unless they are written already.
+
+    A process that the other ranks refuse has no rank, and their reports may be complete: it writes none.
+    """
+    if run.usable and run.placement.several and run.placement.rank is None:
+        return
+    error = sys.exc_info()[1]  # pytest calls the hook pytest_sessionfinish while it passes the error on
+    known = isinstance(error, pytest.UsageError) and str(error)
+    leave_refusal(config, run, known or "pytest refused the command line: its output says why")
 
 
 def _store(config: pytest.Config, run: Run) -> None:
     from pytest_nixl.session.record_writer import other_record, other_run, record_of
     from pytest_nixl.store.store import Store
 
-    if not run.benchmarks:
-        run.notes.append(f"nothing was stored in {run.settings.store}: no row was recorded")
+    if not run.found.benchmarks:
+        run.recorder.note(f"nothing was stored in {run.settings.store}: no row was recorded")
         return
     store = Store(Path(run.settings.store))
     record = record_of(config, run)
     records = [(record, run.settings.image)]
-    if run.settings.compare_image is not None and run.others:
+    if run.settings.compare_image is not None and run.found.other_samples:
         other = other_run(run, run.settings.compare_image)
         records.append((other_record(record, run, other), run.settings.compare_image.image))
+    stored = []
     for each, label in records:
         try:
             path = store.write(each, label)
         except NixlPluginError as error:
-            run.notes.append(f"{error.reason}. {error.remedy}")
+            run.recorder.note(f"{error.reason}. {error.remedy}")
         else:
-            run.stored.append(path)
-            run.notes.append(f"stored: {path}")
+            stored.append(path)
+            run.recorder.note(f"stored: {path}")
+    if stored:
+        run.recorder.add_stored(stored)
 
 
-def _report(run: Run) -> None:
+def _report(config: pytest.Config, run: Run, settings: Settings, found: RecordedRun, refused: str = "") -> None:
     from pytest_nixl.report.files import write
     from pytest_nixl.report.github import add_summary, workflow_commands
     from pytest_nixl.report.run_report import RunReport
-    from pytest_nixl.session.record_writer import this_run
+    from pytest_nixl.session.completeness import completeness_of
     from pytest_nixl.store.store import Store
 
     history: list[RecordedRun] = []
     skipped: list[str] = []
-    if run.settings.store:
+    if settings.store:
         try:
-            history, skipped = Store(Path(run.settings.store)).summaries()
+            history, skipped = Store(Path(settings.store)).summaries()
         except OSError as error:
-            skipped = [f"the reports have no history: {run.settings.store} cannot be read ({error.strerror})"]
-    report = RunReport(this_run(run), run.compared, tuple(history), gate=run.settings.gate)
+            skipped = [f"the reports have no history: {settings.store} cannot be read ({error.strerror})"]
+    completeness = completeness_of(run)
+    checks = {result.nodeid for result in run.found.results}
+    report = RunReport(
+        found,
+        run.found.comparison,
+        tuple(history),
+        gate=settings.gate,
+        refused=refused,
+        exit_code=int(pytest.ExitCode.USAGE_ERROR) if refused else exit_code(config),
+        seconds=completeness.seconds,
+        durations=completeness.durations,
+        failed_tests=tuple(sorted(completeness.failed - checks)),
+    )
     if in_action():
-        run.annotations = list(workflow_commands(report))
+        run.recorder.annotate(workflow_commands(report))
         try:
             add_summary(report)
         except NixlPluginError as error:
-            run.notes.append(error.reason)
-    for path in run.settings.report:
+            run.recorder.note(error.reason)
+    for path in settings.report:
         try:
             write(report, Path(path))
         except NixlPluginError as error:
-            run.notes.append(f"{error.reason}. {error.remedy}")
+            run.recorder.note(f"{error.reason}. {error.remedy}")
         else:
-            run.notes.append(f"wrote {path}")
-    run.notes += [note for note in skipped if note not in run.notes]
+            run.recorder.note(f"wrote {path}")
+    run.recorder.note(*skipped)

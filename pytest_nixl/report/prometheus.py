@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus report: gauges of the last run, for the textfile collector of the node exporter."""
+"""The Prometheus report: metrics of the last run, for the textfile collector of the node exporter."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_nixl.core.units import parse_size
-from pytest_nixl.model.conclusion import Conclusion
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.run_report import RunReport
 
@@ -27,8 +26,7 @@ def _lines(report: RunReport) -> Iterator[str]:
     counts = Counter(result.verdict for result in run.results)
     samples = [({"verdict": str(verdict)}, float(counts[verdict])) for verdict in Verdict]
     yield from _metric("nixl_checks", "Checks of the run by verdict.", samples)
-    conclusion = Conclusion.of(run.results, gate=report.gate, interrupted=run.interrupted)
-    yield from _metric("nixl_run_passed", "1 if the run passed.", [({}, float(conclusion.word == "PASS"))])
+    yield from _metric("nixl_run_passed", "1 if the run passed.", [({}, float(report.passed))])
     text = "1 if the run was ended before all of its checks had run."
     yield from _metric("nixl_run_interrupted", text, [({}, float(bool(run.interrupted)))])
     labels = {key: _labels(key) for key in run.rows}
@@ -46,10 +44,17 @@ def _lines(report: RunReport) -> Iterator[str]:
             for name, seconds in row.latencies.items()
             if seconds == seconds  # a recorded run may have NaN
         ],
+        kind="summary",  # the only kind that may have the label quantile
     )
     for name, text in (("floor", "The least a row may show."), ("ceiling", "The most a row may show.")):
         bounds = [(labels[key], float(getattr(row, name))) for key, row in run.rows.items() if getattr(row, name)]
         yield from _metric(f"nixl_bandwidth_{name}_bytes_per_second", text, bounds)
+    for unit, name in (("s", "seconds"), ("B", "bytes"), ("1/s", "per_second"), ("1", "value")):
+        found = [one for result in run.results for one in result.measured if one.unit == unit]
+        # A figure may be measured twice; each set of labels may occur once, so the last value counts.
+        last = {(one.name, one.labels_text): one for one in found}
+        values = [({"figure": one.name, **one.labels}, one.value) for one in last.values()]
+        yield from _metric(f"nixl_figure_{name}", "A named figure, such as the time of a registration.", values)
     if report.compared is not None:
         yield from _metric(
             "nixl_bandwidth_change_ratio",
@@ -60,26 +65,28 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield from _metric("nixl_regressed", "1 if the run is slower than its baseline.", [({}, float(regressed))])
 
 
-def _metric(name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+def _metric(
+    name: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]], kind: str = "gauge"
+) -> Iterator[str]:
     if not samples:
         return
     yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} gauge"
+    yield f"# TYPE {name} {kind}"
     for labels, value in samples:
         inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         yield f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}"
 
 
-def _labels(key: str) -> dict[str, str]:
-    backend, op, memory, block, batch, depth, pair = key.split("/")
+def _labels(key: RowKey) -> dict[str, str]:
     return {
-        "backend": backend,
-        "op": op,
-        "memory": memory,
-        "block_bytes": str(parse_size(block)),
-        "batch": batch.removeprefix("batch"),
-        "depth": depth.removeprefix("depth"),
-        "pair": pair,
+        "backend": key.backend,
+        "op": key.op,
+        "memory": key.memory_text,
+        "block_bytes": str(key.block),
+        "batch": str(key.batch),
+        "depth": str(key.depth),
+        "pair": key.ranks_text,
+        **({"variant": key.variant_text} if key.variant else {}),
     }
 
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pytest_nixl.judge.run_comparison import RunComparison
+from pytest_nixl.model.conclusion import Conclusion
+from pytest_nixl.model.verdicts import Outcome
 from pytest_nixl.store.record_reader import RecordedRun
 
 
@@ -17,9 +20,44 @@ class RunReport:
     :param compared: its comparison with another run; None: there is none.
     :param history: earlier runs, the oldest first; the run itself may be among them.
     :param gate: whether ``--nixl-gate`` is given.
+    :param refused: why the run did not start; empty: it started.
+    :param exit_code: pytest's exit code so far; None: the run was recorded earlier, and the code is not known.
+    :param seconds: how long the run took; 0: not known. ``durations`` has the seconds of each test, by node id.
+    :param failed_tests: the node ids of failed tests that are not NIXL checks.
     """
 
     run: RecordedRun
     compared: RunComparison | None = None
     history: tuple[RecordedRun, ...] = ()
     gate: bool = False
+    refused: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+    durations: Mapping[str, float] = field(default_factory=dict)
+    failed_tests: tuple[str, ...] = ()
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """The verdict by results and exit code, as if the run was not refused."""
+        code = None if self.refused else self.exit_code
+        return Conclusion.of(self.run.results, gate=self.gate, interrupted=self.run.interrupted, code=code)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run passed."""
+        return self.conclusion.word == "PASS" and not self.refused
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst outcome of the run."""
+        return Outcome.FAIL if self.refused else self.conclusion.outcome
+
+    @property
+    def unnamed_failure(self) -> str:
+        """Why the run fails if neither a result nor a failed test says it; empty: one of them does."""
+        return "" if self.failed_tests else self.conclusion.beside
+
+    @property
+    def words(self) -> str:
+        """The verdict of the run in words."""
+        return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)

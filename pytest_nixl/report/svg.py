@@ -6,7 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup, escape
+
+from pytest_nixl.core import units
 
 #: Size of a drawing in points; the page scales it to its width.
 WIDTH, HEIGHT = 520.0, 300.0
@@ -29,6 +32,19 @@ class Series:
     style: str
     spread: tuple[Point, ...] = ()
     labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a chart.
+
+    :param style: a class of the style sheet: ``s0`` to ``s5``.
+    :param label: its tooltip.
+    """
+
+    value: float
+    style: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -73,17 +89,18 @@ def value_axis(values: Sequence[float], show: Callable[[float], str], title: str
         low, high = 10 ** math.floor(math.log10(least)), 10 ** math.ceil(math.log10(most) + 1e-9)
         ticks = tuple(low * 10**power for power in range(round(math.log10(high / low)) + 1))
         return Axis(low, high, ticks[:: max(1, len(ticks) // 6)], show, log=True, title=title)
-    step = _nice(most / 4)
+    step = nice_step(most / 4)
     count = math.ceil(most * 1.04 / step)
     return Axis(0.0, count * step, tuple(number * step for number in range(count + 1)), show, title=title)
 
 
-def _nice(value: float) -> float:
+def nice_step(value: float) -> float:
+    """Return a round number that is at least as large: 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return power * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * power >= value * 0.999)
 
 
-def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequence[tuple[float, str]] = ()) -> str:
+def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequence[tuple[float, str]] = ()) -> Markup:
     """Draw series over two axes.
 
     :param label: what the chart shows, for screen readers.
@@ -106,6 +123,42 @@ def lines(x: Axis, y: Axis, series: Sequence[Series], label: str, marks: Sequenc
                 for (a, b), text in zip(one.points, labels, strict=True)
             ]
     return _svg(parts, label)
+
+
+def bars(axis: Axis, groups: Sequence[tuple[str, Sequence[Bar]]], label: str) -> Markup:
+    """Draw horizontal bars from zero, in groups of which each has a name.
+
+    :param axis: the scale of the values.
+    :param groups: the name of each group and its bars, from top to bottom.
+    :param label: what the chart shows, for screen readers.
+    """
+    left, thick, gap = 172.0, 13.0, 12.0
+    height = _TOP + sum(gap + (thick + 2) * len(found) for _, found in groups) + _BOTTOM
+    base = height - _BOTTOM
+
+    def at(value: float) -> float:
+        return round(left + axis.share(value) * (WIDTH - left - _RIGHT - 46), 1)
+
+    parts = []
+    for value in axis.ticks:
+        parts.append(f'<line class="grid" x1="{at(value)}" x2="{at(value)}" y1="{_TOP}" y2="{base}"/>')
+        text = escape(axis.show(value))
+        parts.append(f'<text class="tick" text-anchor="middle" x="{at(value)}" y="{base + 18}">{text}</text>')
+    top = _TOP
+    for name, found in groups:
+        middle = round(top + (thick + 2) * len(found) / 2 + 4, 1)
+        parts.append(f'<text class="tick" text-anchor="end" x="{left - 8}" y="{middle}">{escape(name)}</text>')
+        for bar in found:
+            length = round(max(0.0, at(bar.value) - left), 1)
+            place = f'x="{left}" y="{top}" width="{length}" height="{thick}"'
+            parts.append(f'<rect class="bar {bar.style}" {place}><title>{escape(bar.label)}</title></rect>')
+            end = f'x="{round(left + length + 5, 1)}" y="{top + thick - 2}"'
+            parts.append(f'<text class="tick" {end}>{escape(units.gigabytes(bar.value))}</text>')
+            top += thick + 2
+        top += gap
+    parts.append(f'<line class="axis" x1="{left}" x2="{left}" y1="{_TOP}" y2="{base}"/>')
+    parts.append(f'<text class="title" text-anchor="end" x="{WIDTH - _RIGHT}" y="{height - 6}">{axis.title}</text>')
+    return _svg(parts, label, WIDTH, height)
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:
@@ -140,12 +193,12 @@ def _y(axis: Axis, value: float) -> float:
     return round(HEIGHT - _BOTTOM - axis.share(value) * (HEIGHT - _TOP - _BOTTOM), 1)
 
 
-def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float = HEIGHT) -> str:
+def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float = HEIGHT) -> Markup:
     inner = "".join(parts)
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inner}</svg>'
+    return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inner}</svg>')
 
 
-def change_bar(ratio: float, interval: tuple[float, float] | None, margin: float, style: str) -> str:
+def change_bar(ratio: float, interval: tuple[float, float] | None, margin: float, style: str) -> Markup:
     """Draw a change and its interval around the zero line, with the band of changes that count as unchanged.
 
     :param ratio: the bandwidth now divided by the bandwidth before.

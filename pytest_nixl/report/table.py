@@ -1,152 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terminal report: the table of rows, and the reasons and remedies of results that are not PASS."""
+"""The terminal report: what is wrong, with reasons and remedies, and the table of rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pytest_nixl.core import units
 from pytest_nixl.model.conclusion import Conclusion, summary_line
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.row_source import backend_of, program_of
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, TextLine, Verdict, outcome
-
-_KEY = ("backend", "op", "memory", "block", "batch", "depth", "ranks")
-_COLUMNS = (*_KEY, "GB/s", "Gb/s", "p50 us", "p99 us", "floor", "transport")
-_TEXT = {"backend", "op", "memory", "transport"}
+from pytest_nixl.report.figures import figure_lines
+from pytest_nixl.report.row_table import tables
+from pytest_nixl.session.suites import checks_of_suites
 
 #: A row with one of these verdicts has no bandwidth to compare.
 _NO_BANDWIDTH = (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR)
 
 
+#: The order of results that fail or warn: wrong bytes first, and what may follow from another fault last.
+_GRAVEST = (
+    Verdict.CORRUPT,
+    Verdict.FAIL,
+    Verdict.WRONG_TRANSPORT,
+    Verdict.IMPLAUSIBLE,
+    Verdict.REGRESSED,
+    Verdict.ERROR,
+)
+#: More results than this that do not apply are only counted, unless everything is wanted. So are the commands that
+#: repeat failures of one kind: only the first is printed.
+_FEW = 5
+
+
 def lines(
-    results: Sequence[Result], *, gate: bool, interrupted: str = "", left_out: Sequence[str] = ()
+    results: Sequence[Result],
+    *,
+    gate: bool,
+    interrupted: str = "",
+    left_out: Sequence[str] = (),
+    everything: bool = False,
+    width: int | None = None,
 ) -> Iterator[TextLine]:
-    """Yield the table of rows, then each result that is not PASS with reason and remedy, then the verdict.
+    """Yield what is wrong with reason and remedy, the gravest first; then the tables of rows; then the verdict.
+
+    If something fails or warns, the verdict is also the first line.
 
     :param gate: whether ``--nixl-gate`` is given.
     :param interrupted: how far the run came and what ended it early; empty: it was completed.
     :param left_out: the names of the suites that were not selected, about which the verdict says nothing.
+    :param everything: whether to name also each of many checks that do not apply.
+    :param width: the characters of a line; None: every row has its line, with every column.
     """
+    summary = summary_text(results, gate=gate, interrupted=interrupted, left_out=left_out)
+    yield from wrong_lines(results, summary, gate=gate, width=width)
+    yield from measured_lines(results, gate=gate, everything=everything, width=width)
+    yield summary
+
+
+def summary_text(
+    results: Sequence[Result],
+    *,
+    gate: bool,
+    interrupted: str = "",
+    left_out: Sequence[str] = (),
+    code: int | None = None,
+) -> TextLine:
+    """Return the verdict of a run as a line. The parameters are those of :func:`summary_line`."""
+    conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted, code=code)
+    text = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out, code=code)
+    return TextLine(text, conclusion.outcome)
+
+
+def wrong_lines(
+    results: Sequence[Result], summary: TextLine, *, gate: bool, width: int | None = None
+) -> Iterator[TextLine]:
+    """Yield the verdict and what is wrong, the gravest first; nothing if nothing fails or warns."""
+    wrong = [group for group in _groups(results, gate) if _is_wrong(group[0], gate)]
+    if wrong:
+        yield summary
+    for group in wrong:
+        yield from _explained(group, gate, fold=width is not None)
+
+
+def measured_lines(
+    results: Sequence[Result], *, gate: bool, everything: bool = False, width: int | None = None
+) -> Iterator[TextLine]:
+    """Yield the tables of rows, the ratios, the figures, and what does not apply."""
     rows = [result for result in results if _shown(result)]
-    if rows:
-        yield from _table(rows, gate)
-        yield from _ratios(rows)
+    yield from tables(rows, gate=gate, width=width)
+    yield from _ratios(rows)
+    yield from _cold_ratios(rows)
     yield from _raw_ratios(results)
+    yield from figure_lines(results, gate=gate, everything=everything)
+    rest = [group for group in _groups(results, gate) if not _is_wrong(group[0], gate)]
+    count = sum(len(group) for group in rest)
+    if count > _FEW and not everything:
+        yield TextLine(f"{Verdict.NOT_APPLICABLE}: {count} checks; -v names them, each with its reason", Outcome.SKIP)
+    else:
+        for group in rest:
+            yield from _explained(group, gate)
+
+
+def _groups(results: Sequence[Result], gate: bool) -> list[list[Result]]:
+    """Return the results that are not good, those of one verdict and one remedy together, the gravest first."""
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:
             alike.setdefault((result.verdict, result.remedy), []).append(result)
-    for group in alike.values():
-        yield from _explained(group, gate)
-    conclusion = Conclusion.of(results, gate=gate, interrupted=interrupted)
-    summary = summary_line(results, gate=gate, interrupted=interrupted, left_out=left_out)
-    yield TextLine(summary, conclusion.outcome)
+    return sorted(alike.values(), key=lambda group: _gravity(group[0], gate))
+
+
+def _is_wrong(result: Result, gate: bool) -> bool:
+    return _outcome(result, gate) in (Outcome.FAIL, Outcome.WARN)
+
+
+def _gravity(result: Result, gate: bool) -> tuple[int, int]:
+    """Return a sort key: failures before warnings before the rest, and the gravest verdict first."""
+    by_outcome = (Outcome.FAIL, Outcome.WARN).index(_outcome(result, gate)) if _is_wrong(result, gate) else 2
+    return by_outcome, _GRAVEST.index(result.verdict) if result.verdict in _GRAVEST else len(_GRAVEST)
 
 
 def _shown(result: Result) -> bool:
     """Whether the table shows this result: it is of a row, and not of an external program that is not installed."""
-    by_program = bool(program_of(result.row.partition("/")[0]))
-    return bool(result.row) and not (by_program and result.verdict is Verdict.NOT_APPLICABLE)
-
-
-def _table(rows: Sequence[Result], gate: bool) -> Iterator[TextLine]:
-    cells = [_cells(row) for row in rows]
-    ranks = _COLUMNS.index("ranks")
-    # The ranks are left out if there is only one pair.
-    shown = [n for n in range(len(_COLUMNS)) if n != ranks or {line[n] for line in cells} - {"0-1", "0-0"}]
-    widths = [max(len(line[n]) for line in [_COLUMNS, *cells]) for n in shown]
-    yield TextLine(_join([_COLUMNS[n] for n in shown], widths, shown) + "  verdict")
-    for row, line in zip(rows, cells, strict=True):
-        yield TextLine(f"{_join([line[n] for n in shown], widths, shown)}  {row.verdict}", _outcome(row, gate))
+    by_program = isinstance(result.row, RowKey) and bool(result.row.program)
+    return result.row is not None and not (by_program and result.verdict is Verdict.NOT_APPLICABLE)
 
 
 def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     """Compare the rows of each backend with those of the first backend, and with those of external programs."""
-    by_rest: dict[str, list[tuple[str, float]]] = {}
+    alike: dict[RowKey, list[tuple[RowKey, float]]] = {}
     for row in rows:
-        if row.figures is not None and row.verdict not in _NO_BANDWIDTH:
-            backend, rest = row.row.split("/", 1)
-            by_rest.setdefault(rest, []).append((backend, row.figures.bandwidth))
-    for rest, found in by_rest.items():
-        own = [each for each in found if not program_of(each[0])]
+        key = row.row
+        if isinstance(key, RowKey) and row.figures is not None and row.verdict not in _NO_BANDWIDTH:
+            alike.setdefault(replace(key, backend=""), []).append((key, row.figures.bandwidth))
+    for found in alike.values():
+        own = [each for each in found if not each[0].program]
         pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice
         pairs += [(mine, other) for mine in own for other in found if _is_by_program(other[0], mine[0])]
-        for (backend, bandwidth), (other, reference) in pairs:
-            yield TextLine(f"{backend} : {other}  {_rest(rest)}  {bandwidth / reference:.2f}")
+        for (key, bandwidth), (other, reference) in pairs:
+            yield TextLine(f"{key.backend} : {other.backend}  {_rest(key)}  {bandwidth / reference:.2f}")
 
 
-def _is_by_program(backend: str, own: str) -> bool:
-    """Whether an external program measured this backend, and it is the same backend as ``own``."""
-    return bool(program_of(backend)) and backend_of(backend) == own
+def _cold_ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
+    """Compare each row whose transfers walk a buffer with the same row in place."""
+    found = {row.row: row for row in rows if isinstance(row.row, RowKey) and row.verdict not in _NO_BANDWIDTH}
+    for key, row in found.items():
+        other = found.get(key.in_place) if isinstance(key, RowKey) and key.walks else None
+        if other is None or row.figures is None or other.figures is None:
+            continue
+        cold, hot = row.figures.bandwidth, other.figures.bandwidth
+        said = f"{units.gigabytes(cold)} of {units.gigabytes(hot)} GB/s with the bytes of each transfer in the caches"
+        yield TextLine(f"cold : hot  {key.backend}  {_rest(key)}  {cold / hot:.2f}  ({said})")
+
+
+def _is_by_program(key: RowKey, own: RowKey) -> bool:
+    """Whether an external program measured a row, and its backend is that of ``own``."""
+    return bool(key.program) and key.plain_backend == own.backend
 
 
 def _raw_ratios(results: Sequence[Result]) -> Iterator[TextLine]:
     """Compare rows with the bandwidth of a raw tool over the same transport."""
     for ratio in (ratio for result in results for ratio in result.ratios if ratio.comparable):
-        backend, rest = ratio.row.split("/", 1)
-        raw = ratio.raw
+        raw, key = ratio.raw, ratio.row
         by = f"{units.gigabytes(raw.value)} GB/s by {raw.words} over {'+'.join(raw.transports)}"
-        yield TextLine(f"{backend} : {raw.tool}  {_rest(rest)}  {ratio.value:.2f}  of {by}")
+        names = f"{key.backend} : {raw.tool}  {_rest(key)}" if isinstance(key, RowKey) else f"{key} : {raw.tool}"
+        yield TextLine(f"{names}  {ratio.value:.2f}  of {by}")
 
 
-def _rest(key: str) -> str:
-    """Return a row's key after the backend as text. Default counts and ranks are left out."""
-    op, memory, block, batch, depth, ranks = key.split("/")
-    usual = ("batch1", "depth1", "0-1", "0-0")
-    counts = "".join(f"  {count}" for count in (batch, depth, ranks) if count not in usual)
-    return f"{op:<5}  {memory}  {block:>6}{counts}"
+def _rest(key: RowKey) -> str:
+    """Return a row's key without the backend as text. Default counts, ranks and variant are left out."""
+    counts = [f"batch{key.batch}"] if key.batch != 1 else []
+    counts += [f"depth{key.depth}"] if key.depth != 1 else []
+    counts += [] if key.default_ranks else [key.ranks_text]
+    counts += [key.variant_text] if key.variant else []
+    return "  ".join((f"{key.op:<5}", key.memory_text, f"{units.format_size(key.block):>6}", *counts))
 
 
-def _cells(row: Result) -> tuple[str, ...]:
-    backend, op, memory, block, batch, depth, ranks = row.row.split("/")
-    key = (backend, op, memory, block, batch.removeprefix("batch"), depth.removeprefix("depth"), ranks)
-    figures = row.figures
-    if figures is None:
-        return (*key, "-", "-", "-", "-", "-", "-")
-    return (
-        *key,
-        units.gigabytes(figures.bandwidth),
-        units.gigabits(figures.bandwidth),
-        _microseconds(figures.p50),
-        _microseconds(figures.p99),
-        units.gigabytes(figures.floor) if figures.floor else "-",
-        "+".join(figures.transports) or "unknown",
-    )
+def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> Iterator[TextLine]:
+    """Explain results of one verdict and one remedy: each reason once, the remedy, and commands to repeat.
 
-
-def _microseconds(seconds: float) -> str:
-    """Return a latency as text; a recorded run may not have it."""
-    return "-" if math.isnan(seconds) else units.microseconds(seconds)
-
-
-def _join(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
-    return "  ".join(
-        cell.ljust(width) if _COLUMNS[column] in _TEXT else cell.rjust(width)
-        for cell, width, column in zip(cells, widths, columns, strict=True)
-    )
-
-
-def _explained(group: Sequence[Result], gate: bool) -> Iterator[TextLine]:
-    """Explain results of one verdict and one remedy: each reason once, the remedy, and one command to repeat."""
+    :param fold: whether to name many rows in one line if their reasons differ only in the row.
+    """
     alike: dict[str, list[Result]] = {}
     for result in group:
-        alike.setdefault(result.reason, []).append(result)
+        alike.setdefault(_without_row(result) if fold and len(group) > _FEW else result.reason, []).append(result)
     for reason, results in alike.items():
         # The reason of a measured row already names the row.
         named = (_name(result) for result in results if result.figures is None)
         names = ", ".join(dict.fromkeys(named))
-        yield TextLine(f"{results[0].verdict}{names and ' '}{names}: {reason}", _outcome(results[0], gate))
+        first = results[0]
+        if reason != first.reason:
+            names, rows = f"{len(results)} rows", _rows(results)
+            if len(results) == 1:
+                reason, names, rows = first.reason, "", ""
+        else:
+            rows = ""
+        yield TextLine(f"{first.verdict}{names and ' '}{names}: {reason}", _outcome(first, gate))
+        if rows:
+            yield TextLine(f"    rows: {rows}")
     first = group[0]
     if first.remedy:
         yield TextLine(f"    remedy: {first.remedy}")
-    if first.repeat and _outcome(first, gate) is Outcome.FAIL:
-        yield TextLine(f"    repeat: {first.repeat}")
+    bad = [result for result in group if _outcome(result, gate) in (Outcome.FAIL, Outcome.WARN)]
+    for page in dict.fromkeys(page for result in bad if (page := _page(result))):
+        yield TextLine(f"    about: {page}")
+    if _outcome(first, gate) is Outcome.FAIL:
+        repeats = dict.fromkeys(result.repeat for result in group if result.repeat)
+        for command in list(repeats)[: _FEW if len(repeats) <= _FEW else 1]:
+            yield TextLine(f"    repeat: {command}")
+
+
+def _without_row(result: Result) -> str:
+    """Return the reason of a measured row without the row's name, which is its beginning."""
+    key = result.row
+    if isinstance(key, RowKey) and result.figures is not None:
+        name, separator, rest = result.reason.partition(": ")
+        if separator and name.startswith(f"{key.backend} {key.op} "):
+            return rest
+    return result.reason
+
+
+def _rows(results: Sequence[Result]) -> str:
+    """Return the names of rows, those of one operation and memory together with their block sizes."""
+    sizes: dict[str, list[str]] = {}
+    for result in results:
+        if isinstance(result.row, RowKey):
+            key = result.row
+            name = key.short.replace(f" {units.format_size(key.block)}", "", 1)
+            sizes.setdefault(name, []).append(units.format_size(key.block))
+    return "; ".join(f"{name} {' '.join(found)}" for name, found in sizes.items())
 
 
 def _name(result: Result) -> str:
-    return result.finding or (result.row if _shown(result) else "") or result.check
+    return result.finding or (str(result.row) if _shown(result) else result.check)
+
+
+def _page(result: Result) -> str:
+    """Return the section of the documentation about a finding or a check of the suites; empty for a user's own."""
+    if result.finding:
+        return f"docs/reference/findings.md#{result.finding.lower()}"
+    known = any(result.check in checks for checks in checks_of_suites().values())
+    return f"docs/reference/checks.md#{result.check}" if known else ""
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

@@ -3,40 +3,63 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
+from pytest_nixl.core.own_version import own_version
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Outcome, TextLine
+from pytest_nixl.nixl.backends import with_driver_standin
 from pytest_nixl.report.comparison import lines as comparison_lines
-from pytest_nixl.report.table import lines
+from pytest_nixl.report.table import measured_lines, summary_text, wrong_lines
+from pytest_nixl.session.levels import left_out_line
 from pytest_nixl.session.options import given_options
-from pytest_nixl.session.run import Run
-from pytest_nixl.session.settings import setting_lines
+from pytest_nixl.session.run import Run, exit_code
+from pytest_nixl.session.settings import changed_settings, setting_lines
 from pytest_nixl.session.silent_profile import silence
 from pytest_nixl.session.suites import not_chosen
+
+#: Whether the report was written, on the configuration.
+_REPORTED = pytest.StashKey[bool]()
+#: Whether what is wrong was written, on the configuration.
+_PROBLEMS = pytest.StashKey[bool]()
 
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
-def header(settings: Settings, asked: Placement) -> Iterator[str]:
-    """Yield each setting with its source, and this process's rank."""
-    yield f"pytest-nixl {_own_version()}:"
-    for line in setting_lines(settings):
-        yield f"  {line}"
+def header(settings: Settings, placement: Placement, *, everything: bool) -> Iterator[str]:
+    """Yield the settings that are not the default in one line, and what else a reader has to know before the run.
+
+    :param everything: whether to yield each setting with its source instead, one in a line.
+    """
+    if everything:
+        yield f"pytest-nixl {own_version()}:"
+        for line in setting_lines(settings):
+            yield f"  {line}"
+    else:
+        changed = ", ".join(changed_settings(settings)) or "each setting has its default"
+        yield f"pytest-nixl {own_version()}: {changed} (-v: all settings)"
+        for line in settings.ignored:
+            yield f"  {line}"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"
-    if asked.several or asked.placement is not None:
-        yield f"  {asked}"
-    if asked.several and not settings.group_token:
+    own = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
+    if lacking := with_driver_standin(settings.backend, {**os.environ, **own}):
+        yield f"  {' and '.join(lacking)}: workers load a stand-in for libcuda.so.1, as this host has no NVIDIA driver"
+    if placement.several or placement.placement is not None:
+        yield f"  {placement}"
+    if placement.several and not settings.group_token:
         yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; set NIXL_GROUP_TOKEN"
 
 
@@ -51,31 +74,73 @@ def status_word(report: pytest.TestReport) -> tuple[str, str, str] | None:
     return report.outcome, letter, f"{result.verdict} {units.gigabytes(result.figures.bandwidth)} GB/s"
 
 
+def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
+    """Write the verdict and what is wrong, which comes before pytest's own report of the failed tests.
+
+    It writes nothing if nothing is wrong, and on a rank that serves rank 0.
+    """
+    run.config.stash[_PROBLEMS] = True
+    if run.rank_session is not None and run.rank_session.ending is not None:
+        return
+    found = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
+    if found:
+        terminal.section("NIXL")
+        _write(terminal, found)
+
+
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:
-    """Write the table of rows, the results that are not PASS, and the verdict."""
-    run.reported = True
+    """Write the table of rows, what else was found, and the verdict."""
+    if not run.config.stash.get(_PROBLEMS, False):
+        write_problems(terminal, run)
+    run.config.stash[_REPORTED] = True
     terminal.section("NIXL")
-    if run.party is not None and run.party.ending is not None:
-        for text in (*run.party.ending.verdict.splitlines(), *run.notes):
+    if run.rank_session is not None and run.rank_session.ending is not None:
+        for text in (*run.rank_session.ending.verdict.splitlines(), *run.found.notes):
             terminal.write_line(text)
         return
-    left_out = not_chosen(run.suites) if run.settings.gate else ()
-    shown = list(lines(run.results, gate=run.settings.gate, interrupted=run.interrupted, left_out=left_out))
-    if run.compared is not None:
-        shown[-1:-1] = comparison_lines(run.compared, gate=run.settings.gate)
-    if known := known_limits_line(run.results, nixl_version(run)):
-        shown.insert(-1, TextLine(known))
+    gate, everything = run.settings.gate, terminal.verbosity > 0
+    shown = list(measured_lines(run.found.results, gate=gate, everything=everything, width=_width(terminal)))
+    if known := known_limits_line(run.found.results, nixl_version(run)):
+        shown.append(TextLine(known))
+    if levels := left_out_line(run.config):
+        shown.append(TextLine(levels))
+    if run.found.comparison is not None:
+        shown += comparison_lines(run.found.comparison, gate=gate)
+    _write(terminal, (*shown, _summary(run)))
+    # A run of several suites has many notes about requests for KV blocks, whose rows are in the table.
+    folded = not everything and len(run.collected.suites) > 1
+    notes = (text for text in run.found.notes if not (folded and text in run.found.details))
+    for text in (*notes, *run.found.annotations):
+        terminal.write_line(text)
+
+
+def _summary(run: Run) -> TextLine:
+    left_out = not_chosen(run.collected.suites) if run.settings.gate else ()
+    found = run.found
+    return summary_text(
+        found.results,
+        gate=run.settings.gate,
+        interrupted=found.interrupted,
+        left_out=left_out,
+        code=exit_code(run.config),
+    )
+
+
+def _width(terminal: pytest.TerminalReporter) -> int | None:
+    """Return the characters of a line of the terminal; None with -v, which shows everything."""
+    return None if terminal.verbosity > 0 else shutil.get_terminal_size().columns
+
+
+def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None:
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
         terminal.write_line(line.text, **({colour: True} if colour else {}))
-    for text in (*run.notes, *run.annotations):
-        terminal.write_line(text)
 
 
 def report_if_left_out(config: pytest.Config, run: Run) -> None:
     """Write the report if pytest has not written it, as happens after SIGTERM and after a crash."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None and not run.reported and run.usable:
+    if terminal is not None and not config.stash.get(_REPORTED, False) and run.usable:
         write_report(terminal, run)
 
 
@@ -83,12 +148,14 @@ def last_word(config: pytest.Config, run: Run) -> None:
     """Write the verdict of an interrupted run again, as the very last line."""
     terminal: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        terminal.write_line(summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted), red=True)
+        terminal.write_line(
+            summary_line(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted), red=True
+        )
 
 
 def nixl_version(run: Run) -> str:
     """Return the version of NIXL: as the workers report it, else of the installed package; empty: not known."""
-    if told := run.versions.get("nixl"):
+    if told := run.found.versions.get("nixl"):
         return told
     from pytest_nixl.model.nixl_releases import PACKAGES
 
@@ -109,8 +176,8 @@ def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) 
     terminal.write_line(f"type: {command}")
 
 
-def _own_version() -> str:
-    try:
-        return version("pytest-nixl")
-    except PackageNotFoundError:
-        return "from a clone"
+def nothing_of_the_level(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write what the level of the run leaves out, because no check is left."""
+    if line := left_out_line(config):
+        terminal.section("NIXL")
+        terminal.write_line(line)

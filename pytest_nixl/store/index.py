@@ -17,8 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.model.results import Figures
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.provenance import Provenance
-from pytest_nixl.store.record_reader import RecordedRow, RecordedRun, parse_json, read_regular, shallow
+from pytest_nixl.store.record_reader import RecordedRun, parse_json, read_regular, shallow
 
 #: The name of the index file, and the version of its format, which changes whenever records are read differently.
 INDEX, FORM = ".pytest-nixl-index", 1
@@ -75,7 +77,7 @@ class Index:
                 continue
             provenance = json.dumps(run.provenance.plain())
             rows = [
-                [keys.setdefault(key, len(keys)), row.values[0], ways.setdefault(row.transports, len(ways))]
+                [keys.setdefault(str(key), len(keys)), row.values[0], ways.setdefault(row.transports, len(ways))]
                 for key, row in run.rows.items()
             ]
             place = provenances.setdefault(provenance, len(provenances))
@@ -93,7 +95,7 @@ class Index:
 
 def summary(run: RecordedRun) -> RecordedRun:
     """Return a run with only the bandwidth and the transports of each row."""
-    rows = {key: RecordedRow(key, (row.bandwidth,), {}, row.transports) for key, row in run.rows.items()}
+    rows = {key: Figures.of_launches((row.bandwidth,), row.transports) for key, row in run.rows.items()}
     return RecordedRun(run.source, run.when, run.provenance, rows, interrupted=run.interrupted)
 
 
@@ -111,7 +113,7 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
     provenances = [Provenance.from_plain(plain) for plain in data["provenances"]]
     if not all(shallow(one.host) for one in provenances):
         raise ValueError("a host is nested too deep")
-    keys = [str(key) for key in data["keys"]]
+    keys = [RowKey.parse(str(key)) for key in data["keys"]]
     ways = [tuple(str(name) for name in names) for names in data["transports"]]
     found = []
     for name, (size, changed, *told) in data["files"].items():
@@ -123,7 +125,7 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
         for number, value, way in told_rows:
             if not 0.0 < value < math.inf:
                 raise ValueError("a bandwidth is not a number above zero")
-            rows[keys[number]] = RecordedRow(keys[number], (float(value),), {}, ways[way])
+            rows[keys[number]] = Figures.of_launches((float(value),), ways[way])
         run = RecordedRun(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
         if run.when.tzinfo is None:
             raise ValueError("a time has no zone")

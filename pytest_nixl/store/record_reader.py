@@ -6,16 +6,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.results import PERCENTILES, Figures, Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.store.provenance import Provenance
 
@@ -25,48 +24,25 @@ OURS, FORM = "nixl", 1
 #: The largest size of a record in bytes. A run of 1,000 rows with all its windows has less than a tenth of it.
 LARGEST = 64 << 20
 
+#: The most steps of a request for KV blocks, and the longest name of one. This plugin writes six.
+_MOST_STEPS, _LONGEST_STEP = 16, 32
+
 #: How deep the facts of a host may be nested. This plugin writes three levels.
 _DEEPEST = 16
 
-#: A row key: ``UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1``. Reports split it at its slashes.
-_KEY = re.compile(
-    r"[^/\s\x00-\x1f\x7f]{1,100}/[A-Z]{1,20}/[^/\s\x00-\x1f\x7f]{1,100}/0*[1-9][0-9]{0,14}(?:B|KiB|MiB|GiB)"
-    r"/batch[0-9]{1,15}/depth[0-9]{1,15}/[0-9]{1,9}-[0-9]{1,9}"
-)
-
 RECORD_FORM = "a file that the bandwidth suite wrote with --nixl-store, --benchmark-json or --benchmark-autosave"
-
-
-@dataclass(frozen=True)
-class RecordedRow:
-    """One row of a run.
-
-    :param key: the row key as text.
-    :param values: bytes per second of each launch.
-    :param latencies: seconds of each percentile (``p50``) of single transfers.
-    :param floor: bytes per second; 0: there is none; ``ceiling`` too.
-    """
-
-    key: str
-    values: tuple[float, ...]
-    latencies: Mapping[str, float]
-    transports: tuple[str, ...] = ()
-    floor: float = 0.0
-    ceiling: float = 0.0
-
-    @property
-    def bandwidth(self) -> float:
-        """The median over the launches in bytes per second."""
-        return median(self.values)
 
 
 @dataclass(frozen=True)
 class RecordedRun:
     """A recorded run.
 
+    Its rows are read from what pytest-benchmark recorded, and its results from the part that this plugin added, because
+    a record may have rows without results: an older one, or one of ``--benchmark-autosave``.
+
     :param source: the path of its record.
     :param when: when it ended.
-    :param rows: its rows, by row key.
+    :param rows: the figures of its rows, by row key.
     :param results: the result of each of its checks.
     :param notes: further sentences, such as what could not be written.
     """
@@ -74,7 +50,7 @@ class RecordedRun:
     source: str
     when: datetime
     provenance: Provenance
-    rows: Mapping[str, RecordedRow]
+    rows: Mapping[RowKey, Figures]
     results: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
     #: How far the run came and what ended it early; empty: it was completed.
@@ -179,11 +155,11 @@ def _parse(data: Any, source: str) -> RecordedRun:
     provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
-    rows: dict[str, RecordedRow] = {}
-    for row in _rows(data["benchmarks"]):
-        if row.key in rows:
-            raise ValueError(f"it contains the row {row.key} twice")
-        rows[row.key] = row
+    rows: dict[RowKey, Figures] = {}
+    for key, figures in _rows(data["benchmarks"]):
+        if key in rows:
+            raise ValueError(f"it contains the row {key} twice")
+        rows[key] = figures
     return RecordedRun(
         source=source,
         when=when,
@@ -195,7 +171,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
     )
 
 
-def _rows(records: Any) -> Iterator[RecordedRow]:
+def _rows(records: Any) -> Iterator[tuple[RowKey, Figures]]:
     for record in records:
         extra = record.get("extra_info") or {}
         if "key" not in extra:
@@ -204,15 +180,11 @@ def _rows(records: Any) -> Iterator[RecordedRow]:
         values = tuple(float(value) for value in extra.get("launches") or (float(extra["GB/s"]) * 1e9,))
         if len(values) > MOST_LAUNCHES:
             raise ValueError(f"a row has {len(values)} launches, more than the maximum of {MOST_LAUNCHES}")
-        key = str(extra["key"])
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:_QUOTED]!r} is not a row key")
+        key = RowKey.parse(str(extra["key"]))
         if not all(0 < value < math.inf for value in values):
             raise ValueError(f"the row {key} has a launch that is not a number above zero")
         latencies = {
-            name.removesuffix("_us"): float(extra[name]) / 1e6
-            for name in ("p50_us", "p90_us", "p99_us", "p99.9_us")
-            if extra.get(name) is not None
+            name: float(extra[f"{name}_us"]) / 1e6 for name in PERCENTILES if extra.get(f"{name}_us") is not None
         }
         latencies = {name: value for name, value in latencies.items() if not math.isnan(value)}
         floor, ceiling = float(extra.get("floor", 0.0)), float(extra.get("ceiling", 0.0))
@@ -221,7 +193,17 @@ def _rows(records: Any) -> Iterator[RecordedRow]:
         transports = extra.get("transports", ())
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
-        yield RecordedRow(key, values, latencies, tuple(str(name) for name in transports), floor, ceiling)
+        names = tuple(str(name) for name in transports)
+        found = Figures.of_launches(values, names, latencies, floor=floor, ceiling=ceiling)
+        yield key, replace(found, steps=_steps(key, extra.get("steps_us") or {}))
+
+
+def _steps(key: RowKey, recorded: Any) -> dict[str, float]:
+    """Return the seconds of the steps of a request for KV blocks."""
+    steps = {str(name)[:_LONGEST_STEP]: float(value) / 1e6 for name, value in dict(recorded).items()}
+    if len(steps) > _MOST_STEPS or not all(0 <= value < math.inf for value in steps.values()):
+        raise ValueError(f"the row {key} has more than {_MOST_STEPS} steps, or one that is not a number from zero on")
+    return steps
 
 
 def shallow(value: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from helpers.cli_run import ROOT, command, environment, eventually, junit_suite, run
 
@@ -22,8 +23,9 @@ from pytest_nixl.model.conclusion import failed_beside, interrupted_before, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.report.verdict_file import SCHEMA
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 CHECKS = """
 import os, pathlib, signal, time
@@ -131,6 +133,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, verdict: str) -> None:
     codes, outputs, (first, second) = start(how).end()
     assert codes == [code, code], outputs
+    for each in (first, second):
+        jsonschema.validate(each, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
     for name in ("verdict", "gate", "warnings", "interrupted", "checks", "rows", "failing", "exit_code", "text"):
         assert first[name] == second[name]
     assert (first["verdict"], first["exit_code"], first["interrupted"]) == (verdict, code, "")

@@ -19,11 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_nixl.cli import main
 from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.figure import Figure
+from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write
 from pytest_nixl.report.github import summary, workflow_commands
 from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.report.table import lines
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 HOSTILE = "<script>alert('x')</script>&\"'|`*"
@@ -86,12 +90,13 @@ def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(p
     assert re.search(r"<body>\s*<main>\s*<h1>[^<]*</h1>\s*<div class=\"verdict fail\"><strong>FAIL</strong>", text)
     titles = re.findall(r"<h2>([^<]*)</h2>", text)
     assert titles == [
+        "Findings",
         "Against registry.example/nixl:1.6.0 (000000000000)",
+        "Rows",
         "Bandwidth over block size",
         "Latency of single transfers",
         "History by image",
         "Ranks and links",
-        "Findings",
         "Provenance and what changed",
     ]
     labels = re.findall(r'aria-label="((?:bandwidth|latency|history) of [^"]*)"', text)
@@ -101,7 +106,47 @@ def test_the_page_in_a_browser_has_no_error_loads_nothing_and_shows_its_charts(p
     assert re.search(r'<td class="cell slow"[^>]*>7.1</td>', text)
     assert "slowest: rank 2 to rank 3, 7.1 GB/s, 59 % of the fastest" in text
     assert re.search(r'<tr class="changed"><td class="wrap">versions ucx</td><td class="wrap">1.19.0</td>', text)
-    assert "<script" not in text
+    assert text.count("<script") == 1
+    assert HOSTILE not in text
+    assert 'id="check-bandwidth" href="#check-bandwidth"' in text
+    anchors = re.findall(r' id="([^"]*)"', text)
+    assert len(anchors) == len(set(anchors))
+
+
+def test_a_heading_sorts_the_table_of_rows(page: Path, tmp_path: Path) -> None:
+    """Press the headings by a script beside the page's own, and let it say what the first column then has."""
+    presses = """
+    const press = (name) => [...document.querySelectorAll("table.sortable th button")]
+      .find((button) => button.textContent === name).click();
+    const rates = () => [...document.querySelectorAll("table.sortable tbody tr")]
+      .map((row) => Number(row.cells[1].dataset.value));
+    press("GB/s"); document.title = String(rates().every((rate, n, all) => !n || all[n - 1] <= rate));
+    press("GB/s"); document.title += String(rates().every((rate, n, all) => !n || all[n - 1] >= rate));
+    """
+    text = re.sub(r'<meta http-equiv="Content.*', "", page.read_text())
+    pressed = tmp_path / "pressed.html"
+    pressed.write_text(text.replace("</body>", f"<script>{presses}</script></body>"))
+    opened = open_page(pressed, tmp_path)
+    assert opened.console == ()
+    assert "<title>truetrue</title>" in opened.document
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_page_is_not_wider_than_the_screen(page: Path, tmp_path: Path, width: int) -> None:
+    """The page is in a frame of that width, because a browser's window cannot be that narrow."""
+    measure = "document.title = String(document.documentElement.scrollWidth);"
+    text = re.sub(r'<meta http-equiv="Content.*', "", page.read_text())
+    (tmp_path / "inner.html").write_text(
+        text.replace("</body>", f"<script>{measure} parent.postMessage(document.title, '*');</script></body>")
+    )
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        "<!doctype html><script>onmessage = (event) => { document.title = event.data; };</script>"
+        f'<iframe src="inner.html" style="width: {width}px; height: 700px; border: 0"></iframe>'
+    )
+    opened = open_page(frame, tmp_path, "--virtual-time-budget=3000")
+    [found] = re.findall(r"<title>(\d+)</title>", opened.document)
+    assert int(found) <= width
 
 
 def test_an_error_or_a_request_in_the_browser_is_noticed(page: Path, tmp_path: Path) -> None:
@@ -135,6 +180,74 @@ def test_screenshots_of_the_page_are_kept(
     assert len(data) > 50_000  # an image of a single colour would be far smaller
 
 
+STEPS_US = {"prepare": 1500.0, "make": 300.0, "post": 9000.0, "transfer": 1.4, "notify": 120.0, "release": 20.0}
+
+
+def kv_run() -> RecordedRun:
+    """Return a run with five ways to request KV blocks in both operations, beside a row of whole blocks."""
+    ways = (
+        "contiguous-merged",
+        "contiguous-unmerged",
+        "scattered-initialized",
+        "scattered-prepped",
+        "scattered-unmerged",
+    )
+    rates = {
+        f"UCX/{op}/DRAM:DRAM/32KiB/batch4096/depth1/0-1/kv={way},model=generic,tokens=1024": [number + share]
+        for number, way in enumerate(ways, 1)
+        for op, share in (("WRITE", 0.25), ("READ", 0.5))
+    }
+    data = record("registry.example/nixl:1", {**rates, key("64KiB"): [9.0]}, extra={"steps_us": STEPS_US})
+    return parse_recorded(data, "kv.json")
+
+
+def test_the_ways_to_request_kv_blocks_are_one_picture(tmp_path: Path) -> None:
+    run = kv_run()
+    path = tmp_path / "kv.html"
+    write(RunReport(run), path)
+    opened = open_page(path, tmp_path)
+    assert opened.console == ()
+    [picture] = re.findall(
+        r'<svg[^>]*aria-label="ways to request KV blocks, [^"]*".*?</svg>', opened.document, re.DOTALL
+    )
+    assert picture.count("<rect") == 10
+    titles = re.findall("<title>(.*?)</title>", picture)
+    assert titles[0] == (
+        "WRITE contiguous-merged: 1.25 GB/s (10 Gb/s); prepare 1.5 ms, make 300 µs, post 9 ms, transfer 1.4 µs, "
+        "notify 120 µs, release 20 µs"
+    )
+    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', picture)]
+    assert widths == sorted(widths)
+    assert widths[-1] / widths[0] == pytest.approx(5.5 / 1.25, rel=0.01)
+    # The charts over block sizes are of whole blocks only.
+    assert re.findall(r'aria-label="bandwidth of ([^"]*)"', opened.document) == ["UCX DRAM:DRAM"]
+
+
+def test_rows_of_kv_requests_differ_in_every_report() -> None:
+    run = kv_run()
+    requests = [row for row in run.rows if row.kv]
+    assert len({row.short for row in requests}) == 10
+    results = [
+        Result("kv-requests", str(row), Verdict.PASS, row=row, figures=figures) for row, figures in run.rows.items()
+    ]
+    texts = [line.text for line in lines(results, gate=False)]
+    assert len([text for text in texts if "kv=scattered-prepped,model=generic,tokens=1024" in text]) == 2
+    heads = [text.split()[:8] for text in texts if text.startswith("backend ")]
+    columns = ["backend", "op", "memory", "block", "batch", "depth"]
+    assert [head[:7] for head in heads] == [[*columns, "GB/s"], [*columns, "variant"]]  # a table for each
+    assert [one for one in texts if " : " in one] == []
+    restored = [Result.from_plain(result.plain()) for result in results]
+    assert restored == results
+    assert restored[0].figures is not None
+    assert restored[0].figures.steps == pytest.approx({name: value / 1e6 for name, value in STEPS_US.items()})
+
+
+@pytest.mark.parametrize("steps", [{"make": -1.0}, {str(number): 1.0 for number in range(17)}, {"make": float("inf")}])
+def test_a_record_with_wrong_steps_is_refused(steps: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="more than 16 steps, or one that is not a number from zero on"):
+        parse_recorded(record("x", {key("64KiB"): [9.0]}, extra={"steps_us": steps}), "kv.json")
+
+
 def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
     passed = Result("nixl-loads", "x", Verdict.PASS)
     run = parse_recorded(record("nixl:1", {}, results=[passed]), "x")
@@ -148,11 +261,11 @@ def test_the_page_of_a_run_without_rows_reports_that(tmp_path: Path) -> None:
 def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_path: Path) -> None:
     write(report, tmp_path / "m.prom")
     families = {one.name: one for one in text_string_to_metric_families((tmp_path / "m.prom").read_text())}
-    assert all(one.documentation and one.type == "gauge" for one in families.values())
+    assert {name for name, one in families.items() if one.type != "gauge"} == {"nixl_latency_seconds"}
     rates = families["nixl_bandwidth_bytes_per_second"].samples
     assert len(rates) == len(report.run.rows)
     found = {(one.labels["op"], one.labels["block_bytes"], one.labels["pair"]): one.value for one in rates}
-    assert found["READ", "65536", "0-1"] == pytest.approx(report.run.rows[key("64KiB", "READ")].bandwidth)
+    assert found["READ", "65536", "0-1"] == pytest.approx(report.run.rows[RowKey.parse(key("64KiB", "READ"))].bandwidth)
     [about] = families["nixl_run_info"].samples
     assert (about.labels["image"], about.labels["ucx_version"]) == ("registry.example/nixl:1.9.0", "1.20.0")
     assert [one.value for one in families["nixl_run_passed"].samples] == [0.0]
@@ -167,6 +280,87 @@ def test_the_parser_of_prometheus_accepts_the_metrics(report: RunReport, tmp_pat
     }
 
 
+#: Words in the name of a metric that promtool refuses: units that are not base units, abbreviations, and types.
+REFUSED_WORDS = frozenset((
+    "minutes", "hours", "days", "weeks", "kelvins", "fahrenheit", "rankine", "inches", "yards", "miles", "bits",
+    "calories", "pounds", "ounces", "s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d",
+    "counter", "gauge", "summary", "histogram",
+))  # fmt: skip
+PREFIXES = ("pico", "nano", "micro", "milli", "centi", "deci", "deca", "hecto", "kilo", "kibi", "mega", "mibi", "giga",
+            "gibi", "tera", "tebi", "peta", "pebi")  # fmt: skip
+
+
+def lint(text: str) -> list[str]:
+    """Return what ``promtool check metrics`` finds wrong, by the rules of promlint in client_golang 1.23."""
+    found = []
+    seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+    for family in text_string_to_metric_families(text):
+        name, words = family.name, family.name.split("_")
+        problems = {
+            "no help text": not family.documentation,
+            "a word that is no base unit": any(word in REFUSED_WORDS for word in words),
+            "a prefix of a unit": any(
+                word.startswith(prefix) and word.removeprefix(prefix) in ("bytes", "seconds")
+                for word in words
+                for prefix in PREFIXES
+            ),
+            "the suffix of another type": name.endswith(("_total", "_bucket", "_count", "_sum")),
+            "a colon": ":" in name,
+            "camelCase": any(
+                re.search("[a-z][A-Z]", word) for sample in family.samples for word in (name, *sample.labels)
+            ),
+            "a label of another type": family.type != "summary"
+            and any({"le", "quantile"} & sample.labels.keys() for sample in family.samples),
+        }
+        found += [f"{name}: {problem}" for problem, occurs in problems.items() if occurs]
+        for sample in family.samples:
+            labels = (sample.name, frozenset(sample.labels.items()))
+            if labels in seen:
+                found.append(f"{name}: a metric occurs twice")
+            seen.add(labels)
+    return found
+
+
+def test_promtool_would_accept_the_metrics(report: RunReport, tmp_path: Path) -> None:
+    figure = Figure("notification-latency", 1e-3, "s", {"backend": "UCX"})
+    twice = tuple(Result("notifications", f"n.py::{n}", Verdict.PASS, measured=(figure,)) for n in range(2))
+    write(replace(report, run=replace(report.run, results=(*report.run.results, *twice))), tmp_path / "m.prom")
+    text = (tmp_path / "m.prom").read_text()
+    assert lint(text) == []
+    assert "nixl_figure_seconds{" in text
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ('# HELP a_seconds A.\n# TYPE a_seconds gauge\na_seconds{quantile="0.5"} 1', "a label of another type"),
+        ("# TYPE a_seconds gauge\na_seconds 1", "no help text"),
+        ("# HELP a_microseconds A.\n# TYPE a_microseconds gauge\na_microseconds 1", "a prefix of a unit"),
+        ("# HELP a_gb A.\n# TYPE a_gb gauge\na_gb 1", "a word that is no base unit"),
+        ('# HELP a A.\n# TYPE a gauge\na{x="1"} 1\na{x="1"} 2', "a metric occurs twice"),
+    ],
+)
+def test_a_metric_that_promtool_would_refuse_is_noticed(bad: str, problem: str) -> None:
+    assert [each.partition(": ")[2] for each in lint(bad + "\n")] == [problem]
+
+
+def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
+    later = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1/threads4"
+    raw = RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",))
+    figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",))
+    result = Result("bandwidth", "t", Verdict.WARN, "", row=read_key(later), figures=figures,
+                    ratios=(RawRatio(read_key(later), 1e9, raw),))  # fmt: skip
+    run = parse_recorded(record("image:1", {key("4KiB"): [1.0]}, results=[result]), "x")
+    assert run.results == (result,)
+    for name in ("r.html", "r.csv", "r.prom"):
+        write(RunReport(run), tmp_path / name)
+    assert later in (tmp_path / "r.html").read_text()
+    assert later in "\n".join(summary(RunReport(run)))
+    shown = [line.text for line in lines([result], gate=False)]
+    assert sum(later in line for line in shown) == 2
+    assert f"{later} : ucx_perftest  0.50  of 2 GB/s by" in "\n".join(shown)
+
+
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
     image = 'a"b\\c\nd'
     run = parse_recorded(record(image, {key("4KiB"): [1.0]}), "x")
@@ -179,8 +373,8 @@ def test_the_table_has_a_line_for_each_row(report: RunReport, tmp_path: Path) ->
     write(report, tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
-    assert [line["row"] for line in found] == list(report.run.rows)
-    line = found[list(report.run.rows).index(key("64KiB", "READ"))]
+    assert [line["row"] for line in found] == list(map(str, report.run.rows))
+    line = found[list(map(str, report.run.rows)).index(key("64KiB", "READ"))]
     assert (line["block_bytes"], line["op"], line["regression"]) == ("65536", "READ", "REGRESSED")
     assert len(line["launches"].split()) == 5
     assert float(line["change"]) == pytest.approx(-0.14, abs=0.01)
@@ -205,6 +399,7 @@ def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) 
     assert lines[0] == "::error title=NIXL FAIL c%2Cd%3Ae::0 %25%0Asecond line"
 
 
+@pytest.mark.long
 def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     given = ("--nixl-op=WRITE", "--nixl-duration=20ms", f"--nixl-profile={profile(tmp_path / 'p.toml', IMPOSSIBLE)}")
@@ -223,6 +418,7 @@ def test_only_a_github_job_gets_a_summary_and_annotations(tmp_path: Path) -> Non
 IMPOSSIBLE = "p99 = '1 ns'"
 
 
+@pytest.mark.long
 def test_a_real_run_writes_every_report_and_a_valid_junit_file(tmp_path: Path) -> None:
     reports = [tmp_path / f"r{ending}" for ending in (".html", ".csv", ".prom")]
     done = bandwidth(

@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from helpers.cli_run import WITHOUT
 from helpers.pytester_run import PLUGIN, run_pytest
-
-pytestmark = pytest.mark.apart
 
 SECRET = "hunter2"
 OURS = "def test_it(nixl_settings): pass"
@@ -29,15 +28,25 @@ HEADER = [
     "  --nixl-group=none (default)",
     "  --nixl-group-token=none (default)",
     "  --nixl-pairs=ring (default)",
+    "  --nixl-pattern=none (default)",
     "  --nixl-join-timeout=300s (default)",
     "  --nixl-log-dir=none (default)",
     "  --nixl-op=WRITE,READ (default)",
     "  --nixl-memory=DRAM:DRAM (default)",
     "  --nixl-devices=auto (default)",
     "  --nixl-file-dir=none (default)",
+    "  --nixl-s3=none (default)",
     "  --nixl-blocks=4KiB..64MiB (default)",
     "  --nixl-batch=1 (default)",
     "  --nixl-depth=1 (default)",
+    "  --nixl-footprint=row (default)",
+    "  --nixl-kv-model=generic (default)",
+    "  --nixl-kv-tokens=1024 (default)",
+    "  --nixl-kv-tp=1 (default)",
+    "  --nixl-kv-block-tokens=16 (default)",
+    "  --nixl-kv-dtype=auto (default)",
+    "  --nixl-kv-requests=1 (default)",
+    "  --nixl-kv-rate=auto (default)",
     "  --nixl-iterations=auto (default)",
     "  --nixl-warmup=10 (default)",
     "  --nixl-duration=0.1s (default)",
@@ -48,6 +57,7 @@ HEADER = [
     "  --nixl-nixlbench-runtime=auto (default)",
     "  --nixl-nixlbench-args=none (default)",
     "  --nixl-raw-tools-dir=none (default)",
+    "  --nixl-level=standard (default)",
     "  --nixl-gate=no (default)",
     "  --nixl-keep-going=no (default)",
     "  --nixl-image=none (default)",
@@ -57,6 +67,11 @@ HEADER = [
     "  --nixl-min-launches=auto (default)",
     "  --nixl-store=none (default)",
     "  --nixl-report=none (default)",
+    "  --nixl-agent=default (default)",
+    "  --nixl-progress-thread=auto (default)",
+    "  --nixl-threads=none (default)",
+    "  --nixl-sync-mode=auto (default)",
+    "  --nixl-backend-params=none (default)",
 ]
 
 
@@ -95,7 +110,7 @@ def test_an_option_shows_the_header_with_each_setting_and_its_source(pytester: p
         "NIXL_TARGET_SEG_TYPE": "VRAM",
         "NIXL_WORKER_TYPE": "native",
     }
-    result = run_pytest(pytester, "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ)
+    result = run_pytest(pytester, "-v", "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ, in_process=True)
     result.assert_outcomes(passed=1)
     assert header(result) == [
         *changed(
@@ -110,16 +125,51 @@ def test_an_option_shows_the_header_with_each_setting_and_its_source(pytester: p
         "  ETCD_ENDPOINTS=http://other:2379 is set and ignored: --nixl-etcd comes from environment NIXL_ETCD_ENDPOINTS",
         "  NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL",
     ]
-    assert place(result, "pytest-nixl ") < place(result, "rootdir: ") < place(result, "collected 1 item")
+    assert place(result, "pytest-nixl ") < place(result, "rootdir: ") < place(result, "collecting ")
     assert SECRET not in result.stdout.str()
+
+
+def test_the_header_names_only_settings_that_are_not_the_default(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OURS)
+    pytester.makeini("[pytest]\nnixl_depth = 1,4")
+    environ = {"ETCDCTL_USER": f"root:{SECRET}", "NIXL_WORKER_TYPE": "native"}
+    result = run_pytest(pytester, "--nixl-blocks=4KiB,1MiB", "--nixl-duration=2min", env=environ, in_process=True)
+    first = place(result, "pytest-nixl ")
+    assert result.outlines[first].endswith(
+        ": --nixl-etcd-user=*** (environment ETCDCTL_USER), --nixl-blocks=4KiB,1MiB, --nixl-depth=1,4 (ini), "
+        "--nixl-duration=120s (-v: all settings)"
+    )
+    assert (
+        result.outlines[first + 1] == "  NIXL_WORKER_TYPE=native is set and ignored: transfers are always made by NIXL"
+    )
+    assert not result.outlines[first + 2].startswith(" ")
+    assert SECRET not in result.stdout.str()
+
+
+def test_the_header_says_that_nothing_differs_from_the_defaults(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(OURS)
+    result = run_pytest(pytester, in_process=True)
+    assert re.fullmatch(
+        r"pytest-nixl \S+( a clone)?: each setting has its default \(-v: all settings\)",
+        result.outlines[place(result, "pytest-nixl ")],
+    )
+
+
+@pytest.mark.parametrize("quiet", ["-q", "--no-header"])
+@pytest.mark.parametrize("option", [[], ["--nixl-depth=4"]], ids=["no-option", "option"])
+def test_the_header_can_be_left_out(pytester: pytest.Pytester, quiet: str, option: list[str]) -> None:
+    pytester.makepyfile(OURS)
+    result = run_pytest(pytester, quiet, *option, in_process=True)
+    result.assert_outcomes(passed=1)
+    assert "pytest-nixl" not in result.stdout.str()
 
 
 def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NOT_OURS)
     pytester.makeini("[pytest]\nnixl_timeout = 5s")
-    result = run_pytest(pytester)
+    result = run_pytest(pytester, "-v", in_process=True)
     assert header(result) == changed(timeout="5s (ini)")
-    assert place(result, "pytest-nixl ") < place(result, "collected 1 item")
+    assert place(result, "pytest-nixl ") < place(result, "collecting ")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +187,17 @@ def test_an_ini_value_alone_shows_the_header(pytester: pytest.Pytester) -> None:
 )
 def test_a_fixture_of_the_plugin_shows_the_header_after_collection(pytester: pytest.Pytester, fixture: str) -> None:
     pytester.makepyfile(f"def test_it({fixture}): pass")
-    result = run_pytest(pytester, "--setup-plan")
+    result = run_pytest(pytester, "-v", "--setup-plan", in_process=True)
     assert header(result) == HEADER
-    assert place(result, "collected ") < place(result, "pytest-nixl ") < place(result, "test_a_fixture_of_the_plugin")
+    first_test = next(
+        number for number, line in enumerate(result.outlines) if line.startswith("test_a_fixture_of_the_plugin")
+    )
+    assert place(result, "collecting ") < place(result, "pytest-nixl ") < first_test
 
 
 def test_a_check_shows_the_header_after_collection(pytester: pytest.Pytester) -> None:
     pytester.makepyfile('import pytest\n@pytest.mark.nixl_check("own")\ndef test_it(): pass')
-    assert header(run_pytest(pytester)) == HEADER
+    assert header(run_pytest(pytester, "-v", in_process=True)) == HEADER
 
 
 UNTOUCHED = """
@@ -174,10 +227,7 @@ def test_an_unused_plugin_shows_nothing(pytester: pytest.Pytester, test: str, co
     """A run with the plugin has the same output as one without it, even if the plugin's variables are set wrongly."""
     pytester.makepyfile(test)
     environ = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "http://h:1/", "NIXL_WORKER_TYPE": "native"}
-    runs = [
-        run_pytest(pytester, env=environ, plugin=plugin)
-        for plugin in (PLUGIN, ("-p", "no:nixl", "-p", "no:cacheprovider"))
-    ]
+    runs = [run_pytest(pytester, env=environ, plugin=plugin) for plugin in (PLUGIN, ("-p", "no:nixl", *WITHOUT))]
     with_it, without_it = ([re.sub(r"in [0-9.]+s", "in TIME", line) for line in run.outlines] for run in runs)
     assert with_it == without_it
     assert [run.errlines for run in runs] == [[], []]
@@ -188,7 +238,7 @@ SUITES = "no NIXL check ran, because the validation suites were not selected; to
 
 
 def test_a_run_without_tests_prints_the_command_to_type(pytester: pytest.Pytester) -> None:
-    result = run_pytest(pytester, "--nixl-backend=UCX")
+    result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     said = place(result, SUITES)
     assert result.outlines[said + 1] == "type: pytest --pyargs pytest_nixl.suites --nixl-backend=UCX"
@@ -197,7 +247,7 @@ def test_a_run_without_tests_prints_the_command_to_type(pytester: pytest.Pyteste
 
 def test_the_command_to_type_has_every_option_and_no_password(pytester: pytest.Pytester) -> None:
     given = ["--nixl-blocks=4KiB,8KiB", f"--nixl-etcd=http://u:{SECRET}@h:1", f"--nixl-etcd-user=root:{SECRET}"]
-    result = run_pytest(pytester, *given)
+    result = run_pytest(pytester, *given, in_process=True)
     assert result.outlines[place(result, "type: ")] == (
         "type: pytest --pyargs pytest_nixl.suites '--nixl-etcd=http://***@h:1' '--nixl-etcd-user=***' "
         "--nixl-blocks=4KiB,8KiB"
@@ -207,13 +257,13 @@ def test_the_command_to_type_has_every_option_and_no_password(pytester: pytest.P
 
 def test_the_command_to_type_does_not_change_the_exit_code_of_a_failure(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): assert False")
-    result = run_pytest(pytester, "--nixl-backend=UCX")
+    result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert place(result, SUITES)
 
 
 def test_the_command_to_type_does_not_change_the_exit_code_of_a_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(NOT_OURS)
-    result = run_pytest(pytester, "--nixl-backend=UCX")
+    result = run_pytest(pytester, "--nixl-backend=UCX", in_process=True)
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.OK

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from helpers.records import KEY, key, record, write
+from helpers.records import KEY, ROW, key, record, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,17 +28,15 @@ from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.store.record_reader import LARGEST, RecordedRun, parse_recorded
 from pytest_nixl.store.store import Store, find_baseline
 
-pytestmark = pytest.mark.apart
-
 DEEP = 100_000
 
 
 def full(week: float = 0) -> dict[str, Any]:
     """Return a record in which every field has a value."""
-    ratio = RawRatio(KEY, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
+    ratio = RawRatio(ROW, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
     figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
     results = [
-        Result("bandwidth", "test.py::test", Verdict.PASS, row=KEY, figures=figures, ratios=(ratio,)),
+        Result("bandwidth", "test.py::test", Verdict.PASS, row=ROW, figures=figures, ratios=(ratio,)),
         Result("etcd", "test.py::other", Verdict.WARN, "a reason", "a remedy", finding="X"),
     ]
     rows = {KEY: [1.0] * 5, key("1MiB"): [2.0] * 5, key("1MiB", pair="1-0"): [2.5] * 5}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT
-from helpers.records import KEY, key, record, write
+from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.store import store as store_module
@@ -20,42 +20,53 @@ from pytest_nixl.store.index import INDEX
 from pytest_nixl.store.record_reader import RecordedRun, read_recorded
 from pytest_nixl.store.store import Store, find_baseline, newest
 
-WRITER = """
-import sys
+#: Twenty processes that begin to write together, when their standard input ends. Only the first imports anything.
+WRITERS = """
+import os, sys, traceback
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
+sys.path.insert(0, sys.argv[2])
 from helpers.records import KEY, record
 from pytest_nixl.store.store import Store
-sys.stdin.readline()
-for number in range(10):
-    data = record(f"image:{sys.argv[2]}", {KEY: [float(number + 1)] * 5}, week=number)
-    Store(Path(sys.argv[1])).write({**data, "padding": "x" * 200_000}, "same name")
+
+def write(writer):
+    sys.stdin.readline()
+    for number in range(10):
+        data = record(f"image:{writer}", {KEY: [float(number + 1)] * 5}, week=number)
+        Store(Path(sys.argv[1])).write({**data, "padding": "x" * 200_000}, "same name")
+    os._exit(0)
+
+children = []
+for writer in range(20):
+    children.append(os.fork())
+    if not children[-1]:
+        try:
+            write(writer)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+print("started", flush=True)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
 def test_twenty_concurrent_writers_lose_and_damage_no_record(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    command = [sys.executable, "-c", WRITER, str(store)]
-    writers = [
-        subprocess.Popen([*command, str(number), str(ROOT / "tests")], stdin=subprocess.PIPE) for number in range(20)
-    ]
-    for writer in writers:  # all have started before one begins to write
-        assert writer.stdin is not None
-        writer.stdin.write(b"go\n")
-        writer.stdin.flush()
-    seen = 0
-    while any(writer.poll() is None for writer in writers):
-        runs, skipped = Store(store).runs() if store.is_dir() else ([], [])
-        assert skipped == []
-        assert len(runs) >= seen
-        seen = len(runs)
-    assert [writer.wait() for writer in writers] == [0] * 20
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.close()
+    command = [sys.executable, "-c", WRITERS, str(store), str(ROOT / "tests")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writers:
+        assert writers.stdin is not None
+        assert writers.stdout is not None
+        assert writers.stdout.readline() == "started\n"  # all have started before one begins to write
+        writers.stdin.close()
+        seen = 0
+        while writers.poll() is None:
+            runs, skipped = Store(store).runs() if store.is_dir() else ([], [])
+            assert skipped == []
+            assert len(runs) >= seen
+            seen = len(runs)
+    assert writers.returncode == 0
     runs, skipped = Store(store).runs()
     assert skipped == []
-    found = sorted((run.provenance.image.reference, run.rows[KEY].values[0]) for run in runs)
+    found = sorted((run.provenance.image.reference, run.rows[ROW].values[0]) for run in runs)
     assert found == sorted((f"image:{writer}", (number + 1) * 1e9) for writer in range(20) for number in range(10))
     assert [path for path in store.iterdir() if path.suffix != ".json"] == []
 
@@ -103,7 +114,7 @@ def test_a_record_of_pytest_benchmark_alone_has_one_launch(tmp_path: Path) -> No
     del data["nixl"], data["benchmarks"][0]["extra_info"]["launches"]
     data["benchmarks"][0]["extra_info"]["initiator_nixl"] = "1.4.0"
     run = read_recorded(write(tmp_path / "old.json", data))
-    assert run.rows[KEY].values == (1.5e9,)
+    assert run.rows[ROW].values == (1.5e9,)
     assert run.provenance.versions == {"nixl": "1.4.0"}
     assert run.provenance.host == {"name": "there"}
     assert run.name == "old"
@@ -189,8 +200,8 @@ def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkey
     assert [(run.source, run.when, run.provenance) for run in first[0]] == [
         (run.source, run.when, run.provenance) for run in whole
     ]
-    assert [run.rows[KEY].bandwidth for run in first[0]] == [run.rows[KEY].bandwidth for run in whole]
-    assert [run.rows[KEY].transports for run in first[0]] == [run.rows[KEY].transports for run in whole]
+    assert [run.rows[ROW].bandwidth for run in first[0]] == [run.rows[ROW].bandwidth for run in whole]
+    assert [run.rows[ROW].transports for run in first[0]] == [run.rows[ROW].transports for run in whole]
     # Changed records are read again, deleted ones are left out, and new ones are included.
     opened.clear()
     write(tmp_path / "005.json", record("image:other", {KEY: [7.0]}, week=5))
@@ -200,7 +211,7 @@ def test_a_large_store_is_read_once_and_then_by_its_index(tmp_path: Path, monkey
     assert sorted(opened) == ["005.json", "new.json"]
     assert len(runs) == 80
     assert runs[5].provenance.image.reference == "image:other"
-    assert find_baseline("image:new", str(tmp_path))[0].rows[KEY].latencies
+    assert find_baseline("image:new", str(tmp_path))[0].rows[ROW].latencies
     # A store that was moved has the same index, but its own paths.
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     runs, skipped = Store(moved).summaries()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what is wrong before pytest's failures, and without ``-v`` shorten pytest's dots, failures and benchmarks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nixl.report.terminal import nothing_collected, nothing_of_the_level, write_problems, write_report
+from pytest_nixl.session.levels import left_out_line
+from pytest_nixl.session.run import Run
+from pytest_nixl.session.suites import suite_of, suites_folder
+
+NAME = "nixl-brief-output"
+#: Options of pytest-benchmark that ask for more than its table of this run.
+_ASKED = ("benchmark_compare", "benchmark_histogram", "benchmark_cprofile")
+#: The name of a suite is written on the line of the one before if at least this many characters are left beside it.
+_LEAST_DOTS = 12
+
+
+class BriefOutput:
+    """A pytest plugin that writes what is wrong first, and shortens what pytest writes in a run of the suites alone.
+
+    The dots of all tests of a suite follow its name. The table of pytest-benchmark, which repeats the rows, and the
+    failures that the report has with reason and remedy are left out. With ``-v`` pytest writes everything.
+    """
+
+    #: The name under which the plugin is registered.
+    name = NAME
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._applies = False
+        self._suite = ""
+        self._held: dict[str, list[Any]] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        terminal = self._terminal()
+        if terminal is None or session.config.option.collectonly or self._run.parallel:
+            return
+        suites = [suite_of(item.path) for item in session.items]
+        self._applies = bool(suites) and None not in suites
+        if self._applies and terminal.verbosity == 0:
+            terminal.showfspath = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, location: tuple[str, int | None, str]) -> None:
+        terminal = self._terminal()
+        if terminal is None or not self._applies or terminal.verbosity != 0:
+            return
+        suite = suite_of(self._run.config.rootpath / location[0]) or ""
+        if suite and suite != self._suite:
+            self._suite = suite
+            writer = self._run.config.get_terminal_writer()
+            used = writer.width_of_current_line
+            if used + len(suite) + _LEAST_DOTS > writer.fullwidth:
+                terminal.write("\n")
+                used = 0
+            terminal.write(f"{' ' if used else ''}{suite} ")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest writes the failures
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+        run = self._run
+        if run.usable and not run.serves and (run.found.results or run.found.interrupted):
+            write_problems(terminalreporter, run)
+        if terminalreporter.verbosity > 0:
+            return (yield)
+        self._quiet_benchmarks()
+        warnings = terminalreporter.stats.get("warnings", [])
+        if self._applies and warnings:  # those of the checks are in the report
+            terminalreporter.stats["warnings"] = [each for each in warnings if "NixlWarning: " not in each.message]
+        for kind in ("failed", "error"):
+            reports = terminalreporter.stats.get(kind)
+            if reports:
+                self._held[kind] = reports
+                terminalreporter.stats[kind] = [report for report in reports if not _is_told(report)]
+        try:
+            return (yield)
+        finally:
+            self.give_back(terminalreporter)
+
+    def give_back(self, terminal: pytest.TerminalReporter) -> None:
+        """Count the failures again that were left out, before pytest writes its short summary."""
+        terminal.stats.update(self._held)
+        self._held = {}
+
+    def _quiet_benchmarks(self) -> None:
+        """Leave out pytest-benchmark's table, unless its options ask for more or other tests have benchmarks."""
+        config = self._run.config
+        benchmarks = getattr(config, "_benchmarksession", None)
+        asked = any(config.getoption(name, None) for name in _ASKED)
+        if benchmarks is not None and self._applies and not asked:
+            benchmarks.quiet = True
+
+    def _terminal(self) -> pytest.TerminalReporter | None:
+        terminal: pytest.TerminalReporter | None = self._run.config.pluginmanager.get_plugin("terminalreporter")
+        return terminal
+
+
+def without_benchmark_header(config: pytest.Config, headers: list[Any]) -> list[Any]:
+    """Return the headers of all plugins without that of pytest-benchmark, if only tests of the suites are selected.
+
+    It prints options that do not apply to rows, in three lines of a terminal.
+
+    :param headers: what the hook ``pytest_report_header`` of each plugin returned.
+    """
+    if config.get_verbosity() > 0 or not _only_suites(config):
+        return headers
+    return [each for each in headers if not (isinstance(each, str) and re.match(r"benchmark: \S+ \(defaults:", each))]
+
+
+def _only_suites(config: pytest.Config) -> bool:
+    """Whether every argument of the command line, or of ``testpaths``, is in the folder of the suites."""
+    folder = suites_folder()
+
+    def inside(argument: str) -> bool:
+        name = argument.partition("::")[0]
+        if config.getoption("pyargs") and name.startswith("pytest_nixl.suites"):
+            return True
+        path = Path(config.invocation_params.dir, name).resolve()
+        return path == folder or folder in path.parents
+
+    return bool(config.args) and all(inside(argument) for argument in config.args)
+
+
+def _is_told(report: Any) -> bool:
+    """Whether the run's report tells everything about a failed test, which has no captured output and no log lines."""
+    plain = getattr(report, "nixl_result", None)
+    if plain is None or not isinstance(report.longrepr, str) or report.sections:
+        return False
+    told = [text for name in ("reason", "remedy", "repeat") if (text := str(plain[name]))]
+    return all(any(text in line for text in told) for line in report.longrepr.splitlines())
+
+
+def finish(terminal: pytest.TerminalReporter, run: Run) -> None:
+    """Write the report after pytest's failures, and count the failures again that were left out."""
+    plugin: BriefOutput | None = terminal.config.pluginmanager.get_plugin(NAME)
+    if plugin is not None:
+        plugin.give_back(terminal)
+    if not run.usable:
+        return
+    if not (run.found.results or run.configured or run.found.interrupted or left_out_line(run.config)):
+        return
+    if run.found.results or run.serves or run.found.interrupted:
+        write_report(terminal, run)
+    elif not run.collected.used:
+        nothing_collected(terminal, run.config)
+    else:
+        nothing_of_the_level(terminal, run.config)

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page for readers with a keyboard, a screen reader or weak eyes, checked by its HTML and its colours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from helpers.browser import open_page
+from helpers.records import key, record
+
+from pytest_nixl.judge.run_comparison import compare_runs
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report import docs_links
+from pytest_nixl.report.page import page
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
+
+COMMAND = "pytest 'suites/bandwidth/test_bandwidth.py::test_row[UCX/WRITE]' --nixl-backend=UCX"
+#: Elements that have no end tag.
+VOID = {"meta", "link", "br", "img"}
+
+
+def recorded(rate: float, results: tuple[Result, ...] = ()) -> RecordedRun:
+    rows = {key(size, op, pair): [rate, rate * 1.01, rate * 0.99]
+            for size in ("64KiB", "1MiB") for op in ("READ", "WRITE") for pair in ("0-1", "1-0")}  # fmt: skip
+    return parse_recorded(record("registry.example/nixl:1", rows, results=results, extra={"floor": 1e9}), "run.json")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """Return a page with every kind of section."""
+    results = (
+        Result("bandwidth", "x", Verdict.FAIL, "too slow", "Look at it.", repeat=COMMAND),
+        Result("bandwidth", "y", Verdict.FAIL, "too slow, too", "Look at it.", repeat=f"{COMMAND} -x"),
+        Result("bandwidth", "z", Verdict.FAIL, "too slow again", "Look at it.", repeat=COMMAND),
+        Result("endpoints-encrypted", "e", Verdict.FAIL, "plain", "Write http.", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
+        Result("another-package", "a", Verdict.WARN, "odd", "Ask them."),
+        Result("metadata-of-a-dead-agent", "d", Verdict.PASS, "no lease", "Invalidate.", finding="NIXL-ETCD-STALE-KEY",
+               known_limit=True),
+    )  # fmt: skip
+    run = recorded(2.0, results)
+    return page(RunReport(run, compare_runs(recorded(2.0), run, 0.05), (recorded(2.0), run)))
+
+
+@dataclass
+class Element:
+    """An element of a page, with the words in it and the elements around it."""
+
+    tag: str
+    attributes: dict[str, str | None]
+    # Each element names the others, and so their text would be endless.
+    around: list[Element] = field(repr=False)
+    words: str = ""
+    inside: list[Element] = field(default_factory=list, repr=False)
+
+
+class Elements(HTMLParser):
+    """Read a page into a list of its elements, and refuse one that is not nested."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[Element] = []
+        self.open: list[Element] = []
+        self.feed(text)
+        assert self.open == [], f"{self.open[-1].tag} has no end"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, dict(attrs), list(self.open))
+        self.found.append(element)
+        for outer in self.open:
+            outer.inside.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> has no start"
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        for element in self.open:
+            element.words += data
+
+
+def faults(text: str) -> list[str]:
+    """Return what keeps a reader from the page: one sentence for each fault."""
+    elements = Elements(text).found
+    found = []
+    [root] = [each for each in elements if each.tag == "html"]
+    if not root.attributes.get("lang"):
+        found.append("the page has no language")
+    if [each.tag for each in elements].count("main") != 1:
+        found.append("the page has not one main part")
+    level = 0
+    for each in elements:
+        if re.fullmatch("h[1-6]", each.tag):
+            if int(each.tag[1]) > level + 1:
+                found.append(f"{each.tag} {each.words.strip()} follows h{level}")
+            level = int(each.tag[1])
+        named = (each.attributes.get("aria-label") or each.words).strip()
+        if each.tag in ("th", "button", "a", "summary", "h1", "h2", "h3", "title") and not named:
+            found.append(f"a {each.tag} has no name")
+        if each.tag == "th" and each.attributes.get("scope") not in ("col", "row"):
+            found.append(f"th {named} has no scope")
+        if each.tag == "table" and not any(_can_be_scrolled(outer) for outer in each.around):
+            found.append("a table is in no region that the keyboard can scroll")
+        if each.tag == "svg" and not (each.attributes.get("role") == "img" and each.attributes.get("aria-label")):
+            found.append("a picture has no text for it")
+        if each.tag == "button" and each.attributes.get("type") != "button":
+            found.append(f"button {named} has no type")
+    ids = [each.attributes["id"] for each in elements if "id" in each.attributes]
+    found += [f"the id {id} occurs twice" for id in set(ids) if ids.count(id) > 1]
+    targets = [each.attributes.get("href") or "" for each in elements if each.tag == "a"]
+    found += [f"{to} leads nowhere" for to in targets if to.startswith("#") and to[1:] not in ids]
+    return found
+
+
+def _can_be_scrolled(element: Element) -> bool:
+    attributes = element.attributes
+    return (
+        attributes.get("role") == "region" and attributes.get("tabindex") == "0" and bool(attributes.get("aria-label"))
+    )
+
+
+def test_a_reader_with_a_keyboard_or_a_screen_reader_finds_everything(text: str) -> None:
+    assert faults(text) == []
+    tags = [each.tag for each in Elements(text).found]
+    assert tags.count("table") >= 5
+    assert tags.count("svg") > 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('<html lang="en">', "<html>", "the page has no language"),
+        ("<h2>Rows</h2>", "<h2></h2>", "a h2 has no name"),
+        ("<h2>Findings</h2>", "<p>Findings</p>", "h3 FAIL: bandwidth follows h1"),
+        ('<th scope="row">from 0</th>', "<th>from 0</th>", "th from 0 has no scope"),
+        (' role="region" tabindex="0" aria-label="all rows"', "",
+         "a table is in no region that the keyboard can scroll"),
+        ('<button type="button" class="copy" hidden>Copy', '<button type="button">', "a button has no name"),
+        ('role="img" ', "", "a picture has no text for it"),
+        ('id="check-another-package"', 'id="check-bandwidth"', "the id check-bandwidth occurs twice"),
+        ('id="check-another-package"', "", "#check-another-package leads nowhere"),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_found(text: str, old: str, new: str, fault: str) -> None:
+    assert old in text
+    assert fault in faults(text.replace(old, new))
+
+
+def palettes(text: str) -> dict[str, dict[str, str]]:
+    """Return the colours of each style by name: light, dark and print."""
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    blocks = re.findall(r"(@media \([^)]*dark\) \{ |@media print \{ )?:root \{([^}]*)\}", style)
+    names = {"": "light", "@media print { ": "print"}
+    return {names.get(media, "dark"): dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", inner)) for media, inner in blocks}
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours by WCAG 2: 1 for equal ones, 21 for black and white."""
+
+    def luminance(colour: str) -> float:
+        shares = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        parts = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def mixed(one: str, other: str, share: float) -> str:
+    """Return a colour between two, as ``color-mix`` does."""
+    channels = [(int(one[n : n + 2], 16), int(other[n : n + 2], 16)) for n in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)
+
+
+@pytest.mark.parametrize("style", ["light", "dark", "print"])
+def test_every_text_and_line_stands_out_from_what_is_behind_it(text: str, style: str) -> None:
+    """4.5 for text and 3 for what is drawn: level AA of WCAG 2."""
+    colours = palettes(text)[style]
+    backs = ["bg", "card"]
+    texts = [(name, back) for name in ("text", "soft") for back in (*backs, "pass-bg", "warn-bg", "fail-bg")]
+    texts += [(name, "card") for name in ("pass", "warn", "fail")] + [
+        (f"{one}", f"{one}-bg") for one in ("pass", "warn", "fail")
+    ]
+    drawn = [(name, "card") for name in ("s0", "s1", "s2", "s3", "s4", "s5", "warn", "fail")]
+    low = [(*pair, round(contrast(*(colours[name] for name in pair)), 2))
+           for pairs, least in ((texts, 4.5), (drawn, 3)) for pair in pairs
+           if contrast(*(colours[name] for name in pair)) < least]  # fmt: skip
+    assert low == []
+    for percent in range(36):  # the cells of the matrix
+        back = mixed(colours["pass"], colours["fail-bg"], percent / 100)
+        assert contrast(colours["text"], back) >= 4.5
+
+
+def test_paper_is_printed_in_the_colours_of_light(text: str) -> None:
+    found = palettes(text)
+    assert found["print"] == found["light"] != found["dark"]
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+def test_every_command_of_a_group_is_there_once_with_its_button(text: str) -> None:
+    commands = [each for each in Elements(text).found if "command" in (each.attributes.get("class") or "").split()]
+    assert [each.inside[0].words for each in commands] == [COMMAND, f"{COMMAND} -x"]
+    assert all(each.inside[1].tag == "button" and "hidden" in each.inside[1].attributes for each in commands)
+
+
+def test_the_sections_of_the_documentation_are_named_and_exist(text: str) -> None:
+    named = re.findall(r"<code>(docs/reference/\w+\.md)#([\w-]+)</code>", text)
+    assert named == [
+        ("docs/reference/checks.md", "bandwidth"),
+        ("docs/reference/findings.md", "nixl-etcd-https-plaintext"),
+        ("docs/reference/checks.md", "endpoints-encrypted"),
+    ]  # and nothing of another package's check
+    for file, anchor in named:
+        heads = re.findall(r"^#+ (\S+)$", (Path(__file__).parents[3] / file).read_text(), re.MULTILINE)
+        assert anchor in [head.lower() for head in heads]
+
+
+def test_they_are_links_if_the_distribution_names_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs_links, "_site", lambda: "https://docs.example/nixl/")
+    run = recorded(2.0, (Result("bandwidth", "x", Verdict.FAIL, "slow", "Look."),))
+    text = page(RunReport(run))
+    address = "https://docs.example/nixl/reference/checks.html#bandwidth"
+    assert f'<a href="{address}">docs/reference/checks.md#bandwidth</a>' in text
+
+
+@pytest.mark.parametrize(
+    ("urls", "site"),
+    [
+        (["Documentation, https://docs.example"], "https://docs.example"),
+        (["NVIDIA NIXL, https://nixl.example"], ""),
+        (["Documentation, javascript:alert(1)"], ""),
+        (None, ""),
+    ],
+)
+def test_only_an_address_of_the_web_is_a_site(
+    monkeypatch: pytest.MonkeyPatch, urls: list[str] | None, site: str
+) -> None:
+    class Metadata:
+        def get_all(self, name: str) -> list[str] | None:
+            assert name == "Project-URL"
+            return urls
+
+    monkeypatch.setattr(docs_links, "metadata", lambda name: Metadata())
+    assert docs_links._site() == site
+
+
+def test_a_press_on_a_button_copies_its_command(text: str, tmp_path: Path) -> None:
+    """Without a clipboard, as on a page of plain http, the command is selected and copied by the browser's command."""
+    press = """
+    Object.defineProperty(navigator, "clipboard", {value: undefined});
+    document.execCommand = (name) => { document.title = `${name}: ${getSelection()}`; return true; };
+    const button = document.querySelector("button.copy");
+    document.body.dataset.shown = String(!button.hidden && button.getAttribute("aria-label").startsWith("Copy the"));
+    button.click();
+    """
+    pressed = tmp_path / "pressed.html"
+    bare = re.sub(r'<meta http-equiv="Content.*', "", text)
+    pressed.write_text(bare.replace("</body>", f"<script>{press}</script></body>"))
+    opened = open_page(pressed, tmp_path, "--virtual-time-budget=3000")
+    assert opened.console == ()
+    assert f"<title>copy: {COMMAND}</title>" in opened.document
+    assert 'data-shown="true"' in opened.document
+    assert ">Copied</button>" in opened.document
+
+
+def test_the_page_of_a_good_run_has_no_fault_either() -> None:
+    run = recorded(2.0)
+    assert faults(page(RunReport(replace(run, results=(Result("nixl-loads", "x", Verdict.PASS),))))) == []

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports for programs: verdict.json, CTRF and SARIF, by their schemas and for each kind of run that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from helpers.records import KEY, record
+from helpers.report_schemas import PROGRAM_REPORTS, read_program_reports, verdict_schema
+
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.files import write
+from pytest_nixl.report.run_report import RunReport
+from pytest_nixl.session.options import REPORT_ENDINGS, report_ending
+from pytest_nixl.store.record_reader import parse_recorded
+
+FIGURES = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9, 1.1e9))
+RESULTS = (
+    Result("bandwidth", f"t.py::{KEY}", Verdict.FAIL, "too slow", "mend it", RowKey.parse(KEY), FIGURES, "pytest t.py"),
+    Result("etcd-uri", "u.py::u", Verdict.WARN, "a slash at its end", "leave it out"),
+    Result("leaks", "v.py::v", Verdict.FAIL, "it leaks", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
+    Result("gpus", "w.py::w", Verdict.NOT_APPLICABLE, "no GPU"),
+    Result("nixl-loads", "x.py::x", Verdict.PASS),
+)
+
+
+def written(report: RunReport, folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Write the three files of a report, validate them, and return their contents."""
+    for name in PROGRAM_REPORTS:
+        write(report, folder / name)
+    return read_program_reports(folder)
+
+
+def recorded(*results: Result) -> RunReport:
+    return RunReport(parse_recorded(record("image:1", {KEY: [1.0]}, results=results), "r.json"))
+
+
+def test_the_shipped_schema_is_a_schema_and_describes_each_field() -> None:
+    jsonschema.Draft202012Validator.check_schema(verdict_schema())
+    assert set(verdict_schema()["required"]) <= verdict_schema()["properties"].keys()
+
+
+def test_the_files_have_every_result_with_its_ids(tmp_path: Path) -> None:
+    verdict, ctrf, sarif = written(recorded(*RESULTS), tmp_path)
+    assert (verdict["format"], verdict["verdict"], verdict["host"] != "") == (1, "FAIL", True)
+    assert [one["check"] for one in verdict["results"]] == [result.check for result in RESULTS]
+    assert [one["outcome"] for one in verdict["results"]] == ["FAIL", "WARN", "FAIL", "SKIP", "PASS"]
+    assert verdict["results"][0]["row"] == KEY
+    assert verdict["results"][0]["repeat"] == "pytest t.py"
+    assert [one["row"] for one in verdict["measured_rows"]] == [KEY]
+    assert verdict["findings"] == ["NIXL-ETCD-HTTPS-PLAINTEXT"]
+    statuses = [(test["rawStatus"], test["status"]) for test in ctrf["results"]["tests"]]
+    assert statuses == [("FAIL", "failed"), ("WARN", "passed"), ("FAIL", "failed"), ("NOT-APPLICABLE", "skipped"),
+                        ("PASS", "passed")]  # fmt: skip
+    [run] = sarif["runs"]
+    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [
+        ("bandwidth", "error"),
+        ("etcd-uri", "warning"),
+        ("NIXL-ETCD-HTTPS-PLAINTEXT", "error"),
+    ]
+    rules = run["tool"]["driver"]["rules"]
+    assert [rules[one["ruleIndex"]]["id"] for one in run["results"]] == [one["ruleId"] for one in run["results"]]
+    assert rules[2]["help"]["text"].startswith("write http://")
+    assert run["results"][0]["locations"][0]["logicalLocations"] == [{"fullyQualifiedName": KEY}]
+
+
+def test_the_same_fault_has_the_same_fingerprint_in_every_run(tmp_path: Path) -> None:
+    def fingerprints(*results: Result) -> list[Any]:
+        return [one["partialFingerprints"] for one in written(recorded(*results), tmp_path)[2]["runs"][0]["results"]]
+
+    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), figures=FIGURES)
+    assert fingerprints(RESULTS[0]) == fingerprints(changed)
+    assert len({str(one) for one in fingerprints(*RESULTS[:3])}) == 3
+
+
+def test_secrets_of_the_environment_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCDCTL_PASSWORD", "hunter2-hunter2")
+    written(recorded(Result("etcd-uri", "u.py::u", Verdict.FAIL, "hunter2-hunter2 is refused")), tmp_path)
+    assert [name for name in PROGRAM_REPORTS if "hunter2" in (tmp_path / name).read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("a.json", ".json"), ("ctrf.json", "ctrf.json"), ("x.ctrf.json", "ctrf.json"), (".json", ""), ("a.txt", "")],
+)
+def test_the_name_of_a_file_says_its_format(name: str, ending: str) -> None:
+    assert report_ending(name, REPORT_ENDINGS) == ending

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines that explain results: each names the section of the documentation about its check or finding."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.cli_run import ROOT
+
+from pytest_nixl.core.units import format_size
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.report.table import lines
+from pytest_nixl.session.suites import checks_of_suites
+
+CHECKS = sorted({check for checks in checks_of_suites().values() for check in checks})
+
+
+def pages(check: str, finding: str = "") -> list[str]:
+    """Return the pages that the report of one failed check names."""
+    failed = Result(check, "t.py::test", Verdict.FAIL, "it is wrong", "mend it", finding=finding)
+    said = [line.text for line in lines([failed], gate=False)]
+    return [line.removeprefix("    about: ") for line in said if line.startswith("    about: ")]
+
+
+def sections(page: str) -> set[str]:
+    """Return the addresses of the sections of a page, as GitHub and MkDocs make them from headings."""
+    return {word.lower() for word in re.findall(r"^#+ (\S+)$", (ROOT / page).read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_failed_check_names_its_section_of_the_documentation(check: str) -> None:
+    [said] = pages(check)
+    page, _, section = said.partition("#")
+    assert section == check
+    assert section in sections(page)
+
+
+@pytest.mark.parametrize("finding", sorted(FINDINGS))
+def test_a_finding_names_its_section_of_the_documentation(finding: str) -> None:
+    [said] = pages("bandwidth", finding)
+    page, _, section = said.partition("#")
+    assert section == finding.lower()
+    assert section in sections(page)
+
+
+def test_a_check_of_a_user_names_no_page() -> None:
+    assert pages("mine") == []
+
+
+def result(check: str, verdict: Verdict, *, remedy: str = "") -> Result:
+    """Return the result of a check that is not of a row."""
+    return Result(check, f"t.py::{check}", verdict, f"the reason of {check}", remedy)
+
+
+def test_what_is_wrong_comes_first_and_the_gravest_before_the_rest() -> None:
+    results = [
+        result("fine", Verdict.PASS),
+        result("odd", Verdict.WARN),
+        result("other-machine", Verdict.NOT_APPLICABLE),
+        result("slow", Verdict.FAIL, remedy="mend it"),
+        result("wrong-bytes", Verdict.CORRUPT),
+    ]
+    said = [line.text for line in lines(results, gate=False)]
+    assert said == [
+        "NIXL verdict: FAIL (1 PASS, 1 FAIL, 1 CORRUPT, 1 WARN, 1 NOT-APPLICABLE; 0 rows measured)",
+        "CORRUPT wrong-bytes: the reason of wrong-bytes",
+        "FAIL slow: the reason of slow",
+        "    remedy: mend it",
+        "WARN odd: the reason of odd",
+        "NOT-APPLICABLE other-machine: the reason of other-machine",
+        said[0],
+    ]
+
+
+def test_a_healthy_run_has_its_verdict_once() -> None:
+    said = [line.text for line in lines([result("fine", Verdict.PASS)], gate=False)]
+    assert said == ["NIXL verdict: PASS (1 PASS; 0 rows measured)"]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_many_checks_that_do_not_apply_are_counted_unless_everything_is_wanted(everything: bool) -> None:
+    results = [result(f"check-{number}", Verdict.NOT_APPLICABLE) for number in range(6)]
+    said = [line.text for line in lines(results, gate=False, everything=everything)][:-1]
+    if everything:
+        assert said == [f"NOT-APPLICABLE check-{number}: the reason of check-{number}" for number in range(6)]
+    else:
+        assert said == ["NOT-APPLICABLE: 6 checks; -v names them, each with its reason"]
+
+
+def row(block: str, op: str, verdict: Verdict = Verdict.PASS, variant: str = "") -> Result:
+    """Return the result of a measured row."""
+    text = f"UCX/{op}/DRAM:DRAM/{block}/{'batch4096' if variant else 'batch1'}/depth1/0-1{variant}"
+    figures = Figures(1.234e9, 26e-6, 77777e-6, 10, 6e8, 0.0, ("cma/memory",))
+    reason = "" if verdict is Verdict.PASS else f"UCX {op} DRAM:DRAM of {block}: it is too slow"
+    return Result("bandwidth", f"t.py::{text}", verdict, reason, row=RowKey.parse(text), figures=figures)
+
+
+SIZES = [format_size(1 << power) for power in range(12, 27)]
+KV = [f"/kv={way},model=generic,tokens=1024" for way in ("scattered-prepped", "contiguous-merged")]
+
+
+def default_run() -> list[Result]:
+    """Return the rows of a default run, all of which passed."""
+    usual = [row(size, op) for op in ("WRITE", "READ") for size in SIZES]
+    return [*usual, *(row("32KiB", op, variant=variant) for op in ("WRITE", "READ") for variant in KV)]
+
+
+def test_rows_that_passed_are_beside_each_other_and_fit_the_terminal() -> None:
+    said = [line.text for line in lines(default_run(), gate=False, width=80)]
+    assert max(map(len, said)) <= 80
+    assert len(said) == 2 + len(SIZES) + 2 + len(KV) + 1
+    assert said[0] == "UCX DRAM:DRAM, over cma/memory: 30 PASS"
+    assert said[1].split() == [
+        "block",
+        "WRITE",
+        "GB/s",
+        "p50",
+        "us",
+        "p99",
+        "us",
+        "floor",
+        "READ",
+        "GB/s",
+        "p50",
+        "us",
+        "p99",
+        "us",
+        "floor",
+    ]
+    assert said[2].split() == ["4KiB", *("1.23", "26", "77777", "0.6") * 2]
+    assert said[17] == "UCX DRAM:DRAM 32KiB batch4096 model=generic tokens=1024, over cma/memory: 4 PASS"
+    assert said[19].split()[:2] == ["scattered-prepped", "1.23"]
+
+
+def test_a_wider_terminal_gets_more_columns() -> None:
+    heads = {}
+    for width in (50, 80, 100, 130):
+        said = [line.text for line in lines(default_run()[:30], gate=False, width=width)]
+        assert max(map(len, said[:-1])) <= width
+        heads[width] = said[1]
+    assert [head.count("us") for head in heads.values()] == [2, 4, 4, 6]
+    assert [head.count("Gb/s") for head in heads.values()] == [0, 0, 2, 2]
+
+
+def test_a_row_that_did_not_pass_has_its_own_line_with_its_verdict() -> None:
+    results = [*default_run()[1:30], row("4KiB", "WRITE", Verdict.FAIL)]
+    said = [line.text for line in lines(results, gate=False, width=80)]
+    [heads] = [line for line in said if line.startswith("backend ")]
+    [failed] = [line for line in said if line.startswith("UCX ") and line.endswith("FAIL")]
+    assert heads.split()[:4] == ["backend", "op", "memory", "block"]
+    assert failed.split()[:4] == ["UCX", "WRITE", "DRAM:DRAM", "4KiB"]
+    assert len(failed) <= 80
+    assert "UCX DRAM:DRAM, over cma/memory: 29 PASS" in said
+    [of_4kib] = [line for line in said if line.lstrip().startswith("4KiB ")]
+    assert of_4kib.split()[1:5] == ["-"] * 4  # WRITE failed; READ is beside it
+
+
+def test_few_rows_or_all_with_v_have_a_line_each() -> None:
+    few = [line.text for line in lines(default_run()[:2], gate=False, width=200)]
+    heads = ["backend", "op", "memory", "block", "batch", "depth", "GB/s", "Gb/s", "p50", "us", "p99", "us"]
+    assert few[0].split() == [*heads, "floor", "transport", "verdict"]
+    assert len(few) == 4
+    everything = [line.text for line in lines(default_run(), gate=False, everything=True)]
+    assert len([line for line in everything if line.startswith("UCX ")]) == 34
+
+
+def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
+    results = [row(size, "WRITE", Verdict.WRONG_TRANSPORT) for size in SIZES]
+    said = [line.text for line in lines(results, gate=False, width=80)]
+    assert said[1:3] == [
+        "WRONG-TRANSPORT 15 rows: it is too slow",
+        f"    rows: UCX WRITE DRAM:DRAM {' '.join(SIZES)}",
+    ]
+    apart = [line.text for line in lines(results, gate=False)]
+    assert len([line for line in apart if line.startswith("WRONG-TRANSPORT: UCX WRITE DRAM:DRAM of ")]) == 15
