@@ -11,8 +11,9 @@ import pytest
 from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.group import PREFIX
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.etcd.client import EtcdError, connect
+from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, credentials, serve_etcd, wait_for_etcd
 from pytest_nixl.etcd_servers.sources import EtcdServer, ExternalServer
 from pytest_nixl.model.settings import Settings

@@ -80,9 +80,9 @@ class _Asking:
         found, planted = self._values.read_members(done)
         without_seal = {item.key for item in planted}
         lines += [
-            f"  {claimant}: has no rank, {self._lease(there[claimant.token])}"
-            for claimant in found
-            if claimant.token not in listed
+            f"  {candidate}: has no rank, {self._lease(there[candidate.token])}"
+            for candidate in found
+            if candidate.token not in listed
         ]
         return [*lines, *(f"  {key!r}: not written by a member of this group" for key in sorted(without_seal))]
 

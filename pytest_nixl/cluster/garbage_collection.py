@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytest_nixl.cluster.group import PREFIX, TTL, JoinRefusedError, group_name
@@ -65,15 +66,24 @@ def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run:
     :raises EtcdError: if etcd does not answer; some groups may already have been removed.
     """
     start = f"{prefix.rstrip('/')}/"
-    done = TransactionResult.of(client.transaction(txn([], [get_prefix(start, keys_only=True)])))
-    folders = dict.fromkeys(item.key[len(start) :].partition("/") for item in done.found(0).items)
-    names = {folder: group_name(folder)[0] for folder, slash, _ in folders if folder and slash}
+    names = {folder: group_name(folder)[0] for folder in _folders(client, start)}
     wanted = [folder for folder, name in names.items() if group in ("", folder, name)]
     found = [_clean(client, f"{start}{folder}/", names[folder], dry_run) for folder in wanted]
     return RemovedGroups(
         tuple(each for each in found if isinstance(each, DeadGroup) and each.keys),
         tuple(each for each in found if isinstance(each, LiveGroup)),
     )
+
+
+def _folders(client: EtcdClient, start: str) -> Iterator[str]:
+    """Yield the first part of each key that has a second one: one request for each, however many keys a folder has."""
+    after = ""
+    while page := client.page(start, after=after, limit=1, keys_only=True).items:
+        folder, slash, _ = page[0].key[len(start) :].partition("/")
+        if folder and slash:
+            yield folder
+        # In the order of keys "0" comes next after "/", so that the rest of the folder is skipped.
+        after = f"{start}{folder}0" if slash else page[0].key
 
 
 def _clean(client: EtcdClient, root: str, name: str, dry_run: bool) -> DeadGroup | LiveGroup:

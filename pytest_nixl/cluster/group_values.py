@@ -17,7 +17,7 @@ from pytest_nixl.cluster.group import Member, Roster
 from pytest_nixl.cluster.members import Candidate, not_of_a_rank
 from pytest_nixl.cluster.seals import SealError, Seals
 from pytest_nixl.core.strict import Number, StrictError, check, loads
-from pytest_nixl.etcd.client import Lease
+from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,
@@ -74,9 +74,9 @@ class GroupValues:
         assert key is not None, "the first of two transactions wrote it"
         return key.create_revision
 
-    def member(self, claimant: Candidate, revision: int) -> bytes:
+    def member(self, candidate: Candidate, revision: int) -> bytes:
         """Return the value of the key of a member that registered at this revision."""
-        return self._seals.seal(f"{self.members}{claimant.token}", claimant.value, str(revision))
+        return self._seals.seal(f"{self.members}{candidate.token}", candidate.value, str(revision))
 
     def ask_members(self) -> tuple[Part, Part]:
         """Return the two parts of a transaction whose answers :meth:`read_members` reads."""

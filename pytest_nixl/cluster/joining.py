@@ -24,7 +24,8 @@ from pytest_nixl.cluster.group import (
 from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, seat, shorten, who_is_missing
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.registration import LATE, Registration, Waiting
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,
@@ -41,6 +42,7 @@ from pytest_nixl.etcd.transaction import (
     txn,
     unchanged,
 )
+from pytest_nixl.etcd.watch import Watched
 
 
 def join(
@@ -72,7 +74,8 @@ def join(
     :param host: the name of this host in messages; empty for its host name.
     :param wanted: the rank that this process requests, from 0; None for any.
     :param token: the shared secret of all ranks. Processes with another token, or with none, are in another group.
-    :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+    :param waiting: called every five seconds of the wait (less often with more than 64 ranks), with a sentence that
+        names the missing ranks.
     :raises ValueError: if group, size or requested rank is not valid.
     :raises JoinRefusedError: if the group is already complete, naming its members; or if two members request one
         rank, or one requests a rank outside the group, for every member of the group.
@@ -104,7 +107,8 @@ class Joining:
 
     :param claim: the registration of this process.
     :param timeout: seconds to wait until all ranks have joined.
-    :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+    :param waiting: called every five seconds of the wait (less often with more than 64 ranks), with a sentence that
+        names the missing ranks.
     """
 
     def __init__(self, claim: Registration, timeout: float, waiting: Waiting | None) -> None:
@@ -184,24 +188,24 @@ class Joining:
     def _freeze(self) -> Roster:
         """Freeze the roster, or the refusal, unless another process already has."""
         claim = self._claim
-        claimants = self._first_claimants()
+        candidates = self._first_candidates()
         until = min(self._deadline, time.monotonic() + claim.ttl + LATE)
-        while len(claimants) == claim.size and may_settle(claimants, claim.size):
+        while len(candidates) == claim.size and may_settle(candidates, claim.size):
             # One process may have been killed and started again before the lease of the killed one ended.
-            frozen, settled = self._wait_until_one_leaves(claimants, until)
+            frozen, settled = self._wait_until_one_leaves(candidates, until)
             if frozen is not None:
                 return frozen
             if not settled:
                 break
-            claimants = self._first_claimants()
-        if len(claimants) < claim.size:
+            candidates = self._first_candidates()
+        if len(candidates) < claim.size:
             return self._wait_for_roster()  # a member left meanwhile, and its replacement freezes the roster
         while True:
             # Only for the group whose members were read: it is the same one as long as the own key exists.
             done = claim.transact(
                 txn(
                     [absent(claim.frozen), present(claim.own)],
-                    [put(claim.frozen, self._value_to_freeze(claimants)), get(claim.frozen)],
+                    [put(claim.frozen, self._value_to_freeze(candidates)), get(claim.frozen)],
                     [get(claim.own), get(claim.frozen)],
                 ),
                 self._deadline,
@@ -212,14 +216,14 @@ class Joining:
                 return frozen
             self._check_timeout()
 
-    def _first_claimants(self) -> list[Candidate]:
+    def _first_candidates(self) -> list[Candidate]:
         """Return the processes that registered first, at most one for each rank."""
         claim = self._claim
         # Keys that no member wrote are not counted. They may stay, because they block nothing yet.
         members, _ = claim.values.read_members(claim.transact(txn([], claim.values.ask_members()), self._deadline))
         return members[: claim.size]
 
-    def _wait_until_one_leaves(self, claimants: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
+    def _wait_until_one_leaves(self, candidates: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
         """Wait until one of these processes leaves.
 
         :returns: the roster if it is frozen meanwhile, else None; and whether one of the processes left.
@@ -229,7 +233,7 @@ class Joining:
             Watched(claim.frozen, self._seen + 1),
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
-        keys = {f"{claim.members}{claimant.token}" for claimant in claimants}
+        keys = {f"{claim.members}{candidate.token}" for candidate in candidates}
         for event in claim.watch(*watched, deadline=until, tick=self._report):
             written = event.item.key == claim.frozen and not event.deleted
             if written and (frozen := claim.values.read_frozen(event.item)) is not None:
@@ -238,14 +242,14 @@ class Joining:
                 return None, True
         return None, False
 
-    def _value_to_freeze(self, claimants: Sequence[Candidate]) -> bytes:
+    def _value_to_freeze(self, candidates: Sequence[Candidate]) -> bytes:
         """Return the value to freeze: the roster, or the refusal if requests conflict."""
         claim = self._claim
-        if problem := quarrel(claimants, claim.size):
+        if problem := quarrel(candidates, claim.size):
             refusal = f"group {claim.group!r} cannot start: {problem}"
-            listed = [(member.token, member.host, member.pid) for member in claimants]
+            listed = [(member.token, member.host, member.pid) for member in candidates]
             return claim.values.frozen(claim.frozen, claim.ttl, listed, refusal=refusal)
-        listed = [(member.token, member.host, member.pid) for member in seat(claimants, claim.size)]
+        listed = [(member.token, member.host, member.pid) for member in seat(candidates, claim.size)]
         return claim.values.frozen(claim.frozen, claim.ttl, listed)
 
     def _wait_for_roster(self) -> Roster:
@@ -358,7 +362,7 @@ class Joining:
             return frozen.refusal
         size = len(frozen.members)
         if size != self._claim.size:
-            return f"it has {size} ranks, but this process expects {self._claim.size}"
+            return f"it has {size} ranks, but this process has --nixl-ranks={self._claim.size}"
         return "the run has already started" if started else ""
 
     def _occupied(self, others_are_free: bool) -> str:

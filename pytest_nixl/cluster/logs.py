@@ -17,7 +17,7 @@ from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import hider
-from pytest_nixl.model.conclusion import RUN_VERDICTS, without_results
+from pytest_nixl.model.conclusion import RUN_VERDICTS, VERDICT_FORMAT, without_results
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -76,35 +76,36 @@ def as_told(ending: Ending) -> dict[str, Any]:
     return without_results(INTERRUPTED, f"{INTERRUPTED}: {first}")
 
 
-def keep(party: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
+def keep(rank_session: FinishedRank, ending: Ending, seen: list[str]) -> Path | None:
     """Write ``verdict.json``, the worker logs and, if the group lost a rank, ``group.txt``.
 
-    :param party: the session of this rank.
+    :param rank_session: the session of this rank.
     :param ending: how the run ended.
     :param seen: the lines of ``group.txt``; empty if the group is complete.
     :returns: the directory; None if the options name none.
     :raises NixlPluginError: if a file cannot be written.
     """
-    if not party.settings.log_dir:
+    if not rank_session.settings.log_dir:
         return None
-    directory = Path(party.settings.log_dir) / f"rank-{party.rank}"
-    hide = _hider(party.settings)
+    directory = Path(rank_session.settings.log_dir) / f"rank-{rank_session.rank}"
+    hide = _hider(rank_session.settings)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("*.log"):
             old.unlink()
-        for log in party.supervisor.directory.glob("*.log"):
+        for log in rank_session.supervisor.directory.glob("*.log"):
             (directory / log.name).write_text(hide(log.read_bytes()[-LARGEST:].decode(errors="replace")))
         verdict = {
-            "rank": party.rank,
-            "ranks": party.membership.size,
-            "group": party.membership.group,
+            "format": VERDICT_FORMAT,
+            "rank": rank_session.rank,
+            "ranks": rank_session.membership.size,
+            "group": rank_session.membership.group,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             **as_told(ending),
             "exit_code": ending.code,
             "text": ending.verdict or ending.refusal,
-            "fault": "\n".join(map(str, party.faults)),
+            "fault": "\n".join(map(str, rank_session.faults)),
         }
         if seen:
             (directory / "group.txt").write_text("\n".join(seen) + "\n")

@@ -2,8 +2,9 @@
 """Send JSON messages between the ranks of a group through its etcd, in order.
 
 A message is one key, ``…/mail/RECEIVER/SENDER/NUMBER``. It is attached to the sender's lease, so that unread messages
-are removed with it. The receiver watches its keys, reads them in the order in which they were written, and deletes
-them. It accepts each number of a sender once, so that an old message that is written again is ignored.
+are removed with it. Messages to different receivers that wait at the same time are written by one request. The
+receiver watches its keys, reads them in the order in which they were written, and deletes them. It accepts each number
+of a sender once, so that an old message that is written again is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,15 +22,16 @@ from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, read_message
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, loads
-from pytest_nixl.etcd.client import EtcdClient, Watched
-from pytest_nixl.etcd.transaction import TransactionResult, delete, get_prefix, txn
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.transaction import TransactionResult, delete, get_prefix, put, txn
+from pytest_nixl.etcd.watch import Watched, anew_if_compacted
 
 #: The largest message in bytes: etcd accepts 1.5 MiB a request, and the gateway's base64 adds a third.
 LARGEST = 1 << 20
-#: The number of messages that one request deletes.
-_DELETED_TOGETHER = 32
+#: The number of messages that one request writes, and that one deletes. etcd accepts 128 operations of a request.
+TOGETHER = 32
 #: Seconds after which a watch is replaced by a new one.
-_WATCH = 20.0
+WATCH_SECONDS = 20.0
 #: The end of a key after the receiver: the sender and the number.
 _PLACE = re.compile(r"([0-9]{6})/([0-9]{12})")
 
@@ -37,6 +40,21 @@ Handler = Callable[[int, Message], None]
 
 class MailError(NixlPluginError):
     """A message could not be sent."""
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    """A message that is to be written.
+
+    :param written: whether it was written, or failed.
+    :param error: why it could not be written; None if it was.
+    """
+
+    rank: int
+    key: str
+    value: bytes
+    written: bool = False
+    error: NixlPluginError | None = None
 
 
 class Mailbox:
@@ -64,6 +82,9 @@ class Mailbox:
         self._handle = handle
         self._failed = failed
         self._sent: Counter[int] = Counter()
+        #: The messages that no request has taken yet, in order.
+        self._waiting: list[_Outgoing] = []
+        self._queueing = threading.Lock()
         self._sending = threading.Lock()
         self._closed = threading.Event()
         #: The number of the last message that was read, by sender.
@@ -83,50 +104,100 @@ class Mailbox:
         :raises EtcdError: if etcd does not answer.
         :raises LeaseLostError: if the lease has ended.
         """
-        text = json.dumps(message, separators=(",", ":")).encode()
-        if len(text) > LARGEST:
-            raise MailError(
-                f"a message of {len(text)} bytes to rank {rank} is too large for etcd, which takes {LARGEST}",
-                "read and write buffers in parts of at most half a megabyte",
-            )
-        with self._sending:
+        self.send_each({rank: message})
+
+    def send_each(self, messages: Mapping[int, dict[str, Any]]) -> None:
+        """Send messages to several ranks, up to 32 of them with one request. Parameters and errors as :meth:`send`.
+
+        :param messages: the message to each rank.
+        """
+        texts = {rank: _text(rank, message) for rank, message in messages.items()}
+        with self._queueing:
             if self._closed.is_set():
-                raise MailError(f"a message to rank {rank} was not sent: this rank has left the group")
-            key = f"{self._mail}{rank:06d}/{self._membership.rank:06d}/{self._sent[rank]:012d}"
-            members = self._membership.members
-            sender, receiver = members[self._membership.rank], members[rank]
-            value = self._membership.values.message(key, text, sender, receiver)
-            # Every message has its own key, so that writing it again after a lost answer changes nothing.
-            self._membership.insist(lambda: self._client.put(key, value, self._membership.lease))
-            self._sent[rank] += 1
+                ranks = ", ".join(map(str, texts))
+                raise MailError(f"a message to rank {ranks} was not sent: this rank has left the group")
+            own = [self._outgoing(rank, text) for rank, text in texts.items()]
+            self._waiting += own
+        with self._sending:
+            while not all(each.written for each in own):  # else another thread has written them
+                self._write(self._next_to_write())
+        for each in own:
+            if each.error is not None:
+                raise each.error
+
+    def _outgoing(self, rank: int, text: bytes) -> _Outgoing:
+        key = f"{self._mail}{rank:06d}/{self._membership.rank:06d}/{self._sent[rank]:012d}"
+        self._sent[rank] += 1
+        members = self._membership.members
+        sender, receiver = members[self._membership.rank], members[rank]
+        return _Outgoing(rank, key, self._membership.values.message(key, text, sender, receiver))
+
+    def _next_to_write(self) -> list[_Outgoing]:
+        """Take the next messages from the queue: at most one to each rank.
+
+        A rank reads its messages in the order of their revisions, and a request has one revision.
+        """
+        taken: dict[int, _Outgoing] = {}
+        size = 0
+        with self._queueing:
+            for each in self._waiting:
+                size += len(each.value)
+                if taken and (len(taken) == TOGETHER or size > LARGEST):
+                    break
+                taken.setdefault(each.rank, each)
+            self._waiting = [each for each in self._waiting if taken.get(each.rank) is not each]
+        return list(taken.values())
+
+    def _write(self, messages: list[_Outgoing]) -> None:
+        # Every message has its own key, so that writing it again after a lost answer changes nothing.
+        lease = self._membership.lease
+        writing = txn([], [put(each.key, each.value, lease) for each in messages])
+        try:
+            self._membership.insist(lambda: self._client.transaction(writing, repeatable=True))
+        except NixlPluginError as error:
+            for each in messages:
+                each.error = error
+        except BaseException:
+            # This thread was interrupted. Another one writes the messages of the others.
+            with self._queueing:
+                self._waiting = messages + self._waiting
+            raise
+        for each in messages:
+            each.written = True
 
     def close(self) -> None:
         """Stop sending and receiving."""
-        with self._sending:
+        with self._sending, self._queueing:
             self._closed.set()
 
     def _read(self) -> None:
-        read: list[str] = []
         try:
-            waiting = txn([], [get_prefix(self._own)])
-            done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(waiting)))
-            since = done.revision + 1
-            for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
-                self._take(item.key, item.value)
-                read.append(item.key)
             while not self._closed.is_set():
-                for event in self._client.watch(Watched(self._own, since, prefix=True), seconds=_WATCH):
-                    since = event.item.mod_revision + 1
-                    if self._closed.is_set():
-                        return
-                    if not event.deleted:
-                        self._take(event.item.key, event.item.value)
-                        read.append(event.item.key)
-                    if len(read) >= _DELETED_TOGETHER:
-                        read = self._delete(read)
+                with anew_if_compacted():
+                    self._read_on()
         except NixlPluginError as error:
             if not self._closed.is_set():
                 self._failed(error)
+
+    def _read_on(self) -> None:
+        """Read the messages that wait, and then those that come, until the mailbox is closed."""
+        read: list[str] = []
+        waiting = txn([], [get_prefix(self._own)])
+        done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(waiting)))
+        since = done.revision + 1
+        for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
+            self._take(item.key, item.value)
+            read.append(item.key)
+        while not self._closed.is_set():
+            for event in self._client.watch(Watched(self._own, since, prefix=True), seconds=WATCH_SECONDS):
+                since = event.item.mod_revision + 1
+                if self._closed.is_set():
+                    return
+                if not event.deleted:
+                    self._take(event.item.key, event.item.value)
+                    read.append(event.item.key)
+                if len(read) >= TOGETHER:
+                    read = self._delete(read)
 
     def _take(self, key: str, value: bytes) -> None:
         values, members = self._membership.values, self._membership.members
@@ -138,7 +209,7 @@ class Mailbox:
         try:
             text = values.read_message(key, value, members[sender], members[self._membership.rank])
             if number <= self._last.get(sender, -1):
-                return  # written again, after a lost answer, or by a client that kept an old value
+                return  # read before, or written again after a lost answer
             message = read_message(loads(text, most=LARGEST))
         except StrictError as error:
             values.ignore(key, str(error))
@@ -148,7 +219,21 @@ class Mailbox:
 
     def _delete(self, read: list[str]) -> list[str]:
         """Delete the keys of messages that were read, and return the empty list of remaining keys."""
-        for first in range(0, len(read), _DELETED_TOGETHER):
-            deletion = txn([], [delete(key) for key in read[first : first + _DELETED_TOGETHER]])
+        for first in range(0, len(read), TOGETHER):
+            deletion = txn([], [delete(key) for key in read[first : first + TOGETHER]])
             self._membership.insist(partial(self._client.transaction, deletion))
         return []
+
+
+def _text(rank: int, message: dict[str, Any]) -> bytes:
+    """Return a message as it is sent.
+
+    :raises MailError: if it is too large.
+    """
+    text = json.dumps(message, separators=(",", ":")).encode()
+    if len(text) > LARGEST:
+        raise MailError(
+            f"a message of {len(text)} bytes to rank {rank} is too large for etcd, which takes {LARGEST}",
+            "read and write buffers in parts of at most half a megabyte",
+        )
+    return text

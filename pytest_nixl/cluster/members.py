@@ -62,58 +62,58 @@ def not_of_a_rank(key: str, why: StrictError) -> MembershipError:
     )
 
 
-def seat(claimants: Sequence[Candidate], size: int) -> list[Candidate]:
+def seat(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     """Return the processes in the order of their ranks. Requested ranks are given out first, then the free ones.
 
-    :param claimants: as many as there are ranks, in order of arrival, without a conflict: see :func:`quarrel`.
+    :param candidates: as many as there are ranks, in order of arrival, without a conflict: see :func:`quarrel`.
     """
-    wanted = {claimant.wanted: claimant for claimant in claimants}
-    others = (claimant for claimant in claimants if claimant.wanted is None)
+    wanted = {candidate.wanted: candidate for candidate in candidates}
+    others = (candidate for candidate in candidates if candidate.wanted is None)
     return [wanted[rank] if rank in wanted else next(others) for rank in range(size)]
 
 
-def quarrel(claimants: Sequence[Candidate], size: int) -> str:
+def quarrel(candidates: Sequence[Candidate], size: int) -> str:
     """Say why the processes cannot all have the ranks that they request; empty if they can."""
     found = [
         f"rank {rank} is requested {_times(len(owners))}, by {_and(owners)}"
-        for rank, owners in _rivals(claimants).items()
+        for rank, owners in _rivals(candidates).items()
     ]
     found += [
-        f"rank {claimant.wanted}, requested by {claimant}, is not among 0 to {size - 1}"
-        for claimant in _out_of_range(claimants, size)
+        f"rank {candidate.wanted}, requested by {candidate}, is not among 0 to {size - 1}"
+        for candidate in _out_of_range(candidates, size)
     ]
     if not found:
         return ""
     more = [f"{len(found) - _QUARRELS} more conflicts"] if len(found) > _QUARRELS else []
-    return "; ".join([*found[:_QUARRELS], *more, *_sizes(claimants)])
+    return "; ".join([*found[:_QUARRELS], *more, *_sizes(candidates)])
 
 
-def may_settle(claimants: Sequence[Candidate], size: int) -> bool:
+def may_settle(candidates: Sequence[Candidate], size: int) -> bool:
     """Whether the conflict may end with a lease: every rank in conflict is requested from a single host.
 
     Such a conflict arises if a process was killed and started again before the lease of the killed one expired.
     """
-    rivals = _rivals(claimants).values()
+    rivals = _rivals(candidates).values()
     return (
         bool(rivals)
-        and not _out_of_range(claimants, size)
+        and not _out_of_range(candidates, size)
         and all(len({owner.host for owner in owners}) == 1 for owners in rivals)
     )
 
 
-def who_is_missing(claimants: Sequence[Candidate], group: str, size: int) -> str:
+def who_is_missing(candidates: Sequence[Candidate], group: str, size: int) -> str:
     """Complete the sentence "waiting for …": name the missing ranks, and the conflicts between those that arrived."""
-    count = f"{len(claimants)} of {size} arrived"
-    missing = sorted(set(range(size)) - {claimant.wanted for claimant in claimants if claimant.wanted is not None})
-    if claimants and missing and all(claimant.wanted is not None for claimant in claimants):
+    count = f"{len(candidates)} of {size} arrived"
+    missing = sorted(set(range(size)) - {candidate.wanted for candidate in candidates if candidate.wanted is not None})
+    if candidates and missing and all(candidate.wanted is not None for candidate in candidates):
         text = f"rank{'s' * (len(missing) > 1)} {shorten(missing)} of group {group!r} ({count})"
-    elif len(claimants) < size:
-        arrived = shorten(claimants) or "none"
-        text = f"{size - len(claimants)} of {size} ranks of group {group!r}; arrived: {arrived}"
+    elif len(candidates) < size:
+        arrived = shorten(candidates) or "none"
+        text = f"{size - len(candidates)} of {size} ranks of group {group!r}; arrived: {arrived}"
     else:
         text = f"the start of group {group!r} ({count})"
-    problem = quarrel(claimants, size)
-    return "; ".join([text, *([problem] if problem else _sizes(claimants))])
+    problem = quarrel(candidates, size)
+    return "; ".join([text, *([problem] if problem else _sizes(candidates))])
 
 
 def shorten(words: Sequence[object]) -> str:
@@ -122,21 +122,21 @@ def shorten(words: Sequence[object]) -> str:
     return f"{text}, … and {len(words) - _NAMED} more" if len(words) > _NAMED else text
 
 
-def _rivals(claimants: Iterable[Candidate]) -> dict[int, list[Candidate]]:
+def _rivals(candidates: Iterable[Candidate]) -> dict[int, list[Candidate]]:
     """Return the ranks that more than one process requests, with these processes."""
     found: dict[int, list[Candidate]] = {}
-    for claimant in claimants:
-        if claimant.wanted is not None:
-            found.setdefault(claimant.wanted, []).append(claimant)
+    for candidate in candidates:
+        if candidate.wanted is not None:
+            found.setdefault(candidate.wanted, []).append(candidate)
     return {rank: found[rank] for rank in sorted(found) if len(found[rank]) > 1}
 
 
-def _out_of_range(claimants: Iterable[Candidate], size: int) -> list[Candidate]:
-    return [claimant for claimant in claimants if claimant.wanted is not None and claimant.wanted >= size]
+def _out_of_range(candidates: Iterable[Candidate], size: int) -> list[Candidate]:
+    return [candidate for candidate in candidates if candidate.wanted is not None and candidate.wanted >= size]
 
 
-def _sizes(claimants: Iterable[Candidate]) -> list[str]:
-    sizes = sorted({claimant.size for claimant in claimants})
+def _sizes(candidates: Iterable[Candidate]) -> list[str]:
+    sizes = sorted({candidate.size for candidate in candidates})
     return [f"the processes expect different numbers of ranks: {', '.join(map(str, sizes))}"] if len(sizes) > 1 else []
 
 

@@ -18,10 +18,12 @@ from pytest_nixl.cluster.group import (
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.registration import Registration, Waiting
-from pytest_nixl.etcd.client import EtcdError, Lease, Watched
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.transaction import (
     FoundKey,
     KeyValue,
+    Part,
     TransactionResult,
     absent,
     delete,
@@ -32,6 +34,7 @@ from pytest_nixl.etcd.transaction import (
     txn,
     unchanged,
 )
+from pytest_nixl.etcd.watch import Watched
 
 T = TypeVar("T")
 
@@ -51,7 +54,7 @@ class Membership:
         #: This member's rank, from 0.
         self.rank = claim.rank = rank
         #: The revisions up to which changes under ``run/`` and of the members are known.
-        self._seen_run = self._seen_members = seen
+        self._seen_run, self._seen_members = max(seen, frozen.key.mod_revision), seen
         self._lost: dict[str, Member] = {}
         self._passed = 0
 
@@ -121,7 +124,8 @@ class Membership:
         A rank sends two requests, whatever the number of ranks; three, if the group has a token.
 
         :param timeout: seconds to wait for the other ranks.
-        :param waiting: called every five seconds of the wait, with a sentence that names the missing ranks.
+        :param waiting: called every five seconds of the wait (less often with more than 64 ranks), with a sentence that
+            names the missing ranks.
         :raises MissingRanksError: if some ranks have not arrived before the timeout, naming them.
         :raises MemberLostError: if the run had started and a member is gone.
         :raises LeaseLostError: if the lease of this member has ended.
@@ -150,7 +154,7 @@ class Membership:
                     delete(before),
                     get_prefix(here, count_only=True),
                     get(claim.gate),
-                    get(claim.frozen),
+                    self._newer_roster(),
                 ],
             ),
             deadline,
@@ -164,7 +168,7 @@ class Membership:
                 return False
             # Several ranks may try to open the gate. Only a rank that finds it unchanged succeeds.
             as_seen = unchanged(gate) if gate is not None else absent(claim.gate)
-            again = [get(claim.frozen), get(claim.gate)]
+            again = [self._newer_roster(), get(claim.gate)]
             opened = claim.values.gate(claim.gate, number, self.members)
             opening = claim.transact(txn([as_seen], [put(claim.gate, opened), *again], again), deadline)
             place = 1 if opening.succeeded else 0
@@ -174,12 +178,20 @@ class Membership:
                 return False
         return True
 
+    def _newer_roster(self) -> Part:
+        """Return the part of a transaction that reads the roster if it was written after the known one.
+
+        A roster names every rank. If each rank read it at each barrier, the bytes would grow with the square of the
+        number of ranks.
+        """
+        return get(self._claim.frozen, after=self._frozen.key.mod_revision)
+
     def _all_are_at(self, here: str, deadline: float) -> bool:
         """Whether every rank wrote its own key at a barrier. Without a token this is not checked."""
         claim = self._claim
         if not claim.values.sealed:
             return True
-        done = claim.transact(txn([], [get_prefix(here), get(claim.frozen)]), deadline)
+        done = claim.transact(txn([], [get_prefix(here), self._newer_roster()]), deadline)
         self._note(done.found(1))
         return len(claim.values.arrived(done.found(0), here, self.members)) == self.size
 
@@ -229,14 +241,18 @@ class Membership:
             if item.key == claim.gate and claim.values.read_gate(item, self.members) >= number:
                 return
             if item.key == claim.frozen:
+                known = self.members
                 self._take(item)
+                # An arrival may now be that of a member. If this rank is the last one, nobody else opens the gate.
+                if self.members != known and self._arrive(number, deadline):
+                    return
         claim.check()
         raise self._missing(number, timeout)
 
     def _gate(self, deadline: float) -> int:
         """Return how many barriers the group has passed."""
         claim = self._claim
-        done = claim.transact(txn([], [get(claim.gate), get(claim.frozen)]), deadline)
+        done = claim.transact(txn([], [get(claim.gate), self._newer_roster()]), deadline)
         self._note(done.found(1))
         return claim.values.read_gate(done.found(0).first, self.members)
 

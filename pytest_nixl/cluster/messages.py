@@ -9,11 +9,24 @@ from typing import Any, TypeAlias
 
 from pytest_nixl.cluster.group import PID, SIZE
 from pytest_nixl.core.strict import Every, Form, Number, OneOf, StrictError, Text, check
+from pytest_nixl.model.conclusion import MOST_FIGURES
 
 _NUMBER = Number(0, 1 << 53, whole=True)
 _NAME = Text(64, "[a-z][a-z0-9_]*")
 _LINE = Text(1 << 20)
 _CODE = OneOf((None, Number(-128, 255, whole=True)))
+
+_VALUE = Number(-1e300, 1e300)
+_FIGURE = {
+    "check": Text(256),
+    "name": Text(256),
+    "labels": Every(Text(256), keys=True),
+    "value": _VALUE,
+    "unit": Text(64),
+    "at_most": OneOf((None, _VALUE)),
+    "at_least": OneOf((None, _VALUE)),
+    "verdict": Text(16),
+}
 
 #: The part of ``verdict.json`` that is the same for every rank; empty if the run did not start.
 _TOLD = OneOf(
@@ -29,6 +42,7 @@ _TOLD = OneOf(
             "failing": Every({name: Text() for name in ("check", "row", "verdict", "reason", "remedy")}, most=1024),
             "known_limits": Every(Text(256), most=1024),
             "failing_left_out": _NUMBER,
+            "figures": Every(_FIGURE, most=MOST_FIGURES),
         },
     )
 )

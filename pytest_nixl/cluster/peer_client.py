@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -70,20 +71,41 @@ class PeerClient:
         :raises PeerError: if the peer refuses, or its answer is not valid.
         :raises NixlPluginError: if the peer is lost.
         """
-        seconds = self._timeout if within is None else within
+        message = self.request(what, **arguments)
+        try:
+            self._send(message)
+            return self.answer(message, within=within)
+        finally:
+            self.forget(message)
+
+    def request(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Return the message of a request, for a caller that sends it; then call :meth:`answer` and :meth:`forget`.
+
+        :raises NixlPluginError: if the peer is lost.
+        """
         if self._lost is not None:
             raise self._lost
         number = next(self._numbers)
         with self._answered:
             self._answers[number] = None
-        try:
-            self._send({"ask": what, "number": number, **arguments})
-            with self._answered:
-                self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, seconds)
-                answer = self._answers[number]
-        finally:
-            with self._answered:
-                del self._answers[number]
+        return {"ask": what, "number": number, **arguments}
+
+    def forget(self, message: Mapping[str, Any]) -> None:
+        """Expect no answer to a request any more."""
+        with self._answered:
+            del self._answers[message["number"]]
+
+    def answer(self, message: Mapping[str, Any], *, within: float | None = None, since: float | None = None) -> Any:
+        """Wait for the answer to a request that was sent, and return the result. Errors as :meth:`ask`.
+
+        :param since: the monotonic time from which ``within`` counts; None for now.
+        """
+        seconds = self._timeout if within is None else within
+        left = seconds if since is None else max(0.0, since + seconds - time.monotonic())
+        what, number = message["ask"], message["number"]
+        with self._answered:
+            self._answered.wait_for(lambda: self._answers[number] or self._lost is not None, left)
+            answer = self._answers[number]
         if self._lost is not None:
             raise self._lost
         if answer is None:

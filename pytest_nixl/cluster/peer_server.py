@@ -26,8 +26,9 @@ Service = Callable[..., Any]
 #: The commands that rank 0 may send to a worker of this rank: all but ``run``, which calls any function.
 WORKER_COMMANDS = frozenset(
     {"activate", "allocate", "call", "cancel", "compare", "connect", "create_agent", "devices", "exit", "fill",
-     "forget", "free_port", "hello", "measure", "move", "read", "register", "serve", "tool_end", "tool_find",
-     "tool_listens", "tool_look", "tool_start", "write"}
+     "flows_prepare", "flows_release", "flows_report", "flows_run", "forget", "free_port", "hello", "kv_compare",
+     "kv_fill", "kv_prepare", "kv_release", "kv_request", "measure", "move", "read", "register", "serve", "tool_end",
+     "tool_find", "tool_listens", "tool_look", "tool_start", "write"}
 )  # fmt: skip
 #: The variables that rank 0 may set for a worker. Variables that name a file or directory are excluded, because code
 #: could be loaded from it.

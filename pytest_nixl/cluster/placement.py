@@ -71,6 +71,11 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placemen
         pairs = settings.pairs.of(ranks)
     except ValueError as error:
         raise pytest.UsageError(f"--nixl-pairs={settings.pairs}: {error}") from None
+    if settings.pattern is not None:
+        try:
+            settings.pattern.ranks_of(ranks)
+        except ValueError as error:
+            raise pytest.UsageError(f"--nixl-pattern={settings.pattern}: {error}") from None
     group = settings.group or (placement.group if placement is not None else "") or DEFAULT_GROUP
     return Placement(ranks, rank, group, source, placement, pairs)
 

@@ -157,7 +157,7 @@ class RankSession:
                 self.etcd.client,
                 self.supervisor,
                 services=self.services.by_name(),
-                own=own_variables(self.settings.programs),
+                own=own_variables(self.settings.programs, memory=self.settings.memory),
             )
         except LeaseLostError as error:
             if not self.settings.etcd_listen:

@@ -13,15 +13,30 @@ from typing import TypeVar
 from pytest_nixl.cluster.group import LeaseLostError
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.members import Candidate
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Lease, Watched, WatchEvent
-from pytest_nixl.etcd.transaction import KeyValue, Part, TransactionResult, delete_prefix, empty, get_prefix, txn
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.lease import Lease
+from pytest_nixl.etcd.transaction import (
+    KeyValue,
+    Part,
+    TransactionResult,
+    delete_prefix,
+    empty,
+    get_prefix,
+    nested,
+    none_leased,
+    txn,
+)
+from pytest_nixl.etcd.watch import Watched, WatchEvent
 
 T = TypeVar("T")
 #: Called with a sentence that names the ranks that have not arrived.
 Waiting = Callable[[str], None]
 
-#: Seconds between two such sentences.
+#: Seconds between two such sentences, and the number of ranks up to which they are that frequent. For a sentence a rank
+#: reads the keys of all ranks, so that in larger groups each rank says it less often.
 SAID_EVERY = 5.0
+SAID_BY = 64
 #: Seconds that etcd may take to notice that a lease expired: it checks twice a second.
 LATE = 2.0
 #: The largest number of keys without a seal that the last member to leave removes.
@@ -160,10 +175,11 @@ class Registration:
     def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[WatchEvent]:
         """Yield events, some of them twice, until the deadline.
 
-        :param tick: called every ``SAID_EVERY`` seconds.
+        :param tick: called every ``SAID_EVERY`` seconds, and less often with more than 64 ranks.
         :raises LeaseLostError: when the lease has ended.
         """
-        due = time.monotonic() + SAID_EVERY if tick is not None else deadline
+        pause = SAID_EVERY * max(1.0, self.size / SAID_BY)
+        due = time.monotonic() + pause if tick is not None else deadline
         while (left := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
             alive = self._valid_until - time.monotonic()
@@ -173,7 +189,7 @@ class Registration:
             self.check()
             if tick is not None and time.monotonic() >= due:
                 tick()
-                due = time.monotonic() + SAID_EVERY
+                due = time.monotonic() + pause
 
     def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:
         """Pass on a sentence that is built from the group's keys; say nothing if etcd does not answer."""
@@ -204,10 +220,10 @@ class Registration:
         deadline = time.monotonic() + LATE
         lease, self._lease = self._lease, None
         self.insist(lease.revoke, deadline)
-        left = get_prefix(self.members, keys_only=True, limit=_SWEPT)
-        sweep = txn([empty(self.members)], [delete_prefix(self.root)], [left])
+        # Every member's key has a lease. If none of the remaining keys has one, no member wrote them.
+        planted = txn([none_leased(self.members)], [get_prefix(self.members, keys_only=True, limit=_SWEPT)])
+        sweep = txn([empty(self.members)], [delete_prefix(self.root)], [nested(planted)])
         done = self.transact(sweep, deadline)
-        if not done.succeeded and self.values.sealed and not any(item.lease for item in done.found(0).items):
-            # Every member's key has a lease, so a client without the token wrote the remaining keys.
-            self.remove(done.found(0).items, deadline)
+        if not done.succeeded and self.values.sealed and (remaining := done.inner(0)).succeeded:
+            self.remove(remaining.found(0).items, deadline)
             self.transact(sweep, deadline)

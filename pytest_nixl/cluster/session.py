@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from pytest_nixl.cluster.group import Member, MemberLostError
@@ -16,18 +16,19 @@ from pytest_nixl.cluster.messages import Message
 from pytest_nixl.cluster.peer_client import PeerClient
 from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.etcd.client import EtcdClient, Watched
-from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.transaction import TransactionResult, get, get_prefix, txn
+from pytest_nixl.etcd.watch import Watched, anew_if_compacted
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 Connect = Callable[[], EtcdClient]
 #: Seconds after which a watch of the members is replaced by a new one.
-_WATCH = 20.0
+WATCH_SECONDS = 20.0
 
 
 class MembershipWatch:
-    """Watches the members of a group, this process included, and reports the members that are gone.
+    """Watches members of a group, this process included, and reports those that are gone.
 
     A process that lost its own lease must stop acting as its rank. The guard notices this even if etcd is silent.
 
@@ -35,14 +36,21 @@ class MembershipWatch:
     :param membership: the membership of this process.
     :param lost: called with a member and the error that names it, in threads of the guard. It may be called more than
         once for a member.
+    :param ranks: the ranks to watch; None for all. If every rank watched all, etcd would send the end of each of n
+        ranks n times.
     """
 
     def __init__(
-        self, client: EtcdClient, membership: Membership, lost: Callable[[Member, NixlPluginError], None]
+        self,
+        client: EtcdClient,
+        membership: Membership,
+        lost: Callable[[Member, NixlPluginError], None],
+        ranks: Collection[int] | None = None,
     ) -> None:
         self._client = client
         self._membership = membership
         self._lost = lost
+        self._ranks = ranks
         self._closed = threading.Event()
         for task in (self._watch, self._check):
             threading.Thread(target=task, name="guard of the group", daemon=True).start()
@@ -52,27 +60,39 @@ class MembershipWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        members = {member.token: member for member in self._membership.members}
         prefix = f"{self._membership.root}members/"
+        members = {
+            f"{prefix}{member.token}": member
+            for member in self._membership.members
+            if self._ranks is None or member.rank in self._ranks
+        }
         try:
-            asked = self._membership.insist(lambda: self._client.transaction(txn([], [get_prefix(prefix)])))
-            done = TransactionResult.of(asked)
-            here = {item.key for item in done.found(0).items}
-            for token, member in members.items():
-                if f"{prefix}{token}" not in here:
-                    self._gone(member)
-            since = done.revision + 1
             while not self._closed.is_set():
-                watched = Watched(prefix, since, prefix=True, deletions=True)
-                for event in self._client.watch(watched, seconds=_WATCH):
-                    since = event.item.mod_revision + 1
-                    if self._closed.is_set():
-                        return
-                    found = members.get(event.item.key.removeprefix(prefix))
-                    if found is not None:
-                        self._gone(found)
+                with anew_if_compacted():
+                    self._watch_on(prefix, members)
         except NixlPluginError as error:
             self._lose_own(error)
+
+    def _watch_on(self, prefix: str, members: Mapping[str, Member]) -> None:
+        """Tell of the members that are gone, and then of those that go, until this is closed."""
+        asked = [get_prefix(prefix, keys_only=True)] if self._ranks is None else [get(key) for key in members]
+        done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(txn([], asked))))
+        here = {item.key for place in range(len(asked)) for item in done.found(place).items}
+        for key, member in members.items():
+            if key not in here:
+                self._gone(member)
+        watched = [prefix] if self._ranks is None else list(members)
+        # Each key has its own revision: the events of two keys may come in another order.
+        since = dict.fromkeys(watched, done.revision + 1)
+        while not self._closed.is_set():
+            every = [Watched(key, since[key], prefix=self._ranks is None, deletions=True) for key in watched]
+            for event in self._client.watch(*every, seconds=WATCH_SECONDS):
+                since[prefix if self._ranks is None else event.item.key] = event.item.mod_revision + 1
+                if self._closed.is_set():
+                    return
+                found = members.get(event.item.key)
+                if found is not None:
+                    self._gone(found)
 
     def _check(self) -> None:
         """Check every second, by the clock of this host, that the own lease is alive."""
@@ -144,30 +164,53 @@ class RankDriver:
 
         :raises NixlPluginError: if a peer does not answer, or refuses; the error is that of the lowest such rank.
         """
-        with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
-            asked = {rank: pool.submit(peer.ask, what, **arguments) for rank, peer in self.peers.items()}
-        return {rank: each.result() for rank, each in asked.items()}
+        answers = self._ask(self.peers, what, None, arguments)
+        for answer in answers.values():
+            if isinstance(answer, NixlPluginError):
+                raise answer
+        return answers
 
     def ask_those_left(self, what: str, within: float) -> dict[int, Any]:
         """Send a request to the peers that are not lost, and return the answers by rank.
 
         :param within: seconds to wait; peers that do not answer in time are left out.
         """
-
-        def ask(peer: PeerClient) -> Any:
-            with suppress(NixlPluginError):
-                return peer.ask(what, within=within)
-
         left = {rank: peer for rank, peer in self.peers.items() if not peer.gone}
-        with ThreadPoolExecutor(max(1, min(len(left), 64))) as pool:
-            answers = dict(zip(left, pool.map(ask, left.values()), strict=True))
-        return {rank: answer for rank, answer in answers.items() if answer is not None}
+        answers = self._ask(left, what, within, {})
+        return {rank: each for rank, each in answers.items() if not isinstance(each, (NixlPluginError, type(None)))}
+
+    def _ask(
+        self, peers: Mapping[int, PeerClient], what: str, within: float | None, arguments: Mapping[str, Any]
+    ) -> dict[int, Any]:
+        """Send a request to peers, many of them with one request to etcd; return the answer or the error of each.
+
+        :param within: seconds to wait for all answers; None for the timeout of each peer.
+        """
+        found: dict[int, Any] = {}
+        sent: dict[int, dict[str, Any]] = {}
+        for rank, peer in peers.items():
+            try:
+                sent[rank] = peer.request(what, **arguments)
+            except NixlPluginError as error:
+                found[rank] = error
+        start = time.monotonic()
+        try:
+            self._mailbox.send_each(sent)
+            for rank, message in sent.items():
+                try:
+                    found[rank] = peers[rank].answer(message, within=within, since=start)
+                except NixlPluginError as error:
+                    found[rank] = error
+        except NixlPluginError as error:
+            found |= dict.fromkeys(sent, error)
+        finally:
+            for rank, message in sent.items():
+                peers[rank].forget(message)
+        return {rank: found[rank] for rank in peers}
 
     def end(self, ending: Ending) -> None:
         """Tell every peer how the run ends, and close the connection. Errors are ignored."""
-        with ThreadPoolExecutor(max(1, min(len(self.peers), 64))) as pool:
-            for peer in self.peers.values():
-                pool.submit(_tell, peer, ending)
+        self._ask(self.peers, "end", None, ending.plain())
         self.close()
 
     def close(self) -> None:
@@ -193,11 +236,6 @@ class RankDriver:
             return
         self._failed(error)
         self._fenced(error)
-
-
-def _tell(peer: PeerClient, ending: Ending) -> None:
-    with suppress(NixlPluginError):
-        peer.ask("end", **ending.plain())
 
 
 def serve(
@@ -248,7 +286,7 @@ def serve(
         )
         stack.callback(mailbox.close)
         mailbox.open()
-        guard = MembershipWatch(stack.enter_context(connect()), membership, lost)
+        guard = MembershipWatch(stack.enter_context(connect()), membership, lost, {0, membership.rank})
         stack.callback(guard.close)
         over.wait()
         if serving.ending is not None:

@@ -8,10 +8,8 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from pytest_nixl.core.forms import ENDPOINTS_FORM
 from pytest_nixl.core.redaction import URL_SCHEME
-
-LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:12379"
-ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, with no path and no trailing slash"
 
 _SHAPE = re.compile(rf"(?P<scheme>{URL_SCHEME})?(?:(?P<user>.*)@)?(?P<rest>[^@]*)", re.DOTALL)
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,18})")

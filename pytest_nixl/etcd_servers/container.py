@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
-from pytest_nixl.etcd_servers.embedded import free_ports, healthy
+from pytest_nixl.etcd_servers.embedded import healthy
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: Timeouts in seconds: from start to ready, and for one request to the container engine.

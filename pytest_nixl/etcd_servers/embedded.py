@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
@@ -247,18 +247,6 @@ def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
     version = text.split("\n", 1)[0].removeprefix("etcd Version:").strip()
     numbers = [int(part) for part in version.split("-")[0].split(".")[:2] if part.isdecimal()]
     return version, ("--unsafe-no-fsync",) if numbers >= [3, 5] else ()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ``count`` different TCP ports that are free on loopback now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
-            item.bind((_HOST, 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
 
 
 def healthy(url: str) -> bool:

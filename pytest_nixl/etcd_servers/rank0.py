@@ -19,8 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nixl.core.forms import LISTEN_FORM
 from pytest_nixl.etcd.client import connect
-from pytest_nixl.etcd.endpoints import LISTEN_FORM, Endpoint, parse_endpoints
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -110,7 +111,7 @@ def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str =
     :raises ExecutableMissingError: if there is no etcd program.
     :raises EtcdError: if the etcd cannot listen there or does not start.
     """
-    address = _claim(listen)
+    address = claim_address(listen)
     # Other hosts must never reach the etcd without its password. So it starts on a free port of loopback, where for
     # about 0.1 s only users of this host can reach it, gets its password, and restarts with its data at ``listen``.
     server = EmbeddedServer.start(supervisor)
@@ -132,7 +133,7 @@ def serve_etcd(supervisor: SupervisorClient, listen: ListenAddress, token: str =
     return server
 
 
-def _claim(listen: ListenAddress) -> str:
+def claim_address(listen: ListenAddress) -> str:
     """Return the IPv4 address to listen on. :raises EtcdError: if this host cannot listen there now."""
     try:
         address = _EVERYWHERE if listen.everywhere else socket.gethostbyname(listen.host)

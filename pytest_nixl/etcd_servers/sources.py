@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from pytest_nixl.core.forms import ENDPOINTS_FORM
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.client import EtcdClient, connect
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoints
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import find_binary
 from pytest_nixl.etcd_servers.container import (
@@ -223,7 +225,7 @@ def _attach(supervisor: SupervisorClient, attachment: dict[str, Any]) -> OwnServ
 
 
 class SessionEtcd:
-    """The etcd of one pytest session. It is started when first needed, and replaced after it has died.
+    """The etcd of one pytest session. It is started when first needed, and replaced after it has died. Thread-safe.
 
     :param supervisor: returns the supervisor; called when a server is started.
     :param given: an etcd to use instead; its owner stops it.
@@ -236,17 +238,19 @@ class SessionEtcd:
         self._supervisor = supervisor
         self._given = given
         self._server: EtcdServer | None = None
+        self._lock = threading.RLock()
 
     def server(self) -> EtcdServer:
         """Return the server; start it if needed.
 
         :raises EtcdError: if it cannot be started, or has died since its last use.
         """
-        self.check()
-        if self._server is None:
-            self._server = self._given or choose_server(self._settings, self._supervisor())
-            _log.info("etcd of this run: %s, %s", self._server.kind, redact(self._server.endpoint))
-        return self._server
+        with self._lock:
+            self.check()
+            if self._server is None:
+                self._server = self._given or choose_server(self._settings, self._supervisor())
+                _log.info("etcd of this run: %s, %s", self._server.kind, redact(self._server.endpoint))
+            return self._server
 
     def check(self) -> None:
         """Check that the etcd is still running, if it was needed at all.

@@ -8,11 +8,12 @@ import secrets
 import signal
 from types import TracebackType
 
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd_servers.binary import etcd_binary
-from pytest_nixl.etcd_servers.embedded import READY_SECONDS, free_ports, healthy
+from pytest_nixl.etcd_servers.binary import etcd_binary, find_binary
+from pytest_nixl.etcd_servers.embedded import READY_SECONDS, healthy
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 _HOST = "127.0.0.1"
@@ -51,6 +52,11 @@ class ThreeNodeEtcd:
             }
             argv = [program, *(f"--{key}={value}" for key, value in arguments.items())]
             self._pids.append(supervisor.spawn(argv, log=f"{name}.log", env=environment))
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether this machine has the etcd program that it needs."""
+        return find_binary() is not None
 
     def __enter__(self) -> ThreeNodeEtcd:
         try:

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.etcd.proxy.request import Access, Request
+
+T = TypeVar("T")
 
 
 class ProxyThread(Protocol):
@@ -22,6 +25,24 @@ class ProxyThread(Protocol):
     def start(self, work: Any) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
+
+
+class ProxyControl(ProxyThread, Protocol):
+    """The proxy, as its clients see it."""
+
+    clients: list[Any]
+    #: Notified after every event of the proxy.
+    changed: threading.Condition
+
+    def wait(self, condition: Callable[[], T], what: str, *, seconds: float) -> T: ...
+
+    def call(self, function: Callable[[], T]) -> T: ...
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None: ...
+
+    def next_place(self) -> int: ...
+
+    def notify(self) -> None: ...
 
 
 class RequestObserver(Protocol):

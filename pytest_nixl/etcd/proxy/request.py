@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pytest_nixl.etcd.proxy.protobuf import fields
+
 #: Methods with an endless answer. Their requests and answers pass at once and are never held.
 STREAMS = frozenset({"Watch", "LeaseKeepAlive", "Observe", "Snapshot"})
 
@@ -116,7 +118,7 @@ class Request:
         if self.answer.startswith(b"{"):
             number = json.loads(self.answer).get("ID")
             return int(number) if number else None
-        return next((value for field, value in _fields(self.answer) if field == 2 and isinstance(value, int)), None)
+        return next((value for number, value in fields(self.answer) if number == 2 and isinstance(value, int)), None)
 
     def __str__(self) -> str:
         return f"{self.client} {self.number}: {self.method}({self.key}), {self.state}"
@@ -205,60 +207,28 @@ _OPERATION_FIELDS = {1: "Range", 2: "Put", 3: "DeleteRange", 4: "Txn"}
 
 def _of_message(method: str, message: bytes) -> Iterator[Access]:
     if method in ("Range", "Put", "DeleteRange"):
-        found = dict(_fields(message))
+        found = dict(fields(message))
         end = b"" if method == "Put" else _blob(found.get(2))
         yield _access(_blob(found.get(1)), end, method != "Range")
     elif method == "Watch":
-        for number, value in _fields(message):
+        for number, value in fields(message):
             if number == 1:
                 yield from _of_message("Range", _blob(value))
     elif method == "Txn":
-        for number, value in _fields(message):
+        for number, value in fields(message):
             if number == 1:
-                found = dict(_fields(_blob(value)))
+                found = dict(fields(_blob(value)))
                 yield _access(_blob(found.get(3)), _blob(found.get(64)), False)
             elif number in (2, 3):
-                for kind, operation in _fields(_blob(value)):
+                for kind, operation in fields(_blob(value)):
                     yield from _of_message(_OPERATION_FIELDS.get(kind, ""), _blob(operation))
     elif method == "Lock":
-        yield _lock(_blob(dict(_fields(message)).get(1)))
+        yield _lock(_blob(dict(fields(message)).get(1)))
     elif method == "Unlock":
-        yield _access(_blob(dict(_fields(message)).get(1)), b"", True)
+        yield _access(_blob(dict(fields(message)).get(1)), b"", True)
     elif method == "LeaseRevoke":
         yield EVERYTHING
 
 
 def _blob(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a protobuf message. :raises IndexError, ValueError: if it is invalid."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        kind = tag & 7
-        if kind == 0:
-            number, place = _varint(message, place)
-            yield tag >> 3, number
-            continue
-        if kind == 2:
-            size, place = _varint(message, place)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"invalid protobuf: wire type {kind}")
-        if place + size > len(message):
-            raise ValueError("invalid protobuf: it ends within a field")
-        yield tag >> 3, message[place : place + size]
-        place += size
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place

@@ -18,10 +18,10 @@ from pytest_nixl.cluster.forensics import forensics
 from pytest_nixl.cluster.group import Member
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.etcd_servers.embedded import free_ports
 
 TTL = 30
 
@@ -60,7 +60,7 @@ def test_a_lost_member_is_named(client: EtcdClient, etcd: Etcd) -> None:
         with ThreadPoolExecutor() as pool:
             lost = pool.submit(members[0].barrier, 20)
             arrived = f"{members[0].root}arrived/000002/"
-            wait_until(lambda: client.count_prefix(arrived) == 1, "rank 0 at the barrier", seconds=10)
+            wait_until(lambda: client.count_prefix(arrived) == 1, "rank 0 at the barrier", seconds=60)
             client.put(f"{members[0].root}mail/000000/000001/000000000000", b"x" * 1234, members[1].lease)
             members[1].lease.revoke()
             assert lost.exception(20) is not None
@@ -127,10 +127,10 @@ def test_an_etcd_that_is_gone_is_one_line() -> None:
 def test_an_etcd_that_hangs_is_not_waited_for(etcd: Etcd) -> None:
     os.kill(etcd.pid, signal.SIGSTOP)
     try:
-        with connect([etcd.endpoint], timeout=10) as hanging:
+        with connect([etcd.endpoint], timeout=100) as hanging:
             start = time.monotonic()
             lines = forensics(hanging, "/g/", MEMBERS, worker_logs={"w": "last"}, seconds=0.5)
-            assert time.monotonic() - start < 8, "no request ends before 10 s"
+            assert time.monotonic() - start < 60, "no request ends before 100 s"
     finally:
         os.kill(etcd.pid, signal.SIGCONT)
     assert lines[0].endswith(": etcd took more than 0.5 s")

@@ -14,10 +14,10 @@ from pytest_nixl import cli
 from pytest_nixl.cluster.garbage_collection import DeadGroup, LiveGroup, clean
 from pytest_nixl.cluster.group import JoinRefusedError, group_root
 from pytest_nixl.cluster.joining import join
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.proxy import EtcdProxy
-from pytest_nixl.etcd_servers.embedded import free_ports
 
 PREFIX = "/pytest-nixl/groups"
 TTL = 30
@@ -77,6 +77,19 @@ def test_one_group_is_removed_whatever_its_tokens(client: EtcdClient) -> None:
     assert clean(client, group="a").removed == (DeadGroup("a", 3), DeadGroup("a", 3))
     assert clean(client, group="nobody").removed == ()
     assert {dead.group for dead in clean(client).removed} == {"ab", "b"}
+
+
+def test_every_group_is_found_whatever_keys_stand_beside_it(client: EtcdClient) -> None:
+    names = ["a", "a-b", "a.b", "a0", "a00", "b"]
+    for name in names:
+        die(client, name)
+    # These have no group: a key of the root, a key without a folder, and one with an empty folder.
+    strays = (f"{PREFIX}/", f"{PREFIX}/a", f"{PREFIX}//x")
+    for key in strays:
+        client.put(key, b"")
+    assert sorted(each.group for each in clean(client).removed) == names
+    assert tuple(client.get_prefix(PREFIX)) == tuple(sorted(strays))
+    client.delete_prefix(PREFIX)
 
 
 def test_keys_under_another_prefix_are_kept(client: EtcdClient) -> None:

@@ -35,10 +35,12 @@ from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.sources import ExternalServer
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.processes.worker_errors import WorkerError
 
 TOKEN, TTL = "of this group", 5
 ROOT = group_root(PREFIX, "forged", TOKEN)
@@ -77,7 +79,7 @@ def joined(
 
         root = group_root(PREFIX, "forged", token)
         joining = [pool.submit(one, 0)]
-        wait_until(lambda: clients[-1].count_prefix(f"{root}members/") > 0, "the first rank", seconds=20)
+        wait_until(lambda: clients[-1].count_prefix(f"{root}members/") > 0, "the first rank", seconds=60)
         meanwhile()
         joining += [pool.submit(one, number) for number in range(1, size)]
         yield [stack.enter_context(each.result()) for each in joining]
@@ -176,6 +178,32 @@ class TestRoster:
             barrier(members)
             assert {one.host for one in members[1].members} == {"h"}
 
+    def test_the_last_rank_at_a_barrier_learns_of_the_other_although_its_roster_was_overwritten(
+        self, etcd: Etcd, stranger: EtcdClient
+    ) -> None:
+        """Rank 1 starts from an old roster, in which rank 0 is another process; the roster with both is overwritten."""
+        old = lists(etcd, stranger)["old"]
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor())
+            proxy = stack.enter_context(EtcdProxy(etcd.url))
+            slow = proxy.client("slow")
+            clients = [stack.enter_context(connect(parse_endpoints(url))) for url in (slow.endpoint, etcd.url)]
+            joining = pool.submit(join, clients[0], "forged", 2, ttl=TTL, timeout=20, token=TOKEN, wanted=0)
+            proxy.wait(lambda: any(request.method == "Watch" for request in slow.requests), "rank 0", seconds=20)
+            slow.hold(lambda request: request.method == "Txn")
+            stranger.put(f"{ROOT}run/frozen", old)
+            proxy.wait(lambda: slow.held, "rank 0 to read the old roster", seconds=20)
+            last = stack.enter_context(join(clients[1], "forged", 2, ttl=TTL, timeout=20, token=TOKEN, wanted=1))
+            slow.release()
+            first = stack.enter_context(joining.result(20))
+            stranger.put(f"{ROOT}run/frozen", old)
+            early = pool.submit(first.barrier, 20)
+            wait_until(lambda: stranger.count_prefix(f"{ROOT}arrived/") == 1, "rank 0 at the barrier", seconds=60)
+            assert last.members != first.members
+            last.barrier(20)
+            early.result()
+            assert first.members == last.members
+
     def test_a_forged_member_and_roster_do_not_make_a_group_look_alive(self, etcd: Etcd, stranger: EtcdClient) -> None:
         false = lists(etcd, stranger)
         stranger.put(f"{ROOT}members/{'0' * 16}", FAKE)
@@ -198,7 +226,7 @@ class TestBarrier:
             for gate in (b"", b'{"passed": 2}', passed.replace(b"1", b"2"), passed):
                 stranger.put(f"{ROOT}run/gate", gate)
             early = pool.submit(members[0].barrier, 20)
-            wait_until(lambda: stranger.get(f"{here}000000") is not None, "rank 0 at the barrier", seconds=10)
+            wait_until(lambda: stranger.get(f"{here}000000") is not None, "rank 0 at the barrier", seconds=60)
             stranger.put(f"{ROOT}run/gate", b'{"passed": 2}')
             with pytest.raises(TimeoutError):
                 early.result(0.5)
@@ -244,7 +272,7 @@ class TestMessages:
                     # Send a message, and keep its sealed value for later.
                     key = f"{ROOT}mail/000002/000000/000000000000"
                     boxes[0].box.send(1, end)
-                    wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=10)  # type: ignore[misc]
+                    wait_until(lambda posted=boxes[1]: posted.taken, "the message", seconds=60)  # type: ignore[misc]
                     kept = stranger.get(f"{ROOT}mail/000001/000000/000000000000")
                     assert kept is not None
                     seen[f"{ROOT}mail/000001/000000/000000000000"] = kept
@@ -254,7 +282,7 @@ class TestMessages:
                 boxes[0].box.send(1, {"ask": "command", "number": 2})
                 boxes[0].box.send(2, {"ask": "command", "number": 2})
                 for box in boxes[1:]:
-                    wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=10)  # type: ignore[misc]
+                    wait_until(lambda posted=box: (0, LAST) in posted.taken, "the last one", seconds=60)  # type: ignore[misc]
                 ends = [message for box in boxes for _, message in box.taken if message != LAST]
                 assert len(ends) == (1 if turn == 0 else 0), ends
                 assert not [box.failed for box in boxes if box.failed]
@@ -268,11 +296,11 @@ class TestMessages:
                 sender.box.send(1, {"ask": "state", "number": number})
             receiver = Posted(client, members[1])
             sent = [(0, PeerRequest("state", number, {})) for number in range(150)]
-            wait_until(lambda: receiver.taken == sent, "all messages", seconds=20)
+            wait_until(lambda: receiver.taken == sent, "all messages", seconds=60)
             for number in range(32):
                 sender.box.send(1, {"ask": "state", "number": number})
             prefix = f"{ROOT}mail/000001/"
-            wait_until(lambda: stranger.count_prefix(prefix) < 150, "what was read to be deleted", seconds=20)
+            wait_until(lambda: stranger.count_prefix(prefix) < 150, "what was read to be deleted", seconds=60)
             assert receiver.failed == []
             receiver.box.close()
             sender.box.close()
@@ -290,7 +318,7 @@ class TestMessages:
             for key in keys:
                 stranger.put(key, value)
             sender.box.send(0, {"answer": 1, "result": 2})
-            wait_until(lambda: posted.taken, "the message that is one", seconds=10)
+            wait_until(lambda: posted.taken, "the message that is one", seconds=60)
             assert posted.failed == []
             assert set(keys) <= set(members[0].values.ignored)
             posted.box.close()
@@ -353,7 +381,7 @@ class TestRun:
                 if message.get("ask") == "start":
                     forged = {"answer": message["number"], "result": result}
                     stranger.put(f"{root}mail/000000/000001/000000000000", json.dumps(forged).encode())
-                    wait_until(lambda: peer._answers[message["number"]], "the forged answer", seconds=10)
+                    wait_until(lambda: peer._answers[message["number"]], "the forged answer", seconds=60)
                 sending(message)
 
             peer._send = send
@@ -460,6 +488,7 @@ class Stranger:
     ("transport", "code"),
     [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.soak)],
 )
+@pytest.mark.long
 def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
     etcd: Etcd, stranger: EtcdClient, tmp_path: Path, transport: str, code: int
 ) -> None:

@@ -31,10 +31,11 @@ from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.core.polling import wait_until
-from pytest_nixl.etcd.client import EtcdClient, Lease, Watched, connect
+from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.proxy import EtcdProxy
+from pytest_nixl.etcd.watch import Watched
 
 #: Seconds: a lease that does not expire on a busy machine, and a wait that times out.
 TTL, SOON = 5, 0.5
@@ -92,7 +93,7 @@ def claiming(
 
 def all_done(work: list[Future[None]]) -> None:
     for one in work:
-        one.result(20)
+        one.result(90)
 
 
 def test_every_member_gets_a_rank_and_the_same_roster(client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
@@ -128,14 +129,14 @@ def test_number_of_requests_does_not_grow_with_the_group(
         clients = [stack.enter_context(connect(parse_endpoints(way.endpoint))) for way in ways]
         ranks = [None if number % 2 else number for number in range(size)]
         joining = [
-            pool.submit(join, one, "few", size, ttl=30, timeout=20, wanted=rank, token=token)
+            pool.submit(join, one, "few", size, ttl=300, timeout=60, wanted=rank, token=token)
             for one, rank in zip(clients, ranks, strict=True)
         ]
         members = [stack.enter_context(one.result()) for one in joining]
         assert all(len(way.requests) <= of_joining for way in ways), path.describe()
         for _ in range(3):
             before = [len(way.requests) for way in ways]
-            all_done([pool.submit(member.barrier, 20) for member in members])
+            all_done([pool.submit(member.barrier, 60) for member in members])
             assert all(len(way.requests) - count <= of_a_barrier for way, count in zip(ways, before, strict=True))
 
 
@@ -145,7 +146,7 @@ def test_a_barrier_waits_for_the_last_rank(client: EtcdClient, etcd: Etcd, pool:
             late = members[turn % 3]
             early = [pool.submit(member.barrier, 20) for member in members if member is not late]
             arrived = f"/pytest-nixl/groups/wait/arrived/{turn + 1:06d}/"
-            wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=10)
+            wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=60)
             assert not any(one.done() for one in early)
             late.barrier(20)
             all_done(early)
@@ -165,7 +166,7 @@ def test_every_member_learns_of_a_member_that_dies_after_the_start(
     client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
 ) -> None:
     with group(etcd, pool, "lost", 3) as members:
-        all_done([pool.submit(member.barrier, 20) for member in members])
+        all_done([pool.submit(member.barrier, 60) for member in members])
         waiting = [pool.submit(member.barrier, 20) for member in members[:2]]
         members[2].lease.revoke()  # as etcd does when a lease expires
         for one in waiting:
@@ -212,7 +213,7 @@ def test_the_last_member_at_the_first_barrier_learns_of_a_reassigned_rank(
         with taking.result(10) as replacement:
             waiting = pool.submit(replacement.barrier, 20)
             arrived = "/pytest-nixl/groups/last/arrived/000001/"
-            wait_until(partial(_has, client, arrived, 1), "one at the barrier", seconds=10)
+            wait_until(partial(_has, client, arrived, 1), "one at the barrier", seconds=60)
             members[0].barrier(10)
             waiting.result(10)
             assert members[0].members == replacement.members
@@ -224,22 +225,22 @@ class TestRefused:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint]) as other:
-            all_done([pool.submit(member.barrier, 20) for member in members])
+            all_done([pool.submit(member.barrier, 60) for member in members])
             with pytest.raises(JoinRefusedError) as caught:
                 join(other, "full", 2, timeout=SOON)
             there = ", ".join(map(str, members[0].members))
             assert caught.value.reason.startswith("group 'full' ")
             assert "already started" in caught.value.reason
             assert caught.value.reason.endswith(there)
-            with pytest.raises(JoinRefusedError, match=r"group 'full' .* 2 ranks, .* 3"):
+            with pytest.raises(JoinRefusedError, match=r"group 'full' .* 2 ranks, .*=3"):
                 join(other, "full", 3, timeout=SOON)
-            all_done([pool.submit(member.barrier, 20) for member in members])
+            all_done([pool.submit(member.barrier, 60) for member in members])
 
     def test_one_process_too_many(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with ExitStack() as stack:
             clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(4)]
-            joining = [pool.submit(join, one, "many", 3, ttl=1, timeout=20) for one in clients]
-            errors = [error for one in joining if (error := one.exception(20)) is not None]
+            joining = [pool.submit(join, one, "many", 3, ttl=3, timeout=60) for one in clients]
+            errors = [error for one in joining if (error := one.exception(60)) is not None]
             members = [stack.enter_context(one.result()) for one in joining if one.exception() is None]
             assert [type(error) for error in errors] == [JoinRefusedError]
             assert sorted(member.rank for member in members) == [0, 1, 2]
@@ -272,7 +273,7 @@ def test_a_timeout_names_the_missing_ranks(client: EtcdClient) -> None:
 def test_a_timeout_names_different_numbers_of_ranks(etcd: Etcd, client: EtcdClient, pool: ThreadPoolExecutor) -> None:
     with connect([etcd.endpoint]) as other:
         three = pool.submit(join, other, "sizes", 3, timeout=2)
-        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/sizes/members/"), "the first", seconds=5)
+        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/sizes/members/"), "the first", seconds=60)
         with pytest.raises(MissingRanksError, match=r"group 'sizes'.* numbers of ranks: 3, 5\n"):
             join(client, "sizes", 5, timeout=SOON)
         assert isinstance(three.exception(10), MissingRanksError)
@@ -289,7 +290,7 @@ class TestRequestedRanks:
             assert [(member.rank, member.host) for member in known] == [
                 (0, "host-1"), (1, "host-3"), (2, "host-0"), (3, "host-2"),
             ]  # fmt: skip
-            all_done([pool.submit(member.barrier, 20) for member in members])
+            all_done([pool.submit(member.barrier, 60) for member in members])
 
     def test_the_other_members_get_the_free_ranks_in_order_of_arrival(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
@@ -349,13 +350,13 @@ class TestRequestedRanks:
         options: dict[str, Any] = {"size": 3, "host": "same"}
         with ExitStack() as stack:
             [killed] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
-            wait_until(partial(_has, client, members, 1), "the first", seconds=10)
+            wait_until(partial(_has, client, members, 1), "the first", seconds=60)
             [first] = client.by_creation(members)
             [again] = stack.enter_context(claiming(etcd, pool, "started-again", [1], **options))
-            wait_until(partial(_has, client, members, 2), "its successor", seconds=10)
+            wait_until(partial(_has, client, members, 2), "its successor", seconds=60)
             [other] = stack.enter_context(claiming(etcd, pool, "started-again", [0], **options))
-            wait_until(partial(_has, client, members, 3), "one more", seconds=10)
-            Lease(client, first.lease, 0).revoke()
+            wait_until(partial(_has, client, members, 3), "one more", seconds=60)
+            client.revoke(first.lease)
             [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
             assert [registration.result(20).rank for registration in (other, again, last)] == [0, 1, 2]
             assert isinstance(killed.exception(20), LeaseLostError)
@@ -366,7 +367,7 @@ class TestRequestedRanks:
     ) -> None:
         """The lost answer is that to the registration, to the read, or to the write of the refusal."""
         with EtcdProxy(etcd.url) as path, claiming(etcd, pool, "answer", [1], size=2) as [other]:
-            wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=10)
+            wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=60)
             way = path.client()
             way.lose_answer(lambda request: request.method == "Txn", nth=nth)
             with connect(parse_endpoints(way.endpoint)) as losing:
@@ -456,9 +457,9 @@ class TestToken:
                 size = 1 if other == "c" else len(ranks) + 1
                 stack.enter_context(claiming(etcd, pool, name, [*ranks], token=other, size=size))
                 members = f"{group_root(PREFIX, name, other)}members/"
-                wait_until(partial(_has, client, members, len(ranks)), f"those of {name}", seconds=10)
+                wait_until(partial(_has, client, members, len(ranks)), f"those of {name}", seconds=60)
             frozen = f"{group_root(PREFIX, 'near', 'c')}run/frozen"
-            wait_until(partial(_has, client, frozen, 1), "the group that starts", seconds=10)
+            wait_until(partial(_has, client, frozen, 1), "the group that starts", seconds=60)
             with pytest.raises(MissingRanksError) as caught:
                 join(client, "near", 2, timeout=SOON, host="h", token=token)
             assert " 1 of 2 ranks of group 'near'" in caught.value.reason
@@ -526,14 +527,14 @@ class TestWaiting:
             way = path.client()
             with connect(parse_endpoints(way.endpoint)) as through:
                 registration = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
-                wait_until(lambda: said, "a sentence", seconds=10)
+                wait_until(lambda: said, "a sentence", seconds=60)
                 way.cut()
                 before = len(said)
                 assert wait([registration], timeout=0.5).not_done, (
                     "a sentence that cannot be built does not end the wait"
                 )
                 way.restore()
-                wait_until(lambda: len(said) > before + 1, "another one", seconds=10)
+                wait_until(lambda: len(said) > before + 1, "another one", seconds=60)
                 with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(20) as member:
                     assert {member.rank, other.result(20).rank} == {0, 1}
 
@@ -619,13 +620,13 @@ class TestLeases:
                         return True
                     return False
 
-                wait_until(fenced, "the fence", seconds=10)
+                wait_until(fenced, "the fence", seconds=60)
                 assert alive_at_fence == [True]
                 with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
                     member.leave()
-        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/fenced/members/") == 0, "its end", seconds=10)
+        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/fenced/members/") == 0, "its end", seconds=60)
         with join(client, "fenced", 1, ttl=TTL):  # removes the keys that the first member left
             pass
 
@@ -675,7 +676,7 @@ def _wait_for(said: list[str], start: str, end: str = "") -> None:
     def found() -> bool:
         return any(sentence.startswith(start) and sentence.endswith(end) for sentence in said)
 
-    wait_until(found, f"{start!r} … {end!r}", seconds=10, remedy=lambda: f"said was {said[-3:]}")
+    wait_until(found, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {said[-3:]}")
 
 
 def _has(client: EtcdClient, prefix: str, count: int) -> bool:

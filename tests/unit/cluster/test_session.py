@@ -16,12 +16,12 @@ from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.fixtures.etcd import PrivateEtcd
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
+from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
 
 
 def test_a_row_between_two_ranks_is_measured_like_a_local_row(

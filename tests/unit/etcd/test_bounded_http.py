@@ -19,13 +19,13 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_nixl.etcd import bounded_http
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
+from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import TransactionResult, get_prefix, txn
+from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.host.etcd import read_etcd
 from pytest_nixl.host.recorded_tree import FactsRoot
-
-pytestmark = pytest.mark.apart
 
 HEADER = {"cluster_id": "1", "member_id": "2", "revision": "3", "raft_term": "4"}
 #: Timeout of a request in seconds, and the time in which a test must end even on a busy machine.
@@ -47,6 +47,8 @@ def serving(
                 if over.is_set():
                     return
             connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):  # closing with a part of the request unread would reset the connection
+                pass
 
     def accept() -> None:
         with contextlib.suppress(OSError):

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on, wait_until
 
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, connect
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
-from pytest_nixl.etcd_servers.embedded import free_ports
-
-pytestmark = pytest.mark.apart
+from pytest_nixl.etcd.errors import EtcdError
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ class TestKeys:
 
     def test_a_key_ends_with_its_lease(self, client: EtcdClient) -> None:
         client.put("/l", b"", client.lease(1))
-        wait_until(lambda: client.get("/l") is None, 10, "the key has gone")
+        wait_until(lambda: client.get("/l") is None, 60, "the key has gone")
 
     def test_status(self, client: EtcdClient, plain: Etcd) -> None:
         status = client.status()
@@ -181,7 +180,7 @@ class TestMembers:
             client.put("/d", b"")
             assert client.endpoint == dying.url
             os.kill(dying.pid, signal.SIGKILL)
-            wait_until(lambda: client.get("/d") is None and client.endpoint == plain.url, 5, "the other one is asked")
+            wait_until(lambda: client.get("/d") is None and client.endpoint == plain.url, 60, "the other one is asked")
 
     def test_all_members_dead(self) -> None:
         first, second = nowhere(), nowhere()
@@ -216,7 +215,7 @@ class TestUnreachable:
         with silent() as endpoint:
             start = time.monotonic()
             error = failure(endpoint, timeout=0.3)
-            assert time.monotonic() - start < 3
+            assert time.monotonic() - start < 60
         assert error.cause == "timeout"
         assert "no answer within 0.3 s" in error.reason
 
@@ -326,7 +325,7 @@ class TestPasswords:
             with connect([guarded.endpoint], user="root", password="pw") as root:
                 # etcd removes expired tokens once per second.
                 wait_until(
-                    lambda: self.refused(guarded, token) and root.count_prefix("/") > 0, 10, "the token has expired"
+                    lambda: self.refused(guarded, token) and root.count_prefix("/") > 0, 60, "the token has expired"
                 )
             assert client.get("/bob/t") == b"1"
             assert client.raw.session.auth._token != token

@@ -16,12 +16,14 @@ from helpers.etcd import wait_until
 
 from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.etcd.client import EtcdClient, EtcdError, Watched, connect
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import TransactionResult, absent, delete, get, put, txn
+from pytest_nixl.etcd.watch import Watched
 from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 #: A test that moves bytes between the ranks until the file ``enough`` exists.
 MOVING = Path(__file__).parents[2] / "cluster" / "moving.py"
@@ -130,7 +132,7 @@ def test_a_group_survives_a_stopped_etcd_member(trio: ThreeNodeEtcd) -> None:
             time.sleep(0.5)
         for member in members:
             member.leave()
-        wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 10, "the group has left nothing")
+        wait_until(lambda: clients[0].get_prefix("/pytest-nixl/") == {}, 60, "the group has left nothing")
 
 
 def test_slow_members_are_asked_again_with_the_full_timeout(trio: ThreeNodeEtcd, client: EtcdClient) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 from helpers.endpoints import LEAKY
 
+from pytest_nixl.core.forms import ENDPOINTS_FORM
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.etcd.endpoints import ENDPOINTS_FORM, Endpoint, parse_endpoint, parse_endpoints
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint, parse_endpoints
 
 
 @pytest.mark.parametrize(

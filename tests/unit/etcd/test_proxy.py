@@ -25,8 +25,6 @@ from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, ProxyError, R
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.nixl.agent import Agents
 
-pytestmark = pytest.mark.apart
-
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Etcd]:
@@ -453,10 +451,10 @@ def test_nixl_agents_work_through_the_proxy(path: EtcdProxy, direct: EtcdClient,
     finder = agents.start("finder", environment=environments[1], listen_thread=True)
     publisher.send_local_metadata()
     key = f"/t/{publisher.name}/metadata"
-    wait_until(lambda: direct.get(key), "the metadata", seconds=10)
+    wait_until(lambda: direct.get(key), "the metadata", seconds=60)
     assert [request.label() for request in first.requests if request.writes][-1] == f"Put({key})"
     finder.fetch_remote_metadata(publisher.name)
-    wait_until(lambda: finder.check_remote_metadata(publisher.name), "the metadata to be found", seconds=10)
+    wait_until(lambda: finder.check_remote_metadata(publisher.name), "the metadata to be found", seconds=60)
     assert f"Range({key})" in [request.label() for request in second.requests]
     first.cut()
     before = len(first.requests)

@@ -20,11 +20,12 @@ from helpers.etcd import environment, separate_supervisor
 from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.launchers import LauncherPlacement
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers import rank0 as module
-from pytest_nixl.etcd_servers.embedded import EmbeddedServer, free_ports
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import (
     USER,
     ListenAddress,
@@ -35,8 +36,6 @@ from pytest_nixl.etcd_servers.rank0 import (
     wait_for_etcd,
 )
 from pytest_nixl.processes.supervisor import SupervisorClient
-
-pytestmark = pytest.mark.apart
 
 TOKEN = "a token of this test"
 Serve = Callable[..., EmbeddedServer]
@@ -66,7 +65,7 @@ class TestListen:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("0.0.0.0:12379", ListenAddress("0.0.0.0", 12379)),
+            ("0.0.0.0:23790", ListenAddress("0.0.0.0", 23790)),
             (" 10.0.0.5:2379 ", ListenAddress("10.0.0.5", 2379)),
             (":2379", ListenAddress("0.0.0.0", 2379)),
             ("node-a.cluster:65535", ListenAddress("node-a.cluster", 65535)),
@@ -93,7 +92,7 @@ class TestListen:
     def test_other_texts_are_refused_and_the_form_is_named(self, text: str, fault: str) -> None:
         with pytest.raises(ValueError) as caught:
             ListenAddress.parse(text)
-        assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:12379"
+        assert str(caught.value) == f"{fault}: expected ADDR:PORT, such as 0.0.0.0:23790"
 
     def test_endpoint_url_on_the_host_of_rank_0(self) -> None:
         assert ListenAddress.parse(":12379").endpoint_at("node-a") == "http://node-a:12379"
@@ -196,7 +195,7 @@ class TestServe:
     ) -> None:
         first = serve(tokens[0])
         files = set(own.directory.glob("etcd-*"))
-        monkeypatch.setattr(module, "_claim", lambda wanted: wanted.host)
+        monkeypatch.setattr(module, "claim_address", lambda wanted: wanted.host)
         with pytest.raises(EtcdError, match=f"{first.client_port}: another process uses the port"):
             serve_etcd(own, ListenAddress("127.0.0.1", first.client_port), tokens[1])
         assert set(own.directory.glob("etcd-*")) == files

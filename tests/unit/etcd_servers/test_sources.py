@@ -25,6 +25,7 @@ from helpers.etcd import (
     wait_until,
 )
 
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
@@ -32,9 +33,7 @@ from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
-from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
-
-pytestmark = pytest.mark.apart
+from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE
 
 
 def settings(**given: Any) -> Settings:
@@ -60,7 +59,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     # The package may be installed: hide it.
-    monkeypatch.setattr("pytest_nixl.etcd_servers.binary._PACKAGE", "no_such_package")
+    monkeypatch.setattr("pytest_nixl.etcd_servers.binary.PACKAGE", "no_such_package")
 
 
 class TestEmbedded:
@@ -96,7 +95,7 @@ class TestEmbedded:
     def test_a_crash_is_reported_with_its_log(self, own: SupervisorClient) -> None:
         server = EmbeddedServer.start(own)
         os.kill(server.pid, signal.SIGABRT)
-        wait_until(lambda: server.why_dead() is not None, 5, "it has died")
+        wait_until(lambda: server.why_dead() is not None, 60, "it has died")
         why = server.why_dead() or ""
         assert f"pid {server.pid}, at {server.endpoint}, ended with exit code 2\n" in why
         assert "its log, from its crash on:\nSIGABRT: abort\n" in why
@@ -118,7 +117,7 @@ class TestEmbedded:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            really = embedded.free_ports
+            really = free_ports
             choices = [[taken.getsockname()[1], really(1)[0]], [really(1)[0], taken.getsockname()[1]]]
             monkeypatch.setattr(embedded, "free_ports", lambda count: choices.pop() if choices else really(count))
             server = EmbeddedServer.start(own)
@@ -349,7 +348,7 @@ class TestSession:
         assert session.server() is first
         (pid,) = [int(word.rstrip(",")) for word in first.describe().split() if word.rstrip(",").isdecimal()]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not running(pid), 5, "it has died")
+        wait_until(lambda: not running(pid), 60, "it has died")
         with pytest.raises(EtcdError) as caught:
             session.server()
         assert caught.value.cause == "died"
@@ -372,5 +371,5 @@ class TestSession:
             session.server()
         assert session.server().why_dead() is None
         session.close()
-        wait_until(lambda: not mentioning(str(own.directory)), 5, "the first etcd has died with its supervisor")
+        wait_until(lambda: not mentioning(str(own.directory)), 60, "the first etcd has died with its supervisor")
         supervisor_main.remove_tree(str(own.directory))

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy of one client: its port, its connections, and the rules for its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.proxy.connection import ProxiedConnection
+from pytest_nixl.etcd.proxy.interfaces import ProxyControl
+from pytest_nixl.etcd.proxy.request import Access, Request, State, main_key
+
+#: Tells whether a rule applies to a request.
+Matching = Callable[[Request], bool]
+_HOST = "127.0.0.1"
+
+
+class ProxyError(NixlPluginError):
+    """The proxy failed, or was used in a wrong way."""
+
+
+class _Rule:
+    """A rule that hits the n-th matching request from now on."""
+
+    def __init__(self, matching: Matching, nth: int) -> None:
+        self._matching, self._left = matching, nth
+
+    def hits(self, request: Request) -> bool:
+        if not self._matching(request):
+            return False
+        self._left -= 1
+        return self._left == 0
+
+
+def _hit(rules: list[_Rule], request: Request) -> bool:
+    # Evaluate all rules, because each one counts the request.
+    return True in [rule.hits(request) for rule in rules]
+
+
+def _any(request: Request) -> bool:
+    return True
+
+
+class ProxyClient:
+    """The proxy of one client. Public methods may be called from any thread, and take effect before they return."""
+
+    def __init__(self, path: ProxyControl, name: str) -> None:
+        self.path = path
+        self.name = name
+        #: Protocol errors for which connections of this client were closed.
+        self.broken: list[str] = []
+        self._socket: socket.socket | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._port = 0
+        self._links: set[ProxiedConnection] = set()
+        self._requests: list[Request] = []
+        self._cut = False
+        self._holding: Matching | None = None
+        self._held: dict[Request, tuple[ProxiedConnection, Callable[[], None]]] = {}
+        #: Forwarded requests without an answer.
+        self._in_flight: dict[Request, ProxiedConnection] = {}
+        self._to_lose: set[Request] = set()
+        self._losses: list[_Rule] = []
+        self._drops: list[_Rule] = []
+        self._delays: list[tuple[float, Matching]] = []
+
+    def __repr__(self) -> str:
+        return f"ProxyClient({self.name!r}, {self.endpoint})"
+
+    @property
+    def endpoint(self) -> str:
+        """URL to give to this client as its etcd. A cut does not change it."""
+        return f"http://{_HOST}:{self._port}"
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests of this client in order. Each message of a stream counts as one request."""
+        return tuple(self._requests)
+
+    @property
+    def held(self) -> tuple[Request, ...]:
+        """The requests that are held."""
+        return tuple(self._held)
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections of this client."""
+        return len(self._links)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this client is cut off."""
+        return self._cut
+
+    def hold(self, matching: Matching = _any) -> None:
+        """Hold each matching request from now on, until it is released. Streams (watches) always pass."""
+
+        def do() -> None:
+            self._holding = matching
+
+        self.path.call(do)
+
+    def release(self, request: Request | None = None, *, lose_answer: bool = False) -> None:
+        """Forward a held request. Without ``request``, forward all held requests and stop holding.
+
+        :param lose_answer: whether to lose its answer: see :meth:`lose_answer`.
+        :raises ProxyError: if the request is not held.
+        """
+
+        def do() -> None:
+            if request is None:
+                self._holding = None
+            elif request not in self._held:
+                raise ProxyError(f"cannot release this request, because it is not held: {request}")
+            for one in [request] if request is not None else list(self._held):
+                self._do_release(one, lose_answer)
+
+        self.path.call(do)
+
+    def release_if_held(self, request: Request, *, lose_answer: bool = False) -> bool:
+        """Forward a held request as :meth:`release` does; return False if its client has cancelled it."""
+
+        def do() -> bool:
+            if request not in self._held:
+                return False
+            self._do_release(request, lose_answer)
+            return True
+
+        return self.path.call(do)
+
+    def drop(self, request: Request) -> None:
+        """Discard a held request, so that it never reaches the etcd, and cut its connection."""
+
+        def do() -> None:
+            link, _ = self._held.pop(request)
+            request.state = State.DROPPED
+            link.abort()
+
+        self.path.call(do)
+
+    def lose_answer(self, matching: Matching = _any, *, nth: int = 1) -> None:
+        """Lose the answer of the ``nth`` matching request from now on (1 is the next one).
+
+        The etcd executes the request; the proxy discards the answer and cuts the connection. The client cannot tell
+        this from an etcd that died or never got the request. Streams have no answer to lose.
+        """
+        self.path.call(lambda: self._losses.append(_Rule(matching, nth)))
+
+    def lose_request(self, matching: Matching = _any, *, nth: int = 1) -> None:
+        """Discard the ``nth`` matching request from now on before it reaches the etcd, and cut its connection."""
+        self.path.call(lambda: self._drops.append(_Rule(matching, nth)))
+
+    def delay(self, seconds: float, matching: Matching = _any) -> None:
+        """Forward each matching request ``seconds`` after it came; 0 ends all delays."""
+        self.path.call(lambda: self._delays.append((seconds, matching)) if seconds else self._delays.clear())
+
+    def cut(self) -> None:
+        """Cut every connection and refuse new ones until :meth:`restore`. Discards held requests."""
+        self.path.call(self._do_cut)
+
+    def restore(self) -> None:
+        """Accept new connections again after :meth:`cut`."""
+
+        def do() -> None:
+            if self._cut:
+                self._cut = False
+                self._open()
+
+        self.path.call(do)
+
+    def close(self) -> None:
+        """Cut the client off permanently, and free its port."""
+        self.path.call(self.shut)
+        self.path.clients.remove(self)
+
+    # The following methods are called in the proxy's thread only.
+
+    def listen(self) -> None:
+        """Bind a free port and accept connections."""
+        self._bind(0)
+        self._open()
+
+    def shut(self) -> None:
+        """Close all connections and free the port."""
+        self._do_cut()
+        assert self._socket is not None
+        self._socket.close()
+
+    def attach(self, link: ProxiedConnection) -> None:
+        """Add a new connection."""
+        if self._cut:
+            link.abort()  # it was accepted just before the cut
+        else:
+            self._links.add(link)
+            self.path.notify()
+
+    def detach(self, link: ProxiedConnection) -> None:
+        """Remove a connection that has ended, and its held requests."""
+        self._links.discard(link)
+        for request in [request for request, (owner, _) in self._held.items() if owner is link]:
+            self.withdrawn(request)
+        for request in [request for request, owner in self._in_flight.items() if owner is link]:
+            self.withdrawn(request)
+        self.path.notify()
+
+    def withdrawn(self, request: Request) -> None:
+        """Drop a request that its client has cancelled; a held request never reaches the etcd."""
+        if self._held.pop(request, None) is not None:
+            request.state = State.DROPPED
+            self.path.notify()
+        elif self._in_flight.pop(request, None) is not None:
+            request.state = State.UNANSWERED
+            self.path.notify()
+
+    def passed(self, method: str, accesses: tuple[Access, ...]) -> Request:
+        """Count a message of a stream. The caller forwards it at once."""
+        request = self._counted(method, accesses)
+        request.sent = self.path.next_place()
+        self.path.notify()
+        return request
+
+    def arrived(
+        self, link: ProxiedConnection, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]
+    ) -> Request:
+        """Count a request; then forward, delay, hold or discard it according to the rules."""
+        request = self._counted(method, accesses)
+        if request.stream:
+            request.sent = self.path.next_place()
+            forward()
+        elif _hit(self._drops, request):
+            request.state = State.DROPPED
+            link.abort()
+        elif self._holding is not None and self._holding(request):
+            request.state = State.HELD
+            self._held[request] = (link, forward)
+        elif seconds := sum(seconds for seconds, matching in self._delays if matching(request)):
+            self.path.later(seconds, lambda: None if link.ended else self.send_on(request, link, forward))
+        else:
+            self.send_on(request, link, forward)
+        self.path.notify()
+        return request
+
+    def answered(self, link: ProxiedConnection, request: Request, answer: bytes, deliver: Callable[[], None]) -> None:
+        """Deliver an answer to the client, or lose it according to the rules."""
+        request.answer = answer
+        self._in_flight.pop(request, None)
+        if request in self._to_lose or _hit(self._losses, request):
+            self._to_lose.discard(request)
+            request.state = State.ANSWER_LOST
+            link.abort()
+        else:
+            request.state = State.ANSWERED
+            deliver()
+        self.path.notify()
+
+    def _counted(self, method: str, accesses: tuple[Access, ...]) -> Request:
+        request = Request(self.name, len(self._requests) + 1, method, main_key(accesses), accesses)
+        self._requests.append(request)
+        return request
+
+    def send_on(self, request: Request, link: ProxiedConnection, forward: Callable[[], None]) -> None:
+        """Send a request on to etcd by calling ``forward``."""
+        request.sent = self.path.next_place()
+        self._in_flight[request] = link
+        forward()
+
+    def _do_release(self, request: Request, lose_answer: bool) -> None:
+        if lose_answer:
+            self._to_lose.add(request)
+        link, forward = self._held.pop(request)
+        request.state = State.SENT
+        self.send_on(request, link, forward)
+
+    def _bind(self, port: int) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # So that a cut can bind the port again before it frees it, and no other process takes it in between.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.setblocking(False)
+        self._socket.bind((_HOST, port))
+        self._port = self._socket.getsockname()[1]
+
+    def _open(self) -> None:
+        assert self._socket is not None
+        self._socket.listen(1024)
+        self.path.loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            # Asyncio does this only for sockets that it made itself.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.path.start(self.path.loop.connect_accepted_socket(lambda: ProxiedConnection(self), connection))
+
+    def _do_cut(self) -> None:
+        if self._cut:
+            return
+        self._cut = True
+        assert self._socket is not None
+        listening = self._socket
+        # A bound port that does not listen refuses connections, and no other process can take it.
+        self._bind(self._port)
+        self.path.loop.remove_reader(listening)
+        listening.close()
+        for link in list(self._links):
+            link.abort()
+        self.path.notify()
