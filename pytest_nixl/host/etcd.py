@@ -94,16 +94,19 @@ def _ask(endpoints: str, source: str, connect: Callable[[], Any] | None) -> dict
         return {**found, "fault": error.reason, "remedy": error.remedy}
 
 
-def client_as_etcdctl(members: tuple[Endpoint, ...]) -> EtcdClient:
+def client_as_etcdctl(members: tuple[Endpoint, ...], timeout: float = 3) -> EtcdClient:
     """Return a client that uses etcdctl's variables (``ETCDCTL_…``) for certificates, user and password.
 
     Nothing is sent yet.
+
+    :param timeout: seconds to connect, and again to receive the whole answer, for each request to a member.
     """
     from pytest_nixl.etcd.client import connect
 
     files = {name: os.environ.get(f"ETCDCTL_{name.upper()}", "") for name in ("cacert", "cert", "key")}
     user, _, password = os.environ.get("ETCDCTL_USER", "").partition(":")
-    return connect(members, **files, user=user, password=password or os.environ.get("ETCDCTL_PASSWORD", ""), timeout=3)
+    password = password or os.environ.get("ETCDCTL_PASSWORD", "")
+    return connect(members, **files, user=user, password=password, timeout=timeout)
 
 
 def _measure(client: Any, members: tuple[Endpoint, ...]) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from pytest_nixl.host.etcd import EtcdFacts, read_etcd
 from pytest_nixl.host.fact import from_plain, to_plain
 from pytest_nixl.host.gpu import Gpus, read_gpus
 from pytest_nixl.host.gpu_nic_affinity import GpuNics, Topology
+from pytest_nixl.host.image import ImageFacts, read_image
 from pytest_nixl.host.network import Network, Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.peers import ReachedPeer, read_peers
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, read_software
+from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
 from pytest_nixl.host.system import HostFacts, read_host
 
 #: The variables that may hold etcd's address, in the order in which they are tried.
@@ -41,9 +43,11 @@ class Facts:
     gpu: Gpus
     near: tuple[GpuNics, ...]
     software: Software
+    image: ImageFacts
     environment: Environment
     etcd: EtcdFacts
     peers: tuple[ReachedPeer, ...]
+    storage_queues: StorageQueues
 
     @property
     def nics(self) -> tuple[Nic, ...]:
@@ -95,6 +99,7 @@ def gather(
         source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
         etcd = environ.get(source, "") if source else ""
     rdma, gpu = read_rdma(root), read_gpus(root)
+    software = read_software(root, backends, nixlbench)
     facts = Facts(
         host=read_host(root),
         network=read_network(root),
@@ -102,10 +107,12 @@ def gather(
         pci=read_pci(root),
         gpu=gpu,
         near=Topology.of(gpu, rdma).nearest(),
-        software=read_software(root, backends, nixlbench),
+        software=software,
+        image=read_image(root, software, environ),
         environment=read_environment(root, environ),
         etcd=read_etcd(root, etcd, source, connect),
         peers=read_peers(root, peers),
+        storage_queues=read_storage_queues(root),
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
     return from_plain(Facts, hide_all(facts.plain(), hider(environ)))

@@ -36,6 +36,7 @@ class GpuFacts:
     :param nvlinks: the number of its active NVLinks.
     :param numa: its NUMA node; -1 if the firmware does not say.
     :param uuid: its UUID in the driver (``GPU-…``); empty if unknown.
+    :param capability: its compute capability without the dot, as NVML says: 90 is 9.0.
     """
 
     index: int
@@ -51,6 +52,7 @@ class GpuFacts:
     source: str
     numa: int
     uuid: str
+    capability: int | None = None
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,7 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         for function in (nvml.nvmlDeviceGetPciInfo, nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlDeviceGetBAR1MemoryInfo)
     )
     ecc, persistence = ask(nvml.nvmlDeviceGetEccMode, handle), ask(nvml.nvmlDeviceGetPersistenceMode, handle)
+    capability = ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
     uncorrected = ask(nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
                       nvml.NVML_VOLATILE_ECC)  # fmt: skip
     links = [ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
@@ -275,6 +278,7 @@ def _nvml_gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "bar1": bar1.bar1Total if bar1 else None,
         "persistence": None if persistence is None else bool(persistence),
         "nvlinks": None if all(link is None for link in links) else sum(link == 1 for link in links),
+        "capability": 10 * capability[0] + capability[1] if capability else None,
     }
 
 

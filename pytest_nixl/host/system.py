@@ -8,6 +8,7 @@ import platform
 import re
 from dataclasses import dataclass
 
+from pytest_nixl.host.cores import Cores, read_cores
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.recorded_tree import FactsRoot
 
@@ -72,6 +73,7 @@ class HostFacts:
     memlock: Fact[Memlock]
     shm: Fact[Shm]
     ptrace_scope: Fact[int]
+    cores: Cores
 
 
 def read_host(root: FactsRoot) -> HostFacts:
@@ -94,6 +96,7 @@ def read_host(root: FactsRoot) -> HostFacts:
         memlock=_memlock(root),
         shm=_shm(root),
         ptrace_scope=_whole(root, "/proc/sys/kernel/yama/ptrace_scope"),
+        cores=read_cores(root),
     )
 
 

@@ -14,7 +14,7 @@ from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
-from pytest_nixl.nixl.backends.libfabric import find_plugin
+from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
 #: NIXL's libraries and those that it uses for transfers.

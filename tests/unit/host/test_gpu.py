@@ -47,9 +47,10 @@ def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert (answer["driver"], answer["cuda"]) == ("570.133.20", "12.8")
     good = {
         "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:53:00.0", "memory": 80 << 30, "ecc": True,
-        "uncorrected": 0, "bar1": 128 << 30, "persistence": True, "nvlinks": 18,
+        "uncorrected": 0, "bar1": 128 << 30, "persistence": True, "nvlinks": 18, "capability": 90,
     }  # fmt: skip
-    bad = {"index": 1, "pci": "0000:54:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17}
+    bad = {"index": 1, "pci": "0000:54:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17,
+           "capability": None}  # fmt: skip
     assert answer["gpus"] == [good, {**good, **bad}]
 
 

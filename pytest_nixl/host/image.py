@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of the software in a host's file system or a container image, read without creating a NIXL agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.host import library_versions
+from pytest_nixl.host.device_code import DeviceCode, device_code
+from pytest_nixl.host.fact import Fact, to_plain
+from pytest_nixl.host.installed import cuda_of_nixl, nixl_packages, torch_version
+from pytest_nixl.host.plugin_files import PluginFile, libnixl, load_plugins, plugin_folder
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.software import Software
+from pytest_nixl.host.verbs_providers import VerbsLibrary, VerbsProvider, ask_verbs
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """The installed software.
+
+    :param plugins: NIXL's plugin files; the source is their folder.
+    :param nixl_packages: the versions of all installed packages of NIXL, by name.
+    :param nixl_cuda: the CUDA major version for which the loaded NIXL is built.
+    :param torch: the version of torch.
+    :param torch_cuda: the CUDA version for which torch is built.
+    :param versions: the versions of other software, by the keys of ``[versions]`` of a profile.
+    :param device_code: the CUDA code in plugin files; those without any are left out.
+    :param verbs: the copies of libibverbs that NIXL loads, or the one of the system.
+    :param providers: the providers of libibverbs.
+    """
+
+    plugins: Fact[tuple[PluginFile, ...]]
+    nixl_packages: dict[str, str]
+    nixl_cuda: Fact[int]
+    torch: Fact[str]
+    torch_cuda: Fact[str]
+    versions: dict[str, Fact[str]]
+    device_code: tuple[DeviceCode, ...]
+    verbs: tuple[VerbsLibrary, ...]
+    providers: tuple[VerbsProvider, ...]
+
+
+def read_image(root: FactsRoot, software: Software, environ: Mapping[str, str]) -> ImageFacts:
+    """Read the facts of the installed software.
+
+    :param root: this machine, or a recorded tree, for which nothing is loaded.
+    :param software: what a worker with NIXL has loaded.
+    :param environ: the environment variables.
+    """
+    found = root.ask("image", lambda: _ask(software, environ))
+    why = found.get("why", "")
+    module = software.nixl_file.value or ""
+    cuda = cuda_of_nixl(module, [library.path for library in software.libraries])
+    torch, verbs = found.get("torch", {}), found.get("verbs", {})
+    other = why or (f"{torch['path']} says that it is built without CUDA" if torch else "torch is not installed")
+    where = torch.get("path", "torch/version.py")
+    versions = {key: _version(*each) for key, each in found.get("versions", {}).items()}
+    release = software.libfabric if software.libfabric.value else versions.get("libfabric", software.libfabric)
+    torch_fact = Fact(torch["version"], where) if torch else Fact[str](None, where, why or "torch is not installed")
+    return ImageFacts(
+        plugins=_plugins(found),
+        nixl_packages=dict(found.get("packages", {})),
+        nixl_cuda=Fact(*cuda)
+        if cuda
+        else Fact(None, module or "the loaded module", "neither the loaded module nor a loaded libcudart says it"),
+        torch=torch_fact,
+        torch_cuda=Fact(torch["cuda"], where) if torch.get("cuda") else Fact(None, where, other),
+        versions={
+            **versions,
+            "nixl": software.nixl,
+            "ucx": software.ucx,
+            "libfabric": release,
+            "efa_installer": software.efa_installer,
+            "torch": torch_fact,
+        },
+        device_code=tuple(
+            DeviceCode(each["path"], tuple(each["cubins"]), tuple(each["ptx"])) for each in found.get("device_code", ())
+        ),
+        verbs=tuple(VerbsLibrary(**each) for each in verbs.get("libraries", ())),
+        providers=tuple(VerbsProvider(**each) for each in verbs.get("providers", ())),
+    )
+
+
+def _ask(software: Software, environ: Mapping[str, str]) -> dict[str, Any]:
+    libraries = [library.path for library in software.libraries]
+    used = next((os.path.dirname(backend.plugin) for backend in software.backends if backend.plugin), "")
+    folder = plugin_folder(environ, libraries) or used
+    cuda = cuda_of_nixl(software.nixl_file.value or "", libraries)
+    return {
+        "plugin_folder": folder,
+        "plugins": load_plugins(folder, libnixl(libraries)) if os.path.isdir(folder) else [],
+        "packages": nixl_packages(),
+        "torch": torch_version(),
+        "versions": {
+            "cuda": library_versions.cuda(environ, cuda[0] if cuda else 12),
+            "gdrcopy": library_versions.gdrcopy(environ),
+            "libfabric": library_versions.libfabric(environ),
+            "etcd_cpp_api": library_versions.etcd_client(software.etcd_client.value or ""),
+        },
+        "device_code": _device_code(folder),
+        "verbs": ask_verbs(libraries, environ),
+    }
+
+
+def _device_code(folder: str) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(Path(folder).glob("libplugin_*.so")) if folder else ():
+        with contextlib.suppress(OSError, ValueError):  # nixl-plugins says why the file cannot be loaded
+            code = device_code(str(path))
+            found += [to_plain(code)] if code is not None else []
+    return found
+
+
+def _version(value: str, source: str, why: str) -> Fact[str]:
+    return Fact(value, source) if value else Fact(None, source, why)
+
+
+def _plugins(found: Mapping[str, Any]) -> Fact[tuple[PluginFile, ...]]:
+    folder = found.get("plugin_folder", "")
+    if not folder:
+        return Fact(
+            None, "the folder of NIXL's plugins", found.get("why") or "there is no such folder beside NIXL's library"
+        )
+    return Fact(tuple(PluginFile.of(each) for each in found["plugins"]), folder)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python packages of NIXL and torch, found without importing them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.model.nixl_releases import PACKAGES
+
+_MODULE = re.compile(r"/nixl_cu(\d+)/[^/]+$")
+_RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.(\d+)")
+
+
+def nixl_packages() -> dict[str, str]:
+    """Return the versions of all installed packages of NIXL, by name. Only one of them is loaded."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cuda_of_nixl(module: str, libraries: Sequence[str]) -> tuple[int, str] | None:
+    """Return the CUDA major version for which a loaded NIXL is built, and where that was read; None if unknown.
+
+    :param module: the file of the loaded module, such as ``…/nixl_cu12/_api.py``.
+    :param libraries: the paths of the loaded libraries; a build of one's own has no CUDA version in its module's path.
+    """
+    if match := _MODULE.search(module):
+        return int(match[1]), module
+    for path in libraries:
+        if match := _RUNTIME.match(os.path.basename(path)):
+            return int(match[1]), path
+    return None
+
+
+def torch_version() -> dict[str, Any]:
+    """Return torch's version, its CUDA version (empty: built without) and the file that says so; empty without torch.
+
+    The file is read and not executed. NIXL itself reads the same file to choose among its packages.
+    """
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return {}
+    if spec is None or not spec.origin:
+        return {}
+    path = Path(spec.origin).parent / "version.py"
+    try:
+        values = constants(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return {}
+    version, cuda = values.get("__version__"), values.get("cuda")
+    if not isinstance(version, str):
+        return {}
+    return {"version": version, "cuda": cuda if isinstance(cuda, str) else "", "path": str(path)}
+
+
+def constants(source: str) -> dict[str, Any]:
+    """Return the constants that Python source assigns to names at its top level.
+
+    :raises SyntaxError: it is not Python.
+    """
+    found: dict[str, Any] = {}
+    for statement in ast.parse(source).body:
+        targets = list(statement.targets) if isinstance(statement, ast.Assign) else []
+        if isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        value = getattr(statement, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                found[target.id] = value.value
+    return found

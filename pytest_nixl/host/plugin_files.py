@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL's plugin files: which of them can be loaded, and what the others lack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.host.library_packages import remedies
+from pytest_nixl.host.software import Lacking
+
+_NAME = re.compile(r"libplugin_(\w+)\.so")
+_LIBNIXL = re.compile(r"libnixl(?:-[0-9a-f]{8})?\.so")
+
+
+@dataclass(frozen=True)
+class PluginFile:
+    """A plugin file of NIXL.
+
+    :param name: NIXL's name of it, such as ``UCX``.
+    :param error: why it cannot be loaded; empty if it can.
+    :param missing: the libraries and symbol versions that it lacks.
+    :param remedies: how to provide each missing library, by its soname.
+    """
+
+    name: str
+    path: str
+    error: str
+    missing: tuple[Lacking, ...]
+    remedies: dict[str, str]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> PluginFile:
+        """Return the plugin of one of the answers of :func:`load_plugins`."""
+        missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
+        return cls(found["name"], found["path"], found["error"], missing, dict(found["remedies"]))
+
+    def without(self, sonames: Collection[str]) -> PluginFile:
+        """Return the plugin as it is where some libraries are not missing.
+
+        :param sonames: the names of these libraries.
+        """
+        missing = tuple(each for each in self.missing if each.soname not in sonames)
+        return replace(self, missing=missing, error=self.error if missing or not self.missing else "")
+
+    @property
+    def words(self) -> str:
+        """Why it cannot be loaded, in one line: what it lacks itself, and what other libraries lack."""
+        direct = f"which {os.path.basename(self.path)} needs, was not found"
+        own = [each.soname for each in self.missing if direct in each.words]
+        others = [each.words for each in self.missing if direct not in each.words]
+        return "; ".join(([f"lacks {', '.join(own)}"] if own else []) + others) or self.error
+
+
+def plugin_name(path: str) -> str:
+    """Return NIXL's name of a plugin file."""
+    return _NAME.sub(r"\1", os.path.basename(path))
+
+
+def plugin_folder(environ: Mapping[str, str], libraries: Sequence[str]) -> str:
+    """Return the folder in which NIXL looks for plugins; empty if there is none beside NIXL's library.
+
+    :param environ: the environment variables: NIXL_PLUGIN_DIR replaces NIXL's own folder.
+    :param libraries: the paths of the libraries that a process with NIXL has loaded.
+    """
+    if given := environ.get("NIXL_PLUGIN_DIR"):
+        return given
+    library = libnixl(libraries)
+    # Wheels have a second copy in the folder "nixl", beside a library of NIXL that the wheel's linker renamed.
+    folders = [os.path.join(os.path.dirname(library), name) for name in ("plugins", "nixl")] if library else []
+    return next((folder for folder in folders if os.path.isdir(folder)), "")
+
+
+def libnixl(libraries: Sequence[str]) -> str:
+    """Return the path of NIXL's library among loaded ones; empty if it is not among them."""
+    return next((path for path in libraries if _LIBNIXL.fullmatch(os.path.basename(path))), "")
+
+
+def load_plugins(folder: str, library: str) -> list[dict[str, Any]]:
+    """Load each plugin of a folder in a process of its own, and return what each lacks, as JSON values.
+
+    :param folder: the folder of the plugins.
+    :param library: the path of NIXL's library, which is loaded first; empty to load none.
+    """
+    paths = sorted(str(path) for path in Path(folder).glob("libplugin_*.so"))
+    if not paths:
+        return []
+    command = [sys.executable, "-m", "pytest_nixl.host.plugin_loader", library, *paths]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+    )
+    answers = {each["path"]: each for each in map(json.loads, done.stdout.splitlines())}
+    absent = {"error": f"it was not tried: the loading program ended with code {done.returncode}", "missing": []}
+    tried = [(path, answers.get(path, absent)) for path in paths]
+    known = remedies(each["soname"] for _, answer in tried for each in answer["missing"] if not each["versions"])
+    return [
+        {
+            "name": plugin_name(path),
+            "path": path,
+            "error": answer["error"],
+            "missing": answer["missing"],
+            "remedies": {each["soname"]: known[each["soname"]] for each in answer["missing"] if not each["versions"]},
+        }
+        for path, answer in tried
+    ]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load each given plugin in a process of its own, and print what happened: a program, run by ``plugin_files``.
+
+``python -m pytest_nixl.host.plugin_loader LIBNIXL PLUGIN...`` prints one line of JSON for each plugin. LIBNIXL is the
+library of NIXL, which is loaded first as in a real process; it may be empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.host import elf
+
+#: The time that loading one plugin may take, in seconds.
+PATIENCE = 60
+
+
+def main(libnixl: str, plugins: list[str]) -> None:
+    """Load the plugins one after the other.
+
+    :param libnixl: the path of NIXL's library; empty to load none.
+    :param plugins: the paths of the plugins.
+    """
+    # A constructor of a library may print to stdout.
+    results = os.dup(1)
+    os.dup2(2, 1)
+    for plugin in plugins:
+        # A file, because a process that a plugin leaves behind would keep a pipe open.
+        with tempfile.TemporaryFile() as file:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(PATIENCE)  # the default action ends the process
+                with contextlib.suppress(BaseException):
+                    file.write(json.dumps(load(libnixl, plugin)).encode())
+                    file.flush()
+                os._exit(0)  # no destructor runs: some of them crash
+            _, status = os.waitpid(child, 0)
+            file.seek(0)
+            answer = file.read()
+        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
+        missing = missing_libraries(plugin, found["loaded"]) if found["loaded"] else []
+        line = {"path": plugin, "error": found["error"], "missing": missing}
+        os.write(results, json.dumps(line).encode() + b"\n")
+
+
+def load(libnixl: str, plugin: str) -> dict[str, Any]:
+    """Load a plugin as NIXL does, and return the loader's error and, with one, what was loaded before."""
+    if libnixl:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(libnixl, os.RTLD_NOW | os.RTLD_LOCAL)
+    maps = Path("/proc/self/maps").read_text()
+    try:
+        ctypes.CDLL(plugin, os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        files = dict.fromkeys(re.findall(r"(/\S.*)$", maps, re.MULTILINE))
+        return {"error": str(error), "loaded": [file for file in files if ".so" in file]}
+    return {"error": "", "loaded": []}
+
+
+def missing_libraries(plugin: str, loaded: list[str]) -> list[dict[str, Any]]:
+    """Return all libraries and symbol versions that a plugin lacks, not only the one in the loader's error."""
+    try:
+        lacking = elf.missing(plugin, os.environ, loaded)
+    except (OSError, ValueError):  # the loader's error says it
+        return []
+    return [{"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking]
+
+
+def _ended(status: int) -> str:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        return f"it did not load within {PATIENCE} s"
+    if os.WIFSIGNALED(status):
+        return f"the process that loaded it was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"the process that loaded it ended with code {os.WEXITSTATUS(status)}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

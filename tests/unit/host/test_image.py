@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed, read from files: packages of NIXL, torch, versions of libraries, providers of libibverbs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.core.shared_object import shared_object
+from pytest_nixl.host import library_versions
+from pytest_nixl.host.installed import constants, cuda_of_nixl, nixl_packages, torch_version
+from pytest_nixl.host.verbs_providers import ask_verbs
+
+#: The file of a real torch for CUDA 12.8, with other revisions.
+TORCH = """from typing import Optional
+
+__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'xpu']
+__version__ = '2.9.0+cu128'
+debug = False
+cuda: Optional[str] = '12.8'
+git_version = '0fabc3ba44823f257e70ce397d989c8de5e362c1'
+hip: Optional[str] = None
+xpu: Optional[str] = None
+"""
+
+
+def library(folder: Path, name: str, soname: str) -> Path:
+    """Write a library, and a link from its soname as ldconfig makes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_bytes(shared_object(soname, ["function"], 0, "x86_64"))
+    if name != soname:
+        (folder / soname).symlink_to(name)
+    return path
+
+
+def with_torch(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("raise RuntimeError('torch must not be imported')")
+    (folder / "torch" / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    return folder / "torch" / "version.py"
+
+
+def test_version_of_torch_is_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_torch(tmp_path, TORCH, monkeypatch)
+    assert torch_version() == {"version": "2.9.0+cu128", "cuda": "12.8", "path": str(path)}
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (TORCH.replace("'12.8'", "None"), ("2.9.0+cu128", "")),
+        ("__version__ = '2.5'", ("2.5", "")),
+        ("import os\n__version__ = os.environ['V']", None),
+        ("this is not Python", None),
+        ("", None),
+    ],
+)
+def test_torch_without_cuda_or_without_a_version(
+    text: str, found: tuple[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_torch(tmp_path, text, monkeypatch)
+    read = torch_version()
+    assert (read and (read["version"], read["cuda"])) == (found or {})
+
+
+def test_constants_of_source_are_not_executed() -> None:
+    assert constants("a = b = 1\nc: int\nd[0] = 2\nraise SystemExit") == {"a": 1, "b": 1}
+
+
+def test_cuda_of_nixl_is_that_of_the_loaded_module() -> None:
+    libraries = ["/usr/local/cuda/lib64/libcudart.so.13"]
+    assert cuda_of_nixl("/site/nixl_cu12/_api.py", libraries) == (12, "/site/nixl_cu12/_api.py")
+    assert cuda_of_nixl("/opt/nixl/_api.py", libraries) == (13, libraries[0])
+    assert cuda_of_nixl("/opt/nixl/_api.py", ["/usr/lib/libucp.so.0"]) is None
+
+
+def test_every_installed_package_of_nixl_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nixl_packages()
+    records = tmp_path / "nixl_rocm-0.0.1.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text("Metadata-Version: 2.1\nName: nixl-rocm\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert nixl_packages() == {**before, "nixl-rocm": "0.0.1"}
+
+
+def test_versions_in_names_of_files(tmp_path: Path) -> None:
+    cudart = library(tmp_path, "libcudart.so.12.8.90", "libcudart.so.12")
+    gdrcopy = library(tmp_path, "libgdrapi.so.2.5", "libgdrapi.so.2")
+    environ = {"LD_LIBRARY_PATH": str(tmp_path)}
+    assert library_versions.cuda(environ, 12) == ("12.8.90", str(cudart), "")
+    assert library_versions.gdrcopy(environ) == ("2.5", str(gdrcopy), "")
+    alone = library(tmp_path / "alone", "libgdrapi.so.2", "libgdrapi.so.2")
+    version, source, why = library_versions.gdrcopy({"LD_LIBRARY_PATH": str(alone.parent)})
+    assert (version, source) == ("", str(alone))
+    assert why == f"the name of {alone} has no version"
+
+
+def test_version_of_cuda_without_its_runtime_is_that_of_the_toolkit(tmp_path: Path) -> None:
+    file = tmp_path / "version.json"
+    version, _, why = library_versions.cuda({}, 99, str(file))
+    assert version == ""
+    assert why == f"the loader does not find libcudart.so.99, and {file} does not say a version"
+    for text in ("{", "[]", '{"cuda": 3}'):
+        file.write_text(text)
+        assert library_versions.cuda({}, 99, str(file))[0] == ""
+    file.write_text(json.dumps({"cuda": {"name": "CUDA SDK", "version": "12.9.1"}}))
+    assert library_versions.cuda({}, 99, str(file)) == ("12.9.1", str(file), "")
+
+
+def test_version_of_libfabric_is_in_the_file_for_pkg_config(tmp_path: Path) -> None:
+    path = library(tmp_path, "libfabric.so.1", "libfabric.so.1")
+    environ = {"LD_LIBRARY_PATH": str(tmp_path)}
+    assert f"{path} does not contain its release" in library_versions.libfabric(environ)[2]
+    file = tmp_path / "pkgconfig" / "libfabric.pc"
+    file.parent.mkdir()
+    file.write_text("Name: libfabric\nVersion: 2.3.1amzn1.0\nLibs: -lfabric\n")
+    assert library_versions.libfabric(environ) == ("2.3.1amzn1.0", str(file), "")
+    file.write_text("Name: libfabric\n")
+    assert library_versions.libfabric(environ)[0] == ""
+
+
+def test_version_of_the_etcd_client_is_in_the_file_for_cmake(tmp_path: Path) -> None:
+    path = str(tmp_path / "libetcd-cpp-api-core.so")
+    assert library_versions.etcd_client("")[2] == "NIXL was built without etcd"
+    assert f"{path} does not contain its version" in library_versions.etcd_client(path)[2]
+    file = tmp_path / "cmake" / "etcd-cpp-api" / "etcd-cpp-api-config-version.cmake"
+    file.parent.mkdir(parents=True)
+    file.write_text('# This is a basic version file\n\nset(PACKAGE_VERSION "0.15.4")\n')
+    assert library_versions.etcd_client(path) == ("0.15.4", str(file), "")
+
+
+def test_providers_of_libibverbs_have_their_number_in_their_name(tmp_path: Path) -> None:
+    for name in ("libefa-rdmav34.so", "libmlx5-rdmav59.so", "libefa.so"):
+        (tmp_path / name).touch()
+    found = ask_verbs(["/usr/lib/libucp.so.0"], {}, [str(tmp_path)])
+    assert [(each["name"], each["abi"]) for each in found["providers"]] == [("efa", 34), ("mlx5", 59)]
+
+
+def test_interface_number_of_a_real_libibverbs_is_read() -> None:
+    from helpers.copied_wheel import installed_library
+
+    path = str(installed_library("libibverbs-*.so*"))
+    # The library's code has the same number in the name of the providers that it opens.
+    [abi] = {each["abi"] for each in ask_verbs([path], {}, [])["libraries"]}
+    assert f"lib%s-rdmav{abi}.so".encode() in Path(path).read_bytes()
+    assert ask_verbs([__file__.replace(".py", "/libibverbs.so.1")], {}, []) == {"libraries": [], "providers": []}

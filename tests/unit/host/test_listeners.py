@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that listens on a port, with real sockets and with what a process may not see."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.host.listeners import PortHolder, port_holder
+
+LISTEN = """
+import socket
+listening = socket.create_server(("{host}", 0), family=socket.{family})
+print(listening.getsockname()[1], flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", "AF_INET"), ("0.0.0.0", "AF_INET"), ("::1", "AF_INET6")])
+def test_the_process_that_listens_is_named(host: str, family: str) -> None:
+    if family == "AF_INET6" and not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("this host has no IPv6 address")
+    program = LISTEN.format(host=host, family=family)
+    with subprocess.Popen([sys.executable, "-c", program, "--password=x1y2"], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        holder = port_holder(int(child.stdout.readline()))
+        child.communicate("\n")
+    assert holder is not None
+    assert (holder.pid, holder.parent) == (child.pid, os.getpid())
+    assert sys.executable in holder.command
+    assert "x1y2" not in str(holder)
+    assert "\n" not in str(holder)
+
+
+def test_a_port_that_is_only_connected_has_no_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as one:
+        assert port_holder(one.getsockname()[1]) is None
+        found = port_holder(listening.getsockname()[1])
+    assert found is not None
+    assert found.pid == os.getpid()
+
+
+def test_the_process_of_another_user_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("header\n 0: 0100007F:2382 00000000:0000 0A 0:0 00:0 0 0 0 4711 1\n")
+    (tmp_path / "12").mkdir()  # without a readable folder fd
+    assert port_holder(0x2382, tmp_path) is None
+
+
+def test_a_recorded_process_is_found(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text("header\n 0: 0100007F:2382 00000000:0000 0A 0:0 00:0 0 0 0 4711 1\n")
+    (tmp_path / "12/fd").mkdir(parents=True)
+    (tmp_path / "12/fd/3").symlink_to("socket:[4711]")
+    (tmp_path / "12/cmdline").write_bytes(b"")
+    (tmp_path / "12/comm").write_text("kernel thing\n")
+    (tmp_path / "12/status").write_text("Name: x\nPPid:\t7\n")
+    assert port_holder(0x2382, tmp_path) == PortHolder(12, "kernel thing", 7)
+    assert port_holder(0x2383, tmp_path) is None

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each plugin of NIXL's real wheel from which one library was removed is named with that library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.copied_wheel import CopiedWheel, copy_wheel
+
+from pytest_nixl.host.library_packages import remedies
+from pytest_nixl.host.plugin_files import PluginFile, load_plugins, plugin_folder
+
+#: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
+REMOVED = {
+    "AZURE_BLOB": "libazure-storage-blobs-*.so*",
+    "GDS": "libfile_utils.so",
+    "GUSLI": "libgusli_clnt-*.so*",
+    "LIBFABRIC": "libnuma-*.so*",
+    "OBJ": "libaws-cpp-sdk-s3-crt-*.so*",
+    "POSIX": "liburing-*.so*",
+    "UCX": "libucp-*.so*",
+}
+#: The plugins of the wheel that need nothing that the wheel lacks.
+COMPLETE = ("AZURE_BLOB", "GUSLI", "OBJ", "POSIX", "UCX")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> CopiedWheel:
+    return copy_wheel(tmp_path_factory.mktemp("wheel") / "site")
+
+
+def loaded(wheel: CopiedWheel) -> dict[str, PluginFile]:
+    found = load_plugins(str(wheel.plugins), str(wheel.library))
+    return {each["name"]: PluginFile.of(each) for each in found}
+
+
+def test_plugins_of_the_wheel_load_or_name_what_the_machine_lacks(wheel: CopiedWheel) -> None:
+    found = loaded(wheel)
+    assert {name for name, file in found.items() if not file.error} >= set(COMPLETE)
+    for name, file in found.items():
+        assert file.path == str(wheel.plugins / f"libplugin_{name}.so")
+        assert bool(file.error) == bool(file.missing), file
+        # Everything that NIXL's wheel should contain is there.
+        assert [each.soname for each in file.missing if list(wheel.site.rglob(each.soname))] == []
+    assert "libcufile.so.0" in {each.soname for each in found["GDS"].missing} or not found["GDS"].error
+
+
+@pytest.mark.parametrize("plugin", REMOVED)
+def test_plugin_is_named_with_the_library_that_was_removed(
+    plugin: str, wheel: CopiedWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = wheel.copy(tmp_path / "site", plugin)
+    soname = copy.remove(REMOVED[plugin])
+    monkeypatch.syspath_prepend(str(copy.site))
+    [file] = loaded(copy).values()
+    assert file.name == plugin
+    assert file.error
+    assert soname in {each.soname for each in file.missing}
+    assert soname in file.words
+    # The wheel's own list of files says whose library it is.
+    assert copy.package in file.remedies[soname]
+    assert "pip install --force-reinstall" in file.remedies[soname]
+
+
+def test_every_plugin_that_cannot_be_loaded_is_tried_in_a_process_of_its_own(
+    wheel: CopiedWheel, tmp_path: Path
+) -> None:
+    copy = wheel.copy(tmp_path / "site", "POSIX")
+    (copy.plugins / "libplugin_TEXT.so").write_text("not a library" * 100)
+    (copy.plugins / "libplugin_EMPTY.so").touch()
+    found = loaded(copy)
+    assert list(found) == ["EMPTY", "POSIX", "TEXT"]
+    assert not found["POSIX"].error
+    assert "invalid ELF header" in found["TEXT"].words
+    assert "file too short" in found["EMPTY"].words
+
+
+def test_plugin_on_a_library_of_another_package_is_told_its_folder(
+    wheel: CopiedWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = wheel.copy(tmp_path / "site", "UCX")
+    alone = tmp_path / "plugins"
+    shutil.copytree(copy.plugins, alone)  # its search path leads nowhere
+    monkeypatch.syspath_prepend(str(copy.site))
+    [file] = (PluginFile.of(each) for each in load_plugins(str(alone), ""))
+    soname = next(each.soname for each in file.missing if each.soname.startswith("libucp-"))
+    assert file.remedies[soname].startswith(f"add {copy.site}/")
+    assert f"{copy.package} " in file.remedies[soname]
+
+
+def test_known_libraries_have_a_remedy_and_others_the_search() -> None:
+    found = remedies(["libcudart.so.13", "libdoca_verbs.so.2", "libred_client.so.2", "libodd.so.7"])
+    assert "CUDA 13 runtime" in found["libcudart.so.13"]
+    assert "DOCA" in found["libdoca_verbs.so.2"]
+    assert "Infinia" in found["libred_client.so.2"]
+    assert "apt-file search libodd.so.7" in found["libodd.so.7"]
+
+
+def test_variable_replaces_the_folder_of_the_plugins(tmp_path: Path) -> None:
+    libraries = ["/usr/lib/libucp.so.0", str(tmp_path / "libnixl-0a1b2c3d.so")]
+    assert plugin_folder({}, libraries) == ""
+    (tmp_path / "nixl").mkdir()
+    assert plugin_folder({}, libraries) == str(tmp_path / "nixl")
+    (tmp_path / "plugins").mkdir()
+    assert plugin_folder({}, libraries) == str(tmp_path / "plugins")
+    assert plugin_folder({"NIXL_PLUGIN_DIR": "/plugins"}, libraries) == "/plugins"
+    assert plugin_folder({}, libraries[:1]) == ""
+    assert load_plugins(os.devnull, "") == []
