@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from pytest_nixl.measure.link import Link
 from pytest_nixl.model.samples import Samples
+
+#: What one launch, or several, measured.
+Measured = TypeVar("Measured")
 
 
 def alternate(
@@ -21,14 +25,33 @@ def alternate(
     :returns: the samples of ``one`` and of ``other``, with the same number of launches.
     :raises WorkerError: a worker dies or hangs, or NIXL reports an error.
     """
-    found: dict[Link, Samples] = {}
-    turns = (one, other)
-    while True:
-        for link in turns:
-            if link in found:
-                link.relaunch()
-            samples = link.measure(block, batch=batch, depth=depth)
-            found[link] = found[link].with_launch(samples) if link in found else samples
+    launched: set[Link] = set()
+
+    def launch(link: Link) -> Samples:
+        if link in launched:
+            link.relaunch()
+        launched.add(link)
+        return link.measure(block, batch=batch, depth=depth)
+
+    return take_turns(lambda: launch(one), lambda: launch(other), Samples.with_launch, another)
+
+
+def take_turns(
+    one: Callable[[], Measured],
+    other: Callable[[], Measured],
+    join: Callable[[Measured, Measured], Measured],
+    another: Callable[[Measured, Measured], bool],
+) -> tuple[Measured, Measured]:
+    """Measure two things in the order ABBA ABBA ….
+
+    :param one: measures one launch of the first; ``other`` of the second.
+    :param join: joins the launches so far with one more.
+    :param another: returns whether both need one more launch, from what was measured so far.
+    """
+    found, turns = [one(), other()], (1, 0)
+    measures = one, other
+    while another(found[0], found[1]):
+        for place in turns:
+            found[place] = join(found[place], measures[place]())
         turns = turns[::-1]
-        if not another(found[one], found[other]):
-            return found[one], found[other]
+    return found[0], found[1]

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pytest_nixl.processes.worker_process import Worker, WorkerError
+from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_process import Worker
 
 
 def differing(workers: Sequence[Worker]) -> str:

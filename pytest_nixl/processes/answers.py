@@ -52,8 +52,40 @@ ANSWERS: Mapping[str, Form] = {
         "remedy": _WORDS,
     },
     "fill": None,
+    "flows_prepare": Ref,
+    "flows_release": None,
+    "flows_report": {
+        "windows": Every((_COUNT, Every(Number(1, 1 << 53, whole=True)), Every(_TAKEN))),
+        "others": Number(0, 1e6),
+    },
+    "flows_run": None,
+    "prepare_objects": None,
+    "probe_objects": None,
     "forget": None,
     "free_port": Number(1, 65535, whole=True),
+    "kv_compare": OneOf(
+        (
+            None,
+            {
+                **dict.fromkeys(("wrong_blocks", "wrong_bytes", "tensor", "block", "offset"), _COUNT),
+                **dict.fromkeys(("source", "holds"), Number(-1, 1 << 31, whole=True)),
+                "unchanged": bool,
+                "expected": Number(0, 255, whole=True),
+                "found": Number(0, 255, whole=True),
+            },
+        )
+    ),
+    "kv_fill": None,
+    "kv_prepare": {"requests": Ref, "seconds": _SECONDS},
+    "kv_release": None,
+    "kv_request": {
+        "times": Every(
+            {"intended": _SECONDS, "start": _SECONDS, "steps": (_SECONDS,) * 5, "range": Number(0, 1 << 16, whole=True)}
+        ),
+        "seconds": _TAKEN,
+        "counted": Every((Text(256), Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64))))),
+        "others": Number(0, 1e6),
+    },
     "measure": {
         "windows": Every(_TAKEN),
         "transfers": Every(Number(1, 1 << 53, whole=True)),

@@ -16,7 +16,8 @@ from pytest_nixl.core.ring_buffer import RingBuffer
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.processes.hosts import Host
-from pytest_nixl.processes.worker_process import START_SECONDS, WorkerError
+from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_process import START_SECONDS
 
 #: Number of output lines that an error quotes, and seconds that one request for new output may wait.
 _TAIL_LINES, _LOOK_SECONDS = 12, 1.0

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 
@@ -26,12 +29,15 @@ class LocalProcess:
         self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
     ) -> None:
         self._supervisor = supervisor
+        if _BLAS_THREADS not in os.environ:
+            environment = {_BLAS_THREADS: "1", **environment}
         if not prefix:  # a namespace that the prefix enters may have another /dev/shm
             environment = {**_own_segments(supervisor), **environment}
+        environment = {**environment, RUN_DIRECTORY: str(supervisor.directory)}
         self.channel, theirs = socket.socketpair()
         with theirs:
             script = Path(__file__).parents[1] / "nixl" / "worker" / "__main__.py"
-            self.log = _log_path(supervisor.directory, name)
+            self.log = _new_log(supervisor.directory, name)
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
@@ -101,6 +107,10 @@ _STATES = {
 _SEGMENTS = "UCX_POSIX_DIR"
 
 
+#: On import, numpy's OpenBLAS starts a thread for each core, which spins for a while. No worker needs them.
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
 def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:
     """Return where UCX is to make its shared memory, so that what a killed worker leaves is known to be ours."""
     if _SEGMENTS in os.environ or not supervisor.shared_memory:
@@ -108,8 +118,11 @@ def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:
     return {_SEGMENTS: supervisor.shared_memory}
 
 
-def _log_path(directory: Path, name: str) -> Path:
-    number = 0
-    while (path := directory / f"{name}-{number}.log").exists():
-        number += 1
-    return path
+def _new_log(directory: Path, name: str) -> Path:
+    """Create an empty log file with the first free number, also if other threads do the same."""
+    for number in itertools.count():
+        path = directory / f"{name}-{number}.log"
+        with contextlib.suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
+    raise AssertionError("numbers do not end")

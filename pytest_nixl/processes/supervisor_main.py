@@ -5,7 +5,10 @@
 ``… READY FOLDER SOCKET`` with a folder in which it makes the run directory, and the socket of its first client.
 READY is the end of a pipe.
 It has one thread with one loop, and uses only the standard library. A clean-up that needs other packages runs in a
-forked child with the client's ``sys.path``.
+forked child with the client's ``sys.path`` (:mod:`pytest_nixl.processes.remote_cleanup`).
+
+The rest stays in one file. ``-I`` and ``-S`` make it start faster and keep the client's packages out
+of it, but they also keep it from finding a module beside it.
 """
 
 from __future__ import annotations
@@ -383,6 +386,8 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 sys.path[:] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))), *path]
+                from pytest_nixl.processes.remote_cleanup import clean_remote
+
                 clean_remote(items)
                 code = 0
             finally:
@@ -480,54 +485,6 @@ def _by_place(items: Any) -> list[list[dict[str, Any]]]:
         place = json.dumps([item["kind"], item.get("endpoints"), item.get("environment")], sort_keys=True)
         places.setdefault(place, []).append(item)
     return list(places.values())
-
-
-def clean_remote(items: list[dict[str, Any]]) -> None:
-    """Remove containers and prefixes; try each one even if others fail."""
-    failed = 0
-    for item in items:
-        try:
-            if item["kind"] == "container":
-                _remove_container(item)
-            else:
-                _delete_prefix(item)
-        except Exception as error:
-            print(f"supervisor: {item['kind']} {item['name']}: {error}", file=sys.stderr)
-            failed += 1
-    if failed:
-        raise SystemExit(1)
-
-
-def _remove_container(item: dict[str, Any]) -> None:
-    import docker
-
-    environment = item["environment"]
-    # The library needs the ssh program only for an ssh:// address.
-    ssh = environment.get("DOCKER_HOST", "").startswith("ssh://")
-    engine = docker.from_env(environment=environment, timeout=5, use_ssh_client=ssh)
-    # The engine may still be creating it, even if the process that requested it was killed.
-    deadline = time.monotonic() + (2.0 if item["expected"] else 0.0)
-    while True:
-        try:
-            engine.containers.get(item["name"]).remove(force=True, v=True)
-            return
-        except docker.errors.NotFound:
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(0.1)
-        except docker.errors.APIError as error:
-            # 409: another process is removing it.
-            if error.status_code != 409:
-                raise
-            return
-
-
-def _delete_prefix(item: dict[str, Any]) -> None:
-    from pytest_nixl.etcd.client import connect
-    from pytest_nixl.etcd.endpoints import Endpoint
-
-    with connect([Endpoint(*parts) for parts in item["endpoints"]], **item["credentials"], timeout=3.0) as client:
-        client.delete_prefix(item["name"])
 
 
 def remove_tree(directory: str) -> None:

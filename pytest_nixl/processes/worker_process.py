@@ -14,10 +14,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.answers import REPLY, check_answer
+from pytest_nixl.processes.worker_errors import (
+    NixlError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerHungError,
+    WorkerLateError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,37 +49,6 @@ _NIXL_REMEDIES = {
     "nixlMismatchError": f"{_NIXL_REMEDY}; the metadata was cut in transit or comes from another release of NIXL: "
     "install the same release on all ranks",
 }
-
-
-class WorkerError(NixlPluginError):
-    """A worker died, hung, or could not run a command."""
-
-
-class WorkerDiedError(WorkerError):
-    """The worker's process ended, but pytest had not ended it."""
-
-
-class WorkerHungError(WorkerError):
-    """The worker missed its deadline, and pytest ended it."""
-
-    late = True
-
-
-class WorkerLateError(WorkerError):
-    """The worker stopped a step at its deadline, and still runs."""
-
-    late = True
-
-
-class NixlError(WorkerError):
-    """NIXL reported an error.
-
-    :param type_name: NIXL's error class, such as ``nixlNotFoundError``.
-    """
-
-    def __init__(self, reason: str, remedy: str, detail: str, type_name: str) -> None:
-        super().__init__(reason, remedy, detail)
-        self.type_name = type_name
 
 
 class Pending:

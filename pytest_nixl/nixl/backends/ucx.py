@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_nixl.model.memory import HOST, MemoryPair
-from pytest_nixl.nixl.backends.libfabric import Finder, LibraryError, find_plugin, needed, open_library
+from pytest_nixl.nixl.backends.libraries import Finder, LibraryError, find_plugin, locate, needed, open_library
 
 #: The id of the finding that UCX treats GPU memory as host memory.
 VRAM_AS_HOST = "VRAM-AS-HOST-MEMORY"
@@ -72,15 +72,17 @@ class UcxBackend:
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
         backend = f"UCX of {nixl['nixl_package']} {nixl['nixl']}"
         finder = Finder(os.environ, backend=backend)
+        recorded: dict[str, str] = {}
         for library, soname in needed(plugin) if plugin else ():
             try:
-                path = finder.candidates(library, soname)[0]
+                candidates, told = locate(finder, library, soname, plugin)
             except LibraryError as error:
                 raise LibraryError(
                     error.reason, f"{error.remedy}; or install NIXL 0.10 or newer, whose UCX does not need it"
                 ) from None
-            open_library(library, path, backend)
-        return {}
+            open_library(library, candidates[0], backend)
+            recorded |= told
+        return recorded
 
     def creating(self) -> AbstractContextManager[None]:
         """Return an empty context: UCX reports its transports later, when it connects."""

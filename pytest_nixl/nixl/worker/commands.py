@@ -23,9 +23,12 @@ from pytest_nixl.model.carrier_bytes import CarrierByteCounter
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
+from pytest_nixl.nixl.worker.flow_commands import FlowCommands
 from pytest_nixl.nixl.worker.foreign_memory import obstacle
+from pytest_nixl.nixl.worker.kv_commands import KvCommands
 from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.tools import Tools
+from pytest_nixl.nixl.worker.walk import WalkCommands
 
 #: The methods of NIXL's agent that the command ``call`` accepts.
 AGENT_METHODS = frozenset(
@@ -75,7 +78,7 @@ class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
-class Commands:
+class Commands(FlowCommands, KvCommands, WalkCommands):
     """The commands, as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
@@ -85,6 +88,7 @@ class Commands:
         self._cancelled = cancelled
         self._objects: dict[int, Any] = {}
         self._next = 1
+        self._object_parameters: dict[str, str] = {}
         self._tools = Tools(cancelled)
 
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -111,9 +115,17 @@ class Commands:
         listen_thread: bool,
         listen_port: int,
         telemetry: bool,
+        threads: int = 0,
+        sync_mode: str = "auto",
+        parameters: dict[str, dict[str, str]] | None = None,
     ) -> dict[str, Any]:
         """Load the backends' libraries, create an agent, then each backend separately, so that an error names it."""
         nixl = nixl_api.load()
+        self._object_parameters = (parameters or {}).get("OBJ", {})
+        if "OBJ" in map(plugin_of, backends):  # NIXL would not say what is missing
+            from pytest_nixl.nixl.worker.s3 import ObjectStore
+
+            ObjectStore.of(self._object_parameters, os.environ)
         versions: dict[str, str] = {}
         for backend in backends:
             if backend in BACKENDS:
@@ -125,18 +137,20 @@ class Commands:
                 listen_thread=listen_thread,
                 listen_port=listen_port,
                 telemetry=telemetry,
+                sync_mode=sync_mode,
             )
-        except (
-            RuntimeError
-        ) as error:  # NIXL refuses the agent, for example because it finds no plugin or a variable is empty
-            raise NixlPluginError(f"NIXL cannot create an agent: {error}", _plugin_remedy()) from error
+        except RuntimeError as error:
+            # NIXL refuses the agent, for example because it finds no plugin, or a variable is empty.
+            remedy = _port_remedy(listen_port) if "bind metadata listener" in str(error) else _plugin_remedy()
+            raise NixlPluginError(f"NIXL cannot create an agent: {error}", remedy) from error
         for backend in backends:
             plugin = plugin_of(backend)
             if plugin not in agent.get_plugin_list():
                 has = ", ".join(agent.get_plugin_list())
                 raise NixlPluginError(f"NIXL has no plugin {plugin}: it has {has}", _plugin_remedy())
+            given = nixl_api.backend_parameters(agent, backend, (parameters or {}).get(backend, {}), threads)
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
-                agent.create_backend(plugin)
+                agent.create_backend(plugin, given)
         if ucx := ucx_version():
             versions["ucx"] = ucx
         if "UCX" in map(plugin_of, backends) and (why := obstacle()):
@@ -185,7 +199,12 @@ class Commands:
     ) -> dict[str, Any]:
         """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`."""
         buffer: PatternBuffer
-        if memory_type == "FILE":
+        if memory_type == "OBJ":
+            from pytest_nixl.nixl.worker.objects import ObjectBuffer
+            from pytest_nixl.nixl.worker.s3 import ObjectStore
+
+            buffer = ObjectBuffer(size, ObjectStore.of(self._object_parameters, os.environ))
+        elif memory_type == "FILE":
             buffer = FileBuffer(size, directory, alignment)
         elif memory_type == "VRAM":
             from pytest_nixl.nixl.worker.vram import VramBuffer
@@ -194,7 +213,7 @@ class Commands:
         elif memory_type == "DRAM":
             buffer = DramBuffer(size)
         else:
-            raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM or FILE")
+            raise CommandRefusedError(f"there are no buffers of type {memory_type}: expected DRAM, VRAM, FILE or OBJ")
         return {"buffer": self._keep(buffer, "buffer"), "address": buffer.address, "device": buffer.device}
 
     def do_register(self, agent: Ref, buffer: Ref) -> Any:
@@ -203,6 +222,15 @@ class Commands:
         whole.activate()
         descriptor = (whole.address, whole.size, whole.device, "")
         return self._reply(self._get(agent).register_memory([descriptor], whole.memory))
+
+    def do_prepare_objects(self, agent: Ref, buffer: Ref, block: int, count: int) -> None:
+        """Register ``count`` objects of ``block`` bytes; 0 of them: deregister and delete those that there are."""
+        objects = self._get(buffer)
+        objects.prepare(self._get(agent), block, count) if count else objects.release(self._get(agent))
+
+    def do_probe_objects(self, buffer: Ref) -> None:
+        """Store and delete an object without NIXL, so that an error names what is wrong with the server."""
+        self._get(buffer).probe()
 
     def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
         """Fill a buffer with the pattern of ``seed`` or its complement."""
@@ -231,7 +259,7 @@ class Commands:
     ) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
         initiator = self._initiator(agent, target, plain, tagged, patience, **how)
-        initiator.window(len(plain), transfer.stamps_for(len(plain)))
+        initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
         self,
@@ -313,12 +341,16 @@ class Commands:
         tag_each: bool,
         announced: bool = False,
         storage: Ref | None = None,
+        walk: Ref | None = None,
+        depth: int | None = None,
     ) -> transfer.Initiator:
+        walked = None if walk is None else self._get(walk)
         return transfer.Initiator(
             self._get(agent),
             target,
-            [self._get(handle) for handle in plain],
-            [self._get(handle) for handle in tagged],
+            [self._get(handle) for handle in plain] if walked is None else walked.plain,
+            [self._get(handle) for handle in tagged] if walked is None else walked.tagged,
+            depth=depth,
             acknowledged=acknowledged,
             tag_each=tag_each,
             announced=announced,
@@ -361,6 +393,10 @@ def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None
         for context in contexts:
             stack.enter_context(context)
         yield
+
+
+def _port_remedy(port: int) -> str:
+    return f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
 
 
 def _plugin_remedy() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nixl.nixl.worker.pattern import Bytes, chunks
+from pytest_nixl.nixl.worker.pattern import TILE, Bytes, Words, chunks, tail, tiles
 
 _HUGE_PAGE = 2 << 20
 
@@ -43,18 +43,11 @@ class PatternBuffer(ABC):
 
     def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
         """Compare every byte with the pattern of ``seed``; return None, or the number of wrong bytes and the first."""
-        wrong, first = 0, None
+        wrong = _WrongBytes(size)
         for start, chunk in chunks(seed, size):
             # A copy, so that the compared bytes are the reported ones even if another process writes at the same time.
-            found = np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8)
-            if np.array_equal(found, chunk):
-                continue
-            places = np.flatnonzero(found != chunk)
-            wrong += len(places)
-            if first is None:
-                place = int(places[0])
-                first = {"offset": start + place, "expected": int(chunk[place]), "found": int(found[place])}
-        return None if first is None else {"wrong_bytes": wrong, "total_bytes": size, **first}
+            wrong.add(start, np.frombuffer(self.read(offset + start, len(chunk)), dtype=np.uint8), chunk)
+        return wrong.found
 
     def read(self, offset: int, size: int) -> bytes:
         """Return a copy of ``size`` bytes at ``offset``."""
@@ -75,6 +68,28 @@ class PatternBuffer(ABC):
 
     @abstractmethod
     def _put(self, offset: int, data: memoryview) -> None: ...
+
+
+class _WrongBytes:
+    """The number of wrong bytes, and the first of them; ``found`` is None while there is none.
+
+    :param total: the number of compared bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.found: dict[str, int] | None = None
+
+    def add(self, start: int, found: Bytes, expected: Bytes) -> None:
+        """Compare the bytes at offset ``start`` with the expected ones."""
+        if np.array_equal(found, expected):
+            return
+        places = np.flatnonzero(found != expected)
+        if self.found is None:
+            place = int(places[0])
+            first = {"offset": start + place, "expected": int(expected[place]), "found": int(found[place])}
+            self.found = {"wrong_bytes": 0, "total_bytes": self._total, **first}
+        self.found["wrong_bytes"] += len(places)
 
 
 class DramBuffer(PatternBuffer):
@@ -104,6 +119,28 @@ class DramBuffer(PatternBuffer):
     def free(self) -> None:
         """Return the memory to the kernel."""
         self._bytes = self._bytes[:0].copy()
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        self._check(offset, size)
+        target = self._bytes[offset : offset + size]
+        mask = np.uint64((1 << 64) - 1 if inverted else 0)
+        for start, words, key in tiles(seed, size):  # in place: each byte is written once and nothing is copied
+            np.bitwise_xor(words, key ^ mask, out=target[start : start + 8 * len(words)].view(np.uint64))
+        rest = tail(seed, size)
+        target[size - len(rest) :] = np.bitwise_not(rest) if inverted else rest
+
+    def compare(self, seed: int, offset: int, size: int) -> dict[str, int] | None:
+        self._check(offset, size)
+        target, wrong = self._bytes[offset : offset + size], _WrongBytes(size)
+        room: Words = np.empty(min(size // 8, TILE), dtype=np.uint64)
+        for start, words, key in tiles(seed, size):
+            # The bytes are read once, so that the compared ones are reported even if another process writes them.
+            read = np.bitwise_xor(target[start : start + 8 * len(words)].view(np.uint64), words, out=room[: len(words)])
+            if not (read == key).all():
+                wrong.add(start, (read ^ words).view(np.uint8), (words ^ key).view(np.uint8))
+        rest = tail(seed, size)
+        wrong.add(size - len(rest), target[size - len(rest) :].copy(), rest)
+        return wrong.found
 
     def _get(self, offset: int, size: int) -> bytes:
         return self._bytes[offset : offset + size].tobytes()

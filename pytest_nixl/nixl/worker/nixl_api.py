@@ -11,11 +11,13 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.model import nixl_releases
+from pytest_nixl.model.agent_options import THREADED, THREADS_PARAMETER
+from pytest_nixl.nixl.backends import obj, plugin_of
 
 #: The methods that return a descriptor list, and the class of the list.
 LISTS = {"get_reg_descs": "nixlRegDList", "get_xfer_descs": "nixlXferDList"}
@@ -88,12 +90,15 @@ def make_agent(
     listen_thread: bool = False,
     listen_port: int = 0,
     telemetry: bool = False,
+    sync_mode: str = "auto",
 ) -> Any:
     """Create an agent without a backend.
 
     :param name: the agent's name for other agents.
     :param listen_port: the port of its listener; 0 for a free one.
-    :raises NixlPluginError: the port is in use, and this NIXL would create an agent that no peer can reach.
+    :param sync_mode: ``none``, ``strict`` or ``rw``; ``auto`` for NIXL's own choice.
+    :raises NixlPluginError: the port is in use, and this NIXL would create an agent that no peer can reach; or the
+        agents of this NIXL have no synchronization mode.
     :raises RuntimeError: NIXL refuses to create the agent.
     """
     api = sys.modules["nixl._api"]
@@ -103,8 +108,43 @@ def make_agent(
         listen_port=port_for(installed()[1], listen_port) if listen_thread else listen_port,
         capture_telemetry=telemetry,
         backends=[],
+        **({} if sync_mode == "auto" else {"sync_mode": _sync_mode(api, sync_mode)}),
     )
     return api.nixl_agent(name, config)
+
+
+def _sync_mode(api: Any, name: str) -> Any:
+    modes = getattr(api, "nixl_thread_sync_t", None)
+    if modes is None:
+        raise NixlPluginError(
+            f"an agent of NIXL {installed()[1]} has no synchronization mode",
+            "set --nixl-sync-mode=auto, or install NIXL 1.4 or newer",
+        )
+    return getattr(modes, f"NIXL_THREAD_SYNC_{name.upper()}")
+
+
+def backend_parameters(agent: Any, backend: str, given: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Return the parameters to create a backend with. NIXL ignores a parameter that its plugin does not know.
+
+    :param backend: the backend's name.
+    :param given: the requested parameters.
+    :param threads: the number of worker threads; 0 for none. A backend without threads ignores it.
+    :raises NixlPluginError: the plugin does not list a parameter.
+    """
+    plugin = plugin_of(backend)
+    known = [*agent.get_plugin_params(plugin), *(obj.PARAMETERS if plugin == obj.BACKEND.PLUGIN else ())]
+    for name in given:
+        if name not in known:
+            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise NixlPluginError(
+                f"{backend} of NIXL {installed()[1]} has no parameter {name!r}: {has}", "correct --nixl-backend-params"
+            )
+    if threads and plugin in THREADED:
+        # UCX of every release takes it without listing it.
+        if plugin != "UCX" and THREADS_PARAMETER not in known:
+            raise NixlPluginError(f"{backend} of NIXL {installed()[1]} has no worker threads", "omit --nixl-threads")
+        return {**given, THREADS_PARAMETER: str(threads)}
+    return dict(given)
 
 
 def port_for(version: str, port: int) -> int:

@@ -57,3 +57,16 @@ def chunks(seed: int, size: int) -> Iterator[tuple[int, Bytes]]:
             part = made[place : place + TILE]
             np.bitwise_xor(first[: len(part)], np.uint64(key(seed, (start + place) // TILE)), out=part)
         yield 8 * start, made.view(np.uint8)[: size - 8 * start]
+
+
+def tiles(seed: int, size: int) -> Iterator[tuple[int, Words, np.uint64]]:
+    """Yield the whole words of ``size`` bytes of the pattern as (offset, tile, key), whose XOR they are."""
+    words = size // 8
+    first = tile(seed, words)
+    for number, start in enumerate(range(0, words, TILE)):
+        yield 8 * start, first[: words - start], np.uint64(key(seed, number))
+
+
+def tail(seed: int, size: int) -> Bytes:
+    """Return what of ``size`` bytes of the pattern follows the last whole word: 0 to 7 bytes."""
+    return np.array([byte_at(seed, place) for place in range(size // 8 * 8, size)], dtype=np.uint8)

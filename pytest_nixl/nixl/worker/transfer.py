@@ -24,7 +24,7 @@ import re
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -45,6 +45,7 @@ _NAPS_BETWEEN_LOOKS = 8
 COUNTED = b"pytest-nixl:counted"
 _TOKEN = re.compile(rb"pytest-nixl:window:([0-9]+):([0-9]+)")
 _ANNOUNCEMENT = re.compile(rb"pytest-nixl:expect:([0-9]+):([0-9]+)")
+_ARRIVED = re.compile(rb"pytest-nixl:arrived:([0-9]+)")
 
 
 class StepTimeoutError(Exception):
@@ -73,8 +74,9 @@ class Initiator:
 
     :param agent: the raw agent.
     :param target: the name of the target's agent.
-    :param plain: one prepared transfer per transfer in flight; the length is the depth.
-    :param tagged: the same transfers with a notification.
+    :param plain: prepared transfers, which are posted in turn.
+    :param tagged: the same transfers with a notification, by their place in ``plain``.
+    :param depth: the number of transfers in flight; None: all of ``plain``.
     :param acknowledged: whether a window ends with the target's acknowledgement (WRITE to another agent).
     :param tag_each: whether every transfer carries a notification, not only the last one of a window.
     :param deadline: the value of ``time.monotonic()`` at which every wait ends.
@@ -87,8 +89,9 @@ class Initiator:
         agent: Any,
         target: str,
         plain: Sequence[Any],
-        tagged: Sequence[Any],
+        tagged: Sequence[Any] | Mapping[int, Any],
         *,
+        depth: int | None = None,
         acknowledged: bool,
         tag_each: bool,
         deadline: float,
@@ -99,16 +102,24 @@ class Initiator:
         self._target = target
         self._plain = plain
         self._tagged = tagged
+        self._depth = len(plain) if depth is None else depth
+        self._free = deque(range(len(plain)))  # in turn, so that every handle is used equally
         self._acknowledged = acknowledged
         self._tag_each = tag_each
         self._announced = announced
         self._sync = sync
-        self._deadline = deadline
+        #: The value of ``time.monotonic()`` at which every wait ends.
+        self.deadline = deadline
         self._window = 0
 
     @property
     def depth(self) -> int:
         """The number of transfers in flight."""
+        return self._depth
+
+    @property
+    def transfers(self) -> int:
+        """The number of prepared transfers: the depth, or more if they walk a footprint."""
         return len(self._plain)
 
     def window(self, transfers: int, stamps: array[int]) -> float:
@@ -123,7 +134,7 @@ class Initiator:
         token = _token(self._window, transfers if self._tag_each else 1)
         # The first post that carries the token: none does, only the last one, or all.
         first_tagged = transfers if not self._acknowledged else 0 if self._tag_each else transfers - 1
-        run = self._one_by_one if len(self._plain) == 1 else self._in_flight
+        run = self._in_flight if self._depth > 1 else self._one_by_one if len(self._plain) == 1 else self._in_turn
         if self._announced and self._acknowledged:
             self._agent.send_notif(self._target, _announcement(self._window, transfers - first_tagged))
         start = time.perf_counter_ns()
@@ -150,18 +161,35 @@ class Initiator:
             for number in part:
                 state = transfer(handle, tag)
                 if state != "DONE":
-                    self._finish(handle, state)
+                    self.finish(handle, state)
                 now = clock()
                 stamps[number] = now - before
                 before = now
+
+    def _in_turn(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
+        transfer, clock, free = self._agent.transfer, time.perf_counter_ns, self._free
+        before = start
+        for number in range(transfers):
+            place = free[0]
+            free.rotate(-1)
+            if number < first_tagged:
+                handle, tag = self._plain[place], b""
+            else:
+                handle, tag = self._tagged[place], token
+            state = transfer(handle, tag)
+            if state != "DONE":
+                self.finish(handle, state)
+            now = clock()
+            stamps[number] = now - before
+            before = now
 
     def _in_flight(self, transfers: int, first_tagged: int, token: bytes, start: int, stamps: array[int]) -> None:
         transfer, check, clock = self._agent.transfer, self._agent.check_xfer_state, time.perf_counter_ns
         posted = done = polls = 0
         begun: dict[int, tuple[int, Any]] = {}
-        free = deque(range(len(self._plain)))  # in turn, so that every handle is used equally
+        free, depth = self._free, self._depth
         while done < transfers:
-            while free and posted < transfers:
+            while len(begun) < depth and posted < transfers:
                 slot = free.popleft()
                 handle, tag = (self._plain[slot], b"") if posted < first_tagged else (self._tagged[slot], token)
                 begun[slot] = clock(), handle
@@ -187,7 +215,32 @@ class Initiator:
                 polls += 1
                 self._pause(polls, "a transfer to complete")
 
-    def _finish(self, handle: Any, state: str) -> None:
+    def next_token(self) -> bytes:
+        """Return the notification of the next window, which has one transfer."""
+        self._window += 1
+        return _token(self._window, 1)
+
+    @property
+    def windows(self) -> int:
+        """The number of the current window, which the target acknowledges."""
+        return self._window
+
+    def acknowledged(self) -> set[int]:
+        """Return the numbers of the windows whose acknowledgements have arrived since the last call."""
+        messages = (message for each in self._agent.get_new_notifs().values() for message in each)
+        return {int(found[1]) for message in messages if (found := _ARRIVED.fullmatch(message))}
+
+    def wait_for_the_target(self) -> None:
+        """Wait until the target has acknowledged the current window. :raises StepTimeoutError: the deadline passed."""
+        self._wait_for(_acknowledgement(self._window))
+
+    def finish(self, handle: Any, state: str) -> None:
+        """Poll a posted transfer until it is complete.
+
+        :param state: the state that the post returned.
+        :raises StepTimeoutError: the deadline has passed.
+        :raises RuntimeError: the transfer failed.
+        """
         polls = 0
         while state == "PROC":
             polls += 1
@@ -207,7 +260,7 @@ class Initiator:
 
     def _pause(self, polls: int, what: str) -> None:
         os.sched_yield()
-        if polls % _POLLS_BETWEEN_LOOKS == 0 and time.monotonic() > self._deadline:
+        if polls % _POLLS_BETWEEN_LOOKS == 0 and time.monotonic() > self.deadline:
             raise StepTimeoutError(f"the deadline passed while waiting for {what}")
 
 
@@ -224,16 +277,16 @@ def measure(
 
     :param iterations: the least number of transfers to time.
     :param warmup: the number of transfers before anything else.
-    :param settle: seconds of transfers before the first window.
+    :param settle: seconds of transfers before the first window, the warmup included.
     :param duration: the least time to measure, in seconds.
     :param around: a context manager that is entered before the first window and exited after the last.
     :raises StepTimeoutError: the deadline has passed.
     """
-    if warmup:
-        initiator.window(warmup, stamps_for(warmup))
-    estimate = _settle(initiator, settle)
+    warmed = initiator.window(warmup, stamps_for(warmup)) if warmup else 0.0
+    estimate = _settle(initiator, settle, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
-    per_window = max(initiator.depth, -(-iterations // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
+    least = max(iterations, initiator.transfers)
+    per_window = max(initiator.depth, -(-least // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
@@ -248,15 +301,27 @@ def measure(
     }
 
 
-def _settle(initiator: Initiator, least: float) -> float:
-    """Run transfers for ``least`` seconds, and return the seconds per transfer."""
-    transfers, seconds = 5, 0.0
-    while seconds < least:
+def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> float:
+    """Run transfers until they have taken ``least`` seconds, and return the seconds per transfer.
+
+    Other processes only make transfers slower, so the fastest of all bursts counts: windows would be too short if a
+    burst that was interrupted gave their size.
+
+    :param done: the number of transfers that were run before.
+    :param seconds: how long these took.
+    """
+    estimate = max(seconds / done, 1e-7) if done else least
+    while True:
+        # At least once, because the first transfers of a size are slower than those that follow.
+        fewest = min(5, int(least / estimate) + 1) if done else 5
+        transfers = max(fewest, int((least - seconds) / estimate))
         taken = initiator.window(transfers, stamps_for(transfers))
-        estimate = max(taken / transfers, 1e-7)
+        burst = max(taken / transfers, 1e-7)
+        estimate = min(estimate, burst) if done else burst
+        done += transfers
         seconds += taken
-        transfers = max(5, int((least - seconds) / estimate))
-    return estimate
+        if seconds >= least:
+            return estimate
 
 
 def _order_statistics(stamps: array[int]) -> list[int]:

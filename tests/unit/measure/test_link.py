@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.measure.link import Link, usual_iterations
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.nixl.backends import BACKENDS
@@ -33,10 +33,17 @@ def test_window_has_at_least_depth_transfers(make_pairs: MakePairs, op: str, mon
     assert min(samples.transfers) >= depth
 
 
+#: Rows of the tests that share workers: block, batch and depth.
+ROWS = [(1, 1, 1), (4096, 8, 1), (65536, 1, 4), (12345, 3, 5)]
+BLOCKS, BATCHES, DEPTHS = (tuple(sorted(set(values))) for values in zip(*ROWS, strict=True))
+
+
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
-@pytest.mark.parametrize(("block", "batch", "depth"), [(1, 1, 1), (4096, 8, 1), (65536, 1, 4), (12345, 3, 5)])
-def test_every_byte_arrives_and_is_compared(make_pairs: MakePairs, op: str, block: int, batch: int, depth: int) -> None:
-    pairs = make_pairs(blocks=(block,), batch=(batch,), depth=(depth,))
+@pytest.mark.parametrize(("block", "batch", "depth"), ROWS)
+def test_every_byte_arrives_and_is_compared(
+    shared_pairs: MakePairs, op: str, block: int, batch: int, depth: int
+) -> None:
+    pairs = shared_pairs(blocks=BLOCKS, batch=BATCHES, depth=DEPTHS)
     samples = link(pairs, op).measure(block, batch=batch, depth=depth)
     assert samples.corruption is None
     assert str(samples.key).startswith(f"UCX/{op}/DRAM:DRAM/")
@@ -57,10 +64,11 @@ def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePa
     assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
 
 
-def test_default_iterations_are_1000_up_to_1_mib_and_100_above(make_pairs: MakePairs) -> None:
+def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: MakePairs) -> None:
     one = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
     assert sum(one.measure(1 << 20).transfers) >= 1000
-    assert sum(one.measure(2 << 20).transfers) >= 100
+    assert sum(one.measure(2 << 20).transfers) >= 80
+    assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
 
 
 def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
@@ -77,8 +85,8 @@ def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_tra
     assert sum(samples.transfers) >= 1000
 
 
-def test_wrong_bytes_at_the_destination_are_found(make_pairs: MakePairs) -> None:
-    one = link(make_pairs())
+def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> None:
+    one = link(shared_pairs())
     stop = threading.Event()
 
     def overwrite() -> None:
@@ -92,7 +100,8 @@ def test_wrong_bytes_at_the_destination_are_found(make_pairs: MakePairs) -> None
     thread = threading.Thread(target=overwrite)
     thread.start()
     try:
-        found = one.move(65536)
+        # On a busy machine the thread may not run while the bytes move and are compared.
+        found = next((found for _ in range(100) if (found := one.move(65536)) is not None), None)
     finally:
         stop.set()
         thread.join()
@@ -112,20 +121,19 @@ def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePai
     assert second.move(65536) is None
 
 
-def test_row_that_does_not_fit_is_refused_with_a_remedy(make_pairs: MakePairs) -> None:
-    one = link(make_pairs(blocks=(65536,)))
+def test_row_that_does_not_fit_is_refused_with_a_remedy(shared_pairs: MakePairs) -> None:
+    one = link(shared_pairs())
     with pytest.raises(NixlPluginError, match=r"131072 bytes .* 65536 bytes") as caught:
         one.measure(131072)
     assert "--nixl-blocks" in caught.value.remedy
 
 
-def test_etcd_that_is_down_does_not_delay_a_link(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
-    started = time.monotonic()
-    pairs = make_pairs()
-    assert link(pairs).move(65536) is None
-    pairs.close()
-    assert time.monotonic() - started < 20
+    one = link(make_pairs())
+    assert one.move(65536) is None
+    for agent in (one.initiator, one.target):
+        assert agent.run("helpers.agent_functions:variable", name="NIXL_ETCD_ENDPOINTS") is None
 
 
 def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> None:

@@ -33,6 +33,7 @@ def run(*prefix: str, **variables: str) -> Finished:
     return Finished(done.returncode, done.stdout)
 
 
+@pytest.mark.long
 def test_seccomp_filter_and_missing_capability_are_named() -> None:
     done = run(*WITHOUT)
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}
@@ -42,6 +43,7 @@ def test_seccomp_filter_and_missing_capability_are_named() -> None:
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_missing_capability_alone_is_no_fault() -> None:
     """Two processes of one user may read each other's memory without the capability."""
     done = run(*WITHOUT, "--keep-calls")
@@ -50,6 +52,7 @@ def test_missing_capability_alone_is_no_fault() -> None:
     assert "cma/memory" in done.output
 
 
+@pytest.mark.long
 def test_ucx_tls_without_cma_is_named_instead_of_the_filter() -> None:
     done = run(*WITHOUT, UCX_TLS="tcp")
     assert done.verdicts == {"WRITE 64KiB": "WRONG-TRANSPORT"}

@@ -14,16 +14,14 @@ import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, run
 
 from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.nixl.backends.libfabric import (
-    BACKEND,
+from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released, check_version, choose
+from pytest_nixl.nixl.backends.libraries import (
     LIBRARIES,
     Finder,
     FoundLibrary,
     LibraryError,
-    check_released,
-    check_version,
-    choose,
     find_plugin,
     needed,
 )
@@ -138,9 +136,9 @@ def test_plugin_is_found_beside_nixl_and_in_nixl_plugin_dir(tmp_path: Path) -> N
     beside = library(tmp_path / "lib" / "plugins" / "libplugin_LIBFABRIC.so")
     told = library(tmp_path / "told" / "libplugin_LIBFABRIC.so")
     maps = f"7f00-7f01 r-xp 0 0:0 1    {tmp_path}/lib/libnixl.so\n"
-    assert find_plugin({}, maps, []) == beside
-    assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, []) == told
-    assert find_plugin({}, "", []) is None
+    assert find_plugin({}, maps, [], PLUGIN) == beside
+    assert find_plugin({"NIXL_PLUGIN_DIR": f"{tmp_path}/told"}, maps, [], PLUGIN) == told
+    assert find_plugin({}, "", [], PLUGIN) is None
 
 
 NETWORK = "I1120 1 libfabric_rail.cpp:493] fabric_attr->name 10.9.0.0/24\n"
@@ -177,7 +175,7 @@ def test_rows_of_two_backends_are_compared() -> None:
     def row(backend: str, bandwidth: float, verdict: Verdict = Verdict.PASS) -> Result:
         figures = Figures(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
         key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
-        return Result("bandwidth", key, verdict, row=key, figures=figures)
+        return Result("bandwidth", key, verdict, row=RowKey.parse(key), figures=figures)
 
     ratio = "LIBFABRIC : UCX  WRITE  DRAM:DRAM    1MiB  0.45"
     good = [line.text for line in lines([row("UCX", 2e9), row("LIBFABRIC", 0.9e9)], gate=False)]

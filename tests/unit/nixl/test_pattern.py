@@ -92,3 +92,35 @@ def test_every_byte_of_the_complement_is_wrong() -> None:
         "expected": byte_at(5, 0),
         "found": 0xFF ^ byte_at(5, 0),
     }
+
+
+@given(seed=SEEDS, offset=st.integers(0, 17), size=st.integers(0, SIZE), inverted=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_host_memory_is_filled_with_the_pattern_and_nothing_around_it_is_written(
+    seed: int, offset: int, size: int, inverted: bool
+) -> None:
+    buffer = DramBuffer(SIZE + 32)
+    buffer.fill(seed, offset, size, inverted=inverted)
+    wanted = np.bitwise_not(pattern(seed, size)) if inverted else pattern(seed, size)
+    found = np.frombuffer(buffer.read(0, buffer.size), dtype=np.uint8)
+    assert np.array_equal(found[offset : offset + size], wanted)
+    assert not found[:offset].any()
+    assert not found[offset + size :].any()
+
+
+@given(offset=st.integers(0, 17), size=st.integers(1, SIZE), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_each_wrong_byte_in_host_memory_is_found(offset: int, size: int, data: st.DataObject) -> None:
+    buffer = DramBuffer(SIZE + 32)
+    buffer.fill(9, offset, size)
+    assert buffer.compare(9, offset, size) is None
+    places = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=4)) | {size - 1})
+    for place in places:
+        buffer.write(offset + place, bytes([0x10 ^ byte_at(9, place)]))
+    assert buffer.compare(9, offset, size) == {
+        "wrong_bytes": len(places),
+        "total_bytes": size,
+        "offset": places[0],
+        "expected": byte_at(9, places[0]),
+        "found": 0x10 ^ byte_at(9, places[0]),
+    }

@@ -22,7 +22,7 @@ from helpers.cli_run import profile, run
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.core.errors import NotApplicableError
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
@@ -33,10 +33,10 @@ from pytest_nixl.nixl.worker.devices.nvidia import why_not
 from pytest_nixl.nixl.worker.pattern import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.session.settings import read_settings
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 HERE = str(Path(__file__).parents[2])
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
@@ -89,7 +89,7 @@ def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAg
     assert "--gpus all" in caught.value.remedy
     with pytest.raises(NotApplicableError, match=re.escape(f"this test {NO_DRIVER}")):
         without.gpus()
-    with pytest.raises(WorkerError, match="HBM: expected DRAM, VRAM or FILE"):
+    with pytest.raises(WorkerError, match="HBM: expected DRAM, VRAM, FILE or OBJ"):
         without.worker.call("allocate", size=1, memory_type="HBM")
 
 

@@ -20,7 +20,7 @@ from pytest_nixl.model.tools import own_variables, variable
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ToolError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import WorkerDiedError, WorkerError
+from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
 
 Make = Callable[..., Tool]
 
@@ -100,7 +100,7 @@ def test_a_hanging_program_is_killed_with_its_children(make: Make) -> None:
     with pytest.raises(ToolError, match=r"did not end within 0.1 s"):
         program.wait(0.1)
     assert program.poll() == -signal.SIGKILL
-    wait_until(lambda: not any(map(running, pids)), 5, "the program and its child to end")
+    wait_until(lambda: not any(map(running, pids)), 60, "the program and its child to end")
 
 
 def test_a_program_ends_by_a_signal_or_at_the_end_of_its_context(make: Make) -> None:
@@ -118,7 +118,7 @@ def test_children_of_an_ended_program_are_killed(make: Make) -> None:
     program = make("sleep 300 & echo $$ $!").start([])
     pids = children(program)
     assert program.wait(10) == 0  # although its child holds its output open
-    wait_until(lambda: not any(map(running, pids)), 5, "its child to end")
+    wait_until(lambda: not any(map(running, pids)), 60, "its child to end")
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
@@ -134,7 +134,7 @@ def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
             program.wait(10)
     else:
         tool.close()
-    wait_until(lambda: not any(map(running, pids)), 5, "the program and its child to end")
+    wait_until(lambda: not any(map(running, pids)), 60, "the program and its child to end")
 
 
 def test_only_the_last_mib_of_output_is_kept(make: Make) -> None:
@@ -198,6 +198,6 @@ def test_a_peer_runs_its_own_copy_of_the_program(
         assert program.wait_for("Waiting", 10)
         started = time.monotonic()
         program.kill()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 60
         assert not running(program.pid)
         tool.close()

@@ -74,7 +74,7 @@ def test_spawn_and_stop(own: SupervisorClient) -> None:
     pid = own.spawn(["sh", "-c", "echo out; echo err >&2; exec sleep 300"], log="it.log")
     assert own.alive(pid)
     assert own.how_ended(pid) == "running"
-    wait_until(lambda: (own.directory / "it.log").read_text() == "out\nerr\n", 5, "the log has both")
+    wait_until(lambda: (own.directory / "it.log").read_text() == "out\nerr\n", 60, "the log has both")
     assert own.stop(pid) == "ended by SIGTERM"
     assert not own.alive(pid)
     assert own.stop(pid) == "ended by SIGTERM"
@@ -83,7 +83,7 @@ def test_spawn_and_stop(own: SupervisorClient) -> None:
 def test_the_end_of_a_process_is_described(own: SupervisorClient) -> None:
     failed = own.spawn(["sh", "-c", "exit 3"], log="a.log")
     killed = own.spawn(["sh", "-c", "kill -9 $$"], log="b.log")
-    wait_until(lambda: not own.alive(failed) and not own.alive(killed), 5, "both have ended")
+    wait_until(lambda: not own.alive(failed) and not own.alive(killed), 60, "both have ended")
     assert own.how_ended(failed) == "ended with exit code 3"
     assert own.how_ended(killed) == "ended by SIGKILL"
     assert own.how_ended(1) == "was not started by this supervisor"
@@ -93,17 +93,17 @@ def test_stop_kills_a_group_that_ignores_sigterm(own: SupervisorClient) -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait"
     pid = own.spawn(["sh", "-c", script], log="stubborn.log")
     log = own.directory / "stubborn.log"
-    wait_until(lambda: log.read_text().endswith("\n"), 5, "the grandchild is there")
+    wait_until(lambda: log.read_text().endswith("\n"), 60, "the grandchild is there")
     grandchild = int(log.read_text())
     start = time.monotonic()
     assert own.stop(pid) == "ended by SIGKILL"
-    assert 1.9 < time.monotonic() - start < 5
-    wait_until(lambda: not running(grandchild), 5, "the grandchild has ended")
+    assert 1.9 < time.monotonic() - start < 60, "the script ends after 300 s"
+    wait_until(lambda: not running(grandchild), 60, "the grandchild has ended")
 
 
 def test_variables_are_added_and_removed(own: SupervisorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = own.spawn(["sh", "-c", "echo $ADDED-${HOME-gone}"], log="e.log", env={"ADDED": "yes", "HOME": None})
-    wait_until(lambda: not own.alive(pid), 5, "it has ended")
+    wait_until(lambda: not own.alive(pid), 60, "it has ended")
     assert (own.directory / "e.log").read_text() == "yes-gone\n"
 
 
@@ -140,12 +140,12 @@ def test_nothing_is_left_behind(how: str) -> None:
     if how != "end":
         process.send_signal(getattr(signal, how))
     end(process)
-    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
+    wait_until(lambda: not Path(has["directory"]).exists(), 60, "the run directory has gone")
     for name in ("mine", "shared"):
         assert not running(has[name]), name
     # It is not a child of the supervisor, which can kill it but not wait for it.
-    wait_until(lambda: not running(has["watched"]), 5, "the watched process has ended")
-    wait_until(lambda: not mentioning(has["directory"]), 5, "the supervisor has ended")
+    wait_until(lambda: not running(has["watched"]), 60, "the watched process has ended")
+    wait_until(lambda: not mentioning(has["directory"]), 60, "the supervisor has ended")
     assert running(has["forgotten"]), "a process that is no longer watched is not killed"
     os.kill(has["forgotten"], signal.SIGKILL)
 
@@ -162,7 +162,7 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     shared_memory = Path(own.shared_memory)
     os.kill(own.pid, signal.SIGKILL)
     shared_memory.rmdir()  # nothing else removes it now
-    wait_until(lambda: not running(pid), 5, "the child has died with its supervisor")
+    wait_until(lambda: not running(pid), 60, "the child has died with its supervisor")
     with pytest.raises(SupervisorError, match="has ended"):
         own.alive(pid)
     # Nothing else removes it now.
@@ -172,7 +172,7 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
 def test_the_supervisor_cleans_up_on_sigterm() -> None:
     process, has = client()
     os.kill(has["supervisor"], signal.SIGTERM)
-    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the run directory has gone")
+    wait_until(lambda: not Path(has["directory"]).exists(), 60, "the run directory has gone")
     assert not any(running(has[name]) for name in ("mine", "shared", "watched"))
     os.kill(has["forgotten"], signal.SIGKILL)
     process.kill()
@@ -182,7 +182,7 @@ def test_the_supervisor_cleans_up_on_sigterm() -> None:
 def test_a_forked_child_does_not_keep_the_supervisor_alive() -> None:
     process, has = client("fork")
     end(process)
-    wait_until(lambda: not Path(has["directory"]).exists(), 10, "the supervisor cleans up despite a forked child")
+    wait_until(lambda: not Path(has["directory"]).exists(), 60, "the supervisor cleans up despite a forked child")
     assert running(has["forked"]), "the forked child must outlive its parent in this test"
     for name in ("forked", "forgotten"):
         os.kill(has[name], signal.SIGKILL)
@@ -206,14 +206,14 @@ def test_xdist_workers_of_one_run_share_a_supervisor() -> None:
     for process in started[:3]:
         process.kill()
         end(process)
-    wait_until(lambda: not any(running(has["mine"]) for has in told[:3]), 5, "their own processes have ended")
-    wait_until(lambda: not any(running(has["watched"]) for has in told[:3]), 5, "their watched processes have ended")
+    wait_until(lambda: not any(running(has["mine"]) for has in told[:3]), 60, "their own processes have ended")
+    wait_until(lambda: not any(running(has["watched"]) for has in told[:3]), 60, "their watched processes have ended")
     assert all(running(has["shared"]) for has in told), "shared processes live until the last worker ends"
     assert running(told[3]["mine"])
     assert running(told[3]["watched"])
     started[3].kill()
     end(started[3])
-    wait_until(lambda: not directory.exists(), 10, "the run directory has gone")
+    wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
     assert not any(running(has[name]) for has in told for name in ("mine", "shared", "watched"))
     for has in told:
         os.kill(has["forgotten"], signal.SIGKILL)
@@ -232,7 +232,7 @@ def test_a_long_run_directory_path_works(tmp_path: Path) -> None:
     process, has = client("end", TMPDIR=str(long))
     end(process)
     assert has["directory"].startswith(str(long))
-    wait_until(lambda: not any(long.iterdir()), 10, "the run directory has gone")
+    wait_until(lambda: not any(long.iterdir()), 60, "the run directory has gone")
     os.kill(has["forgotten"], signal.SIGKILL)
 
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch: two connected workers with one agent each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.row_key import Variant
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import Backend
+from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.nixl.gpus import choose
+from pytest_nixl.nixl.version_mismatch import versions_named
+from pytest_nixl.processes.hosts import Host
+from pytest_nixl.processes.worker_process import Worker, results
+
+#: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
+#: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.
+SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.02, 0.3
+#: Additional environment variables of the initiator's worker and of the target's worker.
+Variables = tuple[Mapping[str, str], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class _End:
+    """One end of a pair: an agent and its registered buffer."""
+
+    agent: NixlAgent
+    buffer: Buffer
+
+
+class WorkerPair:
+    """A launch: two connected workers with one agent each, for WRITE and READ.
+
+    With a storage backend there is one worker with one agent, and the target is a file.
+
+    :param places: the ranks of the initiator's worker and of the target's worker.
+    :param memory: the memory types of initiator and target.
+    :param capacity: the size of each end's buffer in bytes.
+    :param alignment: a divisor of the offsets and lengths of all transfers, in bytes.
+    :param devices: the GPUs of the ends in VRAM; None to let :func:`~pytest_nixl.nixl.gpus.choose` choose.
+    :param variables: additional environment variables of the two workers.
+    :param regions: the number of equal parts in which each buffer is registered.
+    :param agent_options: how the agents are created; None for the first of the settings.
+    :raises NotApplicableError: an end does not have this memory.
+    :raises WorkerError: a worker or an agent cannot be started, or the agents cannot connect.
+    """
+
+    def __init__(
+        self,
+        places: tuple[Host, Host],
+        settings: Settings,
+        backend: Backend,
+        memory: MemoryPair,
+        capacity: int,
+        alignment: int = 1,
+        devices: DevicePair | None = None,
+        variables: Variables = ({}, {}),
+        regions: int = 1,
+        agent_options: AgentOptions | None = None,
+    ) -> None:
+        self.backend = backend
+        self.agent_options = agent_options or settings.agents[0]
+        self.memory = memory
+        self.capacity = capacity
+        self._directory, self._alignment, self._regions = settings.file_dir, alignment, regions
+        self._settle = FIRST_SETTLE_SECONDS
+        # Metadata is exchanged over the workers' own channel, so these agents never wait for an etcd that is down.
+        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
+        wanted = backend.environment(os.environ)
+        environment |= {name: value for name, value in wanted.items() if name not in os.environ}
+        workers: list[Worker] = []
+        try:
+            # Start both workers before waiting for one.
+            roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
+            for place, role, own in zip(places, roles, variables, strict=False):
+                limits = settings.timeout, settings.start_timeout
+                workers.append(place.start(role, {**environment, **own}, *limits))
+            self.devices = choose(workers[0], workers[-1], memory, devices)
+            ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
+            for worker, (kind, device) in zip(workers, ends, strict=False):
+                if kind == "VRAM":
+                    worker.call("activate", device=device)
+            agents = NixlAgent.within_each(
+                workers,
+                backends=[backend.NAME],
+                progress_thread=self.agent_options.progress_thread or False,
+                agent_options=self.agent_options,
+            )
+            self.initiator = self._end(agents[0], memory.initiator, self.devices.initiator)
+            self.target = self._end(agents[-1], memory.target, self.devices.target)
+            if not backend.STORAGE:
+                with versions_named(workers):
+                    connect_agents(self.initiator.agent, self.target.agent)
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+
+    def _end(self, agent: NixlAgent, memory: str, device: int) -> _End:
+        if memory == "VRAM":
+            types = sorted(name.removesuffix("_SEG") for name in agent.get_backend_mem_types(self.backend.NAME))
+            if memory not in types:
+                moves = f"{self.backend.NAME} supports only {' and '.join(types)}"
+                raise NotApplicableError(
+                    f"{self.memory} needs a backend that supports GPU memory, but {moves}",
+                    "use --nixl-backend=UCX or LIBFABRIC, or remove VRAM from --nixl-memory",
+                )
+        buffer = agent.allocate(
+            self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
+        )
+        if memory == "OBJ":
+            pass  # a row registers its own objects, one for each block
+        elif self._regions == 1:
+            agent.register(buffer)
+        else:
+            part = self.capacity // self._regions
+            parts = [(*buffer.descriptor(number * part, part), "") for number in range(self._regions)]
+            agent.register_memory(parts, memory)
+        return _End(agent, buffer)
+
+    def settle(self) -> float:
+        """Return the seconds of transfers before a row is timed, which are more for the first row of a launch."""
+        settle, self._settle = self._settle, SETTLE_SECONDS
+        return settle
+
+    @property
+    def variant(self) -> Variant:
+        """What differs from the default in how the agents were created, for the keys of rows."""
+        return self.agent_options.variant(self.backend.NAME, self.backend.PLUGIN)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether both workers still run."""
+        return self.initiator.agent.worker.alive and self.target.agent.worker.alive
+
+    def close(self) -> None:
+        """End both workers."""
+        self.initiator.agent.close()
+        self.target.agent.close()
+
+    def kill(self) -> None:
+        """End both workers immediately."""
+        self.initiator.agent.worker.kill()
+        self.target.agent.worker.kill()
+
+
+def connect_agents(here: NixlAgent, there: NixlAgent) -> None:
+    """Let two agents exchange metadata over their workers' own channel, without etcd and without a port, and connect.
+
+    :raises WorkerError: they cannot connect; their workers may then have ended.
+    """
+    # One at a time, while the other polls: LIBFABRIC waits for the peer here, and there is no progress thread.
+    for one, other in ((here, there), (there, here)):
+        metadata = other.get_agent_metadata()
+        serving = other.worker.request("serve", agent=other.ref, patience=other.worker.timeout)
+        adding = one.worker.request("call", agent=one.ref, method="add_remote_agent", arguments=[metadata], keywords={})
+        results([adding], serving=serving)
+    serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
+    connecting = here.worker.request("connect", agent=here.ref, target=there.name, patience=here.worker.timeout)
+    results([connecting], serving=serving)

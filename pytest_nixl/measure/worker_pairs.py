@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The links of a session: launches are made when first needed, and reused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pair import Variables, WorkerPair
+from pytest_nixl.model.agent_options import AgentOptions
+from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.processes.hosts import Host
+
+
+class WorkerPairs:
+    """The pairs of a session, which are created when first needed and reused while they are healthy.
+
+    The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
+
+    :param places: the ranks on which workers can start.
+    :param settings: the settings of the run.
+    """
+
+    def __init__(self, places: Sequence[Host], settings: Settings) -> None:
+        self._places = places
+        self._settings = settings
+        self._pairs: dict[_Kind, WorkerPair] = {}
+        self._refused: dict[_Kind, NotApplicableError] = {}
+
+    def link(
+        self,
+        backend: str,
+        op: str,
+        memory: MemoryPair,
+        ranks: RankPair = (0, 1),
+        devices: DevicePair | None = None,
+        agent_options: AgentOptions | None = None,
+        footprint: int = 0,
+    ) -> Link:
+        """Return a link, with new workers if those of an earlier test have ended.
+
+        :param op: ``WRITE`` or ``READ``.
+        :param memory: the memory types of initiator and target.
+        :param ranks: the ranks of initiator and target.
+        :param devices: the GPUs of the ends in VRAM; None for those of ``--nixl-devices``.
+        :param agent_options: how the agents are created; None for the first of the settings.
+        :param footprint: the bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the
+            same bytes.
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
+        """
+        wanted = self._kind(backend, memory, ranks, devices, agent_options, footprint)
+        # A progress thread takes CPU time also while its agents are idle.
+        alone = bool(wanted.agent_options.progress_thread)
+        self._end(
+            lambda kind: (
+                kind.ranks != ranks
+                or kind.agent_options != wanted.agent_options
+                or kind.footprint != footprint  # their buffers are large
+                or (alone and kind != wanted)
+            )
+        )
+        return self._link(wanted, op)
+
+    def link_of(self, row: RowKey, ranks: RankPair) -> Link:
+        """Return a link between two ranks that measures rows like ``row``, with agents as that row had them.
+
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
+        """
+        plugin = BACKENDS[row.backend].PLUGIN
+        wanted = row.in_place.variant
+        same = [each for each in self._settings.agents if each.variant(row.backend, plugin) == wanted]
+        agent = same[0] if same else None
+        return self.link(row.backend, row.op, row.memory, ranks, agent_options=agent, footprint=row.footprint)
+
+    def together(self, backend: str, op: str, memory: MemoryPair, pairs: Sequence[RankPair]) -> list[Link]:
+        """Return one link for each pair of ranks, for use at the same time.
+
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
+        """
+        kinds = [self._kind(backend, memory, ranks) for ranks in pairs]
+        self._end(lambda kind: kind not in kinds if kinds[0].agent_options.progress_thread else kind.ranks not in pairs)
+        return [self._link(kind, op) for kind in kinds]
+
+    def between_devices(
+        self,
+        backend: str,
+        op: str,
+        memory: MemoryPair,
+        devices: Sequence[DevicePair],
+        ranks: RankPair = (0, 1),
+        variables: Sequence[Variables] = (),
+    ) -> list[Link]:
+        """Return one link for each pair of GPUs of two ranks, for use at the same time.
+
+        For host memory there is also one link per pair; the devices are then only numbers.
+
+        :param variables: for each pair, additional environment variables of its two workers.
+        :raises NotApplicableError: an end does not have this memory.
+        :raises WorkerError: a worker or an agent cannot be started.
+        """
+        agent = self._settings.agents[0]
+        kinds = [
+            _Kind(backend, memory, ranks, pair, agent, tuple(tuple(sorted(end.items())) for end in own))
+            for pair, own in zip(devices, variables or [({}, {})] * len(devices), strict=True)
+        ]
+        self._end(lambda kind: kind not in kinds)
+        return [self._link(kind, op) for kind in kinds]
+
+    def replace(self, pair: WorkerPair) -> WorkerPair:
+        """End a pair and return a new one of the same kind, for the next launch."""
+        pair.close()
+        return self._launch(next(kind for kind, one in self._pairs.items() if one is pair))
+
+    def close(self) -> None:
+        """End all workers."""
+        self._end(lambda _: True)
+
+    def _kind(
+        self,
+        backend: str,
+        memory: MemoryPair,
+        ranks: RankPair,
+        devices: DevicePair | None = None,
+        agent_options: AgentOptions | None = None,
+        footprint: int = 0,
+    ) -> _Kind:
+        has_gpu = "VRAM" in (memory.initiator, memory.target)
+        asked = (devices or self._settings.devices) if has_gpu else None
+        agent = agent_options or self._settings.agents[0]
+        return _Kind(backend, memory, ranks, asked, agent, footprint=footprint)
+
+    def _link(self, kind: _Kind, op: str) -> Link:
+        if kind in self._refused:
+            raise self._refused[kind]
+        pair = self._pairs.get(kind)
+        if pair is None or not pair.healthy:
+            if pair is not None:
+                pair.kill()
+            try:
+                pair = self._launch(kind)
+            except NotApplicableError as error:  # the answer would be the same next time
+                self._refused[kind] = error
+                raise
+        return Link(self.replace, pair, op, self._settings, kind.devices, kind.footprint)
+
+    def _launch(self, kind: _Kind) -> WorkerPair:
+        blocks = self._settings.blocks
+        capacity = max(max(blocks) * max(self._settings.batch) * max(self._settings.depth), kind.footprint)
+        one, other = kind.ranks
+        places = self._places[one], self._places[other]
+        backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
+        variables = (dict(kind.variables[0]), dict(kind.variables[1])) if kind.variables else ({}, {})
+        pair = WorkerPair(
+            places,
+            self._settings,
+            backend,
+            kind.memory,
+            capacity,
+            alignment,
+            kind.devices,
+            variables,
+            agent_options=kind.agent_options,
+        )
+        self._pairs[kind] = pair
+        return pair
+
+    def _end(self, which: Callable[[_Kind], bool]) -> None:
+        for kind in list(filter(which, self._pairs)):
+            self._pairs.pop(kind).close()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a link requires of a pair."""
+
+    backend: str
+    memory: MemoryPair
+    ranks: RankPair
+    devices: DevicePair | None
+    agent_options: AgentOptions
+    #: Additional environment variables of the initiator's worker and of the target's worker.
+    variables: tuple[tuple[tuple[str, str], ...], ...] = ()
+    #: The bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same bytes.
+    footprint: int = 0

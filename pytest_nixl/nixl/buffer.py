@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory in a worker, as pytest sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.processes.worker_process import Pending, Worker
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory in a worker.
+
+    :param worker: the worker that has allocated it.
+    :param ref: the reference to the buffer in the worker.
+    :param address: its address in that process; 0 for a file.
+    :param size: in bytes.
+    :param memory: ``DRAM``, ``VRAM``, ``FILE`` or ``OBJ``.
+    :param device: the number of the GPU, or the descriptor of the file; 0 in host memory.
+    """
+
+    worker: Worker
+    ref: Ref
+    address: int
+    size: int
+    memory: str
+    device: int
+
+    def descriptor(self, offset: int = 0, size: int | None = None) -> tuple[int, int, int]:
+        """Return ``(address, length, device)`` of a part of the buffer, for ``get_xfer_descs``.
+
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        """
+        length = self.size - offset if size is None else size
+        if self.memory == "OBJ":  # each object has a number, from 1
+            return (0, length, offset // length + 1)
+        return (self.address + offset, length, self.device)
+
+    def fill(self, seed: int, *, offset: int = 0, size: int | None = None, inverted: bool = False) -> Pending:
+        """Start to fill the buffer with a pattern; ``.result()`` of the returned request waits for the end.
+
+        :param seed: the number that determines the pattern.
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        :param inverted: whether to write the pattern's complement, in which every byte is wrong.
+        """
+        length = self.size - offset if size is None else size
+        return self.worker.request("fill", buffer=self.ref, seed=seed, offset=offset, size=length, inverted=inverted)
+
+    def compare(self, seed: int, *, offset: int = 0, size: int | None = None) -> dict[str, int] | None:
+        """Compare every byte with the pattern of ``seed``.
+
+        :param offset: in bytes.
+        :param size: in bytes; None for the rest of the buffer.
+        :returns: None if all bytes are right; otherwise ``wrong_bytes``, ``total_bytes``, and ``offset``, ``expected``
+            and ``found`` of the first wrong byte.
+        """
+        length = self.size - offset if size is None else size
+        found = self.worker.call("compare", buffer=self.ref, seed=seed, offset=offset, size=length)
+        return cast("dict[str, int] | None", found)
+
+    def read(self, offset: int = 0, size: int | None = None) -> bytes:
+        """Return ``size`` bytes at ``offset``; by default the whole buffer."""
+        length = self.size - offset if size is None else size
+        return cast(bytes, self.worker.call("read", buffer=self.ref, offset=offset, size=length))
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        """Write ``data`` to the buffer at ``offset`` (in bytes)."""
+        self.worker.call("write", buffer=self.ref, offset=offset, data=data)
+
+    def free(self) -> None:
+        """Free the memory. Call it once, after all its registrations are deregistered."""
+        self.worker.call("forget", objects=[self.ref])

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the control path of an agent in a worker: all that happens before and around the transfer of bytes.
+
+Pytest calls these functions through the worker's command ``run``, with the raw agent first. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from pytest_nixl.nixl.backends import BACKENDS, plugin_of
+from pytest_nixl.nixl.worker import nixl_api
+
+_clock = time.perf_counter
+#: The least size of a region: one page.
+PAGE = 4096
+_OF_BURST = b"one of many"
+
+
+def create_agents(agent: Any, *, backend: str, count: int, progress_thread: bool) -> list[float]:
+    """Return how long it took to create each of ``count`` further agents with a backend; each is deleted at once."""
+    found = []
+    for number in range(count):
+        start = _clock()
+        made = nixl_api.make_agent(f"{agent.name}-{number}", progress_thread=progress_thread)
+        with BACKENDS[backend].creating() if backend in BACKENDS else nullcontext():
+            made.create_backend(plugin_of(backend))
+        found.append(_clock() - start)
+        del made
+    return found
+
+
+@contextmanager
+def _memory(size: int) -> Iterator[int]:
+    """Give the address of this many bytes of memory, every page of which is there."""
+    memory = mmap.mmap(-1, size)
+    view = ctypes.c_char.from_buffer(memory)
+    try:
+        address = ctypes.addressof(view)
+        ctypes.memset(address, 1, size)
+        yield address
+    finally:
+        del view
+        memory.close()
+
+
+def _regions(address: int, count: int, size: int) -> list[tuple[int, int, int, str]]:
+    return [(address + number * size, size, 0, "") for number in range(count)]
+
+
+def register(agent: Any, *, count: int, size: int, repeats: int) -> list[tuple[float, float]]:
+    """Register ``count`` regions of ``size`` bytes each in one call, and deregister them, ``repeats`` times.
+
+    :returns: the times of each registration and deregistration.
+    """
+    found = []
+    with _memory(count * size) as address:
+        regions = _regions(address, count, size)
+        for _ in range(repeats):
+            start = _clock()
+            registered = agent.register_memory(regions, "DRAM")
+            middle = _clock()
+            agent.deregister_memory(registered)
+            found.append((middle - start, _clock() - middle))
+    return found
+
+
+def _reference() -> float:
+    """Return how long a computation takes that is always the same, as a measure of the machine's present speed."""
+    start = _clock()
+    sum(range(1000))
+    return _clock() - start
+
+
+def accumulate(agent: Any, *, count: int, repeats: int, rounds: int) -> dict[str, list[list[list[float]]]]:
+    """Register ``count`` more regions of a page each, ``repeats`` times, then deregister them; all that in each round.
+
+    :returns: for ``registration`` and ``deregistration`` the times of each round, by the number of the call, and in the
+        same shape those of a computation beside each call that is always the same.
+    """
+    found: dict[str, list[list[list[float]]]] = {"registration": [[], []], "deregistration": [[], []]}
+    with _memory(count * repeats * PAGE) as address:
+        calls = [_regions(address + number * count * PAGE, count, PAGE) for number in range(repeats)]
+        for _ in range(rounds):
+            times, references, registered = [], [], []
+            for regions in calls:
+                references.append(_reference())
+                start = _clock()
+                registered.append(agent.register_memory(regions, "DRAM"))
+                times.append(_clock() - start)
+            found["registration"][0].append(times)
+            found["registration"][1].append(references)
+            times, references = [], []
+            for each in registered:
+                references.append(_reference())
+                start = _clock()
+                agent.deregister_memory(each)
+                times.append(_clock() - start)
+            found["deregistration"][0].append(times)
+            found["deregistration"][1].append(references)
+    return found
+
+
+#: The memory of regions that stay registered until the worker ends.
+_kept: list[Any] = []
+
+
+def keep_registered(agent: Any, *, count: int) -> None:
+    """Register regions of a page each, which stay registered until the worker ends."""
+    memory = mmap.mmap(-1, count * PAGE)
+    view = ctypes.c_char.from_buffer(memory)
+    agent.register_memory(_regions(ctypes.addressof(view), count, PAGE), "DRAM")
+    _kept.append((memory, view))
+
+
+def export(agent: Any, *, count: int, repeats: int) -> dict[str, Any]:
+    """Register regions of a page each, and return the metadata with the times that its exports took."""
+    with _memory(max(count, 1) * PAGE) as address:
+        registered = agent.register_memory(_regions(address, count, PAGE), "DRAM")
+        found = []
+        for _ in range(repeats):
+            start = _clock()
+            metadata = agent.get_agent_metadata()
+            found.append(_clock() - start)
+        agent.deregister_memory(registered)
+    return {"seconds": found, "metadata": metadata}
+
+
+def load(agent: Any, *, metadata: bytes, repeats: int) -> list[float]:
+    """Return how long it took to load another agent's metadata, each time after it was forgotten."""
+    found = []
+    for number in range(repeats):
+        start = _clock()
+        name = agent.add_remote_agent(metadata)
+        found.append(_clock() - start)
+        if number + 1 < repeats:
+            agent.remove_remote_agent(name.decode() if isinstance(name, bytes) else name)
+    return found
+
+
+def find(agent: Any, *, names: list[str], patience: float) -> list[str]:
+    """Fetch the metadata of other agents from etcd, wait until all is loaded, and return the names of those missing."""
+    for name in names:
+        agent.fetch_remote_metadata(name)
+    deadline = time.monotonic() + patience
+    missing = list(names)
+    while missing and time.monotonic() < deadline:
+        if agent.check_remote_metadata(missing[0]):
+            del missing[0]
+        else:
+            time.sleep(0.0005)
+    return missing
+
+
+def connect_and_write(
+    agent: Any, *, target: str, local: list[int], remote: list[int], repeats: int, patience: float
+) -> dict[str, Any]:
+    """Connect to another agent, which runs :func:`answer` to a burst of one, then write to it ``repeats`` times.
+
+    :param local: address, size and device of the memory to write from; ``remote``: of that to write to.
+    :returns: the time of ``make_connection``, and of each transfer from post to completion.
+    """
+    start = _clock()
+    agent.make_connection(target)
+    connected = _clock() - start
+    memory = [agent.get_xfer_descs([tuple(each)], "DRAM") for each in (local, remote)]
+    handle = agent.initialize_xfer("WRITE", *memory, target, b"")
+    found: list[float] = []
+    deadline = time.monotonic() + patience
+    for _ in range(repeats):
+        start = _clock()
+        state = agent.transfer(handle)
+        while state == "PROC":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"transfer {len(found) + 1} to {target} was not complete in time")
+            state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise RuntimeError(f"transfer {len(found) + 1} to {target} ended with {state}")
+        found.append(_clock() - start)
+    agent.release_xfer_handle(handle)
+    agent.send_notif(target, _OF_BURST)
+    return {"connect": connected, "transfers": found}
+
+
+def _arrived(agent: Any, deadline: float, waits_for: str) -> list[bytes]:
+    """Return the notifications that have arrived, at least one."""
+    while True:
+        if found := [message for messages in agent.get_new_notifs().values() for message in messages]:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no notification arrived from {waits_for} in time")
+
+
+def answer(agent: Any, *, peer: str, burst: int, patience: float) -> None:
+    """Answer each single notification of a peer with one, then all of a burst with one."""
+    deadline = time.monotonic() + patience
+    got = 0
+    while got < burst:
+        for message in _arrived(agent, deadline, peer):
+            if message == _OF_BURST:
+                got += 1
+            else:
+                agent.send_notif(peer, b"answer")
+    agent.send_notif(peer, b"all")
+
+
+def notify(agent: Any, *, peer: str, single: int, seconds: float, burst: int, patience: float) -> dict[str, Any]:
+    """Send notifications to a peer that runs :func:`answer`.
+
+    :param single: the most single notifications, which end after ``seconds``; at least 10 are sent.
+    :returns: ``round_trips``, the time of each single one until its answer was there, and ``burst``, the time from the
+        first of the burst until the answer to all of it was there.
+    """
+    began = time.monotonic()
+    found: list[float] = []
+    while len(found) < single and (len(found) < 10 or time.monotonic() < began + seconds):
+        start = _clock()
+        agent.send_notif(peer, b"question")
+        _arrived(agent, began + patience, peer)
+        found.append(_clock() - start)
+    start = _clock()
+    for _ in range(burst):
+        agent.send_notif(peer, _OF_BURST)
+    _arrived(agent, began + patience, peer)
+    return {"round_trips": found, "burst": _clock() - start}

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's part in a traffic pattern: post its own flows, acknowledge those that reach it, and start with the others.
+
+All of it is on the data path: the ranks start each window together and learn that bytes have arrived by notifications
+of NIXL, so that nothing waits for the process that drives the run.
+
+A window begins at a gate. Each member tells the coordinator, one of the ranks, that it is ready, and the coordinator
+then lets all of them go. Each rank posts the transfers of its flows until the duration of the window is over. It is
+ready for the next window when everything that it posted has arrived.
+
+A WRITE counts when its target has said that the bytes have arrived: each of its transfers carries a notification, which
+NIXL delivers after the data, and the target answers with the number that it has seen. A READ counts when it is DONE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
+
+_CARRIED = re.compile(rb"pytest-nixl:flow:([0-9]{1,9})")
+_ARRIVED = re.compile(rb"pytest-nixl:flow-arrived:([0-9]{1,9}):([0-9]{1,18})")
+_READY = re.compile(rb"pytest-nixl:ready:([0-9]{1,18}:[0-9]{1,9})")
+_GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9})")
+
+#: Seconds without progress after which a rank naps between its polls, and the seconds of a nap.
+_BUSY_SECONDS, _NAP_SECONDS = 0.0002, 0.00002
+_POLLS_BETWEEN_LOOKS = 64
+
+
+def notification(number: int) -> bytes:
+    """Return the notification of each transfer of a flow."""
+    return b"pytest-nixl:flow:%d" % number
+
+
+class OutgoingFlow:
+    """The transfers of one flow that this rank posts.
+
+    :param number: the number of the flow in the pattern.
+    :param handles: the prepared transfers, all of which are in flight at the same time.
+    :param tag: the notification of each; empty: a transfer has arrived when it is DONE.
+    """
+
+    def __init__(self, number: int, handles: Sequence[Any], tag: bytes) -> None:
+        self.number = number
+        self.handles = handles
+        self._tag = tag
+        self._free = list(range(len(handles)))
+        self._in_flight: list[int] = []
+        self._posted = self._delivered = 0
+        self._first, self._start, self._end = 0, 0.0, 0.0
+        #: The transfers that had arrived at the last look before the end of the window and at the first look after it,
+        #: with the seconds of both.
+        self._counted: tuple[int, float] = (0, 0.0)
+        self._after: tuple[int, float] | None = None
+        self._last = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether everything that was posted has arrived."""
+        return not self._in_flight and self._delivered == self._posted
+
+    def begin(self, start: float, end: float) -> None:
+        """Begin a window: ``start`` and ``end`` are values of ``time.perf_counter()``."""
+        self._first, self._start, self._end = self._delivered, start, end
+        self._counted, self._after, self._last = (0, 0.0), None, start
+
+    def delivered(self, count: int) -> None:
+        """Note how many transfers have arrived since the flow was prepared."""
+        if not self._delivered < count <= self._posted:
+            return
+        self._delivered, self._last = count, time.perf_counter()
+        if self._last <= self._end:
+            self._counted = (count - self._first, self._last - self._start)
+        elif self._after is None:
+            self._after = (count - self._first, self._last - self._start)
+
+    def advance(self, agent: Any, *, posting: bool) -> bool:
+        """Look at the transfers in flight, and post those that are free if ``posting``. Return whether any has moved.
+
+        :raises RuntimeError: a transfer failed.
+        """
+        done = [slot for slot in self._in_flight if self._is_done(agent.check_xfer_state(self.handles[slot]))]
+        for slot in done:
+            self._complete(slot)
+        posted = self._free if posting else []
+        self._free = [] if posting else self._free
+        for slot in posted:
+            self._posted += 1
+            self._in_flight.append(slot)
+            if self._is_done(agent.transfer(self.handles[slot], self._tag)):
+                self._complete(slot)
+        return bool(done or posted)
+
+    def result(self) -> tuple[int, float]:
+        """Return transfers and the seconds that they took.
+
+        They are the transfers that arrived before the end of the window, and their share of its duration: a flow that
+        stands still at the end is as slow as it was. If they are too few to say anything, all transfers are returned.
+        """
+        count, before = self._counted
+        if count < 2 * len(self.handles):
+            return self._delivered - self._first, self._last - self._start
+        if self._after is None:
+            return count, before
+        later, after = self._after
+        duration = self._end - self._start
+        arrived = count + (later - count) * (duration - before) / (after - before)
+        return count, duration * count / arrived
+
+    def _complete(self, slot: int) -> None:
+        self._in_flight.remove(slot)
+        self._free.append(slot)
+        if not self._tag:
+            self.delivered(self._delivered + 1)
+
+    @staticmethod
+    def _is_done(state: str) -> bool:
+        if state not in ("DONE", "PROC"):
+            raise RuntimeError(f"a transfer ended in state {state}")
+        return state == "DONE"
+
+
+class FlowEndpoint:
+    """The flows of one rank, and what the other ranks have told it.
+
+    :param agent: the raw agent.
+    :param flows: those whose transfers this rank posts.
+    :param cancelled: returns whether pytest has asked to end the running command.
+    """
+
+    def __init__(self, agent: Any, flows: Sequence[OutgoingFlow], cancelled: Callable[[], bool]) -> None:
+        self._agent, self._cancelled = agent, cancelled
+        self._flows = {flow.number: flow for flow in flows}
+        #: The number of transfers of each incoming flow that have arrived, by sender and flow.
+        self._incoming: dict[tuple[str, int], int] = defaultdict(int)
+        self._ready: dict[bytes, set[str]] = defaultdict(set)
+        self._go: set[bytes] = set()
+        self._deadline = self._busy_until = 0.0
+        self._polls = 0
+        #: Of each flow of the latest run: its number, and transfers and seconds of each window.
+        self.windows: dict[int, list[tuple[int, float]]] = {}
+        #: The cores of this rank's and its partners' processes that other processes took in the latest run.
+        self.others = 0.0
+
+    def run(
+        self, run: int, coordinator: str, members: Sequence[str], flows: Sequence[int], durations: Sequence[float],
+        deadline: float,
+    ) -> None:  # fmt: skip
+        """Take part in windows, and keep what was measured in :attr:`windows`.
+
+        :param run: a number that no other run of these ranks has.
+        :param coordinator: the agent that lets the others go; empty: this one, which polls until it is cancelled.
+        :param members: for the coordinator, the names of the other agents.
+        :param flows: the numbers of the flows to post.
+        :param durations: the seconds of each window; 0: each prepared transfer is posted once.
+        :param deadline: the value of ``time.monotonic()`` at which every wait ends.
+        :raises StepTimeoutError: the deadline has passed, or pytest has asked to end.
+        :raises RuntimeError: a transfer failed.
+        """
+        self._deadline = deadline
+        active = [self._flows[number] for number in flows]
+        self.windows = {flow.number: [] for flow in active}
+        for number, duration in enumerate(durations):
+            self._gate(run, number, coordinator, members)
+            start = time.perf_counter()
+            self._window(active, start, start + duration)
+            for flow in active:
+                self.windows[flow.number].append(flow.result())
+        self._gate(run, len(durations), coordinator, members)
+        if not coordinator:
+            while not self._cancelled():  # its last messages leave it only while it polls
+                self._rest(self._poll())
+
+    def close(self) -> None:
+        """Release every transfer."""
+        for flow in self._flows.values():
+            for handle in flow.handles:
+                self._agent.release_xfer_handle(handle)
+        self._flows.clear()
+
+    def _window(self, active: Sequence[OutgoingFlow], start: float, end: float) -> None:
+        for flow in active:
+            flow.begin(start, end)
+        posting = True
+        while posting or not all(flow.over for flow in active):
+            moved = [flow.advance(self._agent, posting=posting) for flow in active]
+            posting = bool(active) and time.perf_counter() < end
+            self._wait(self._poll() or any(moved), "the transfers of a window to arrive")
+
+    def _gate(self, run: int, number: int, coordinator: str, members: Sequence[str]) -> None:
+        token = b"%d:%d" % (run, number)
+        if coordinator:
+            self._agent.send_notif(coordinator, b"pytest-nixl:ready:" + token)
+            while token not in self._go:
+                self._wait(self._poll(), "the coordinator to let this rank go")
+            self._go.discard(token)
+            return
+        while not self._ready[token].issuperset(members):
+            self._wait(self._poll(), "the other ranks to be ready")
+        del self._ready[token]
+        for member in members:
+            self._agent.send_notif(member, b"pytest-nixl:go:" + token)
+
+    def _poll(self) -> bool:
+        """Read what has arrived, and acknowledge it. Return whether anything has."""
+        told = self._agent.get_new_notifs()
+        for sender, messages in told.items():
+            seen: set[int] = set()
+            for message in messages:
+                if found := _CARRIED.fullmatch(message):
+                    self._incoming[sender, int(found[1])] += 1
+                    seen.add(int(found[1]))
+                elif found := _ARRIVED.fullmatch(message):
+                    if (flow := self._flows.get(int(found[1]))) is not None:
+                        flow.delivered(int(found[2]))
+                elif found := _READY.fullmatch(message):
+                    self._ready[found[1]].add(sender)
+                elif found := _GO.fullmatch(message):
+                    self._go.add(found[1])
+            for number in seen:
+                said = b"pytest-nixl:flow-arrived:%d:%d" % (number, self._incoming[sender, number])
+                self._agent.send_notif(sender, said)
+        return any(told.values())
+
+    def _wait(self, moved: bool, what: str) -> None:
+        self._rest(moved)
+        if self._polls % _POLLS_BETWEEN_LOOKS:
+            return
+        if time.monotonic() > self._deadline:
+            raise StepTimeoutError(f"the deadline passed while waiting for {what}")
+        if self._cancelled():
+            raise StepTimeoutError(f"it was ended while waiting for {what}")
+
+    def _rest(self, moved: bool) -> None:
+        self._polls += 1
+        now = time.monotonic()
+        if moved:
+            self._busy_until = now + _BUSY_SECONDS
+        if now > self._busy_until:
+            time.sleep(_NAP_SECONDS)
+        else:
+            os.sched_yield()

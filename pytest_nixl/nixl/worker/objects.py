@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of an S3 server as targets of the OBJ backend: one for each block, because NIXL writes whole objects."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from typing import Any
+
+from pytest_nixl.nixl.worker.memory import PatternBuffer
+from pytest_nixl.nixl.worker.pattern import chunks
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
+
+#: The keys of all objects begin with this.
+PREFIX = "pytest-nixl"
+
+
+class ObjectBuffer(PatternBuffer):
+    """Objects of one size, which are compared through a client that is not NIXL's.
+
+    NIXL names a registered object by a number, which is here its index, from 1.
+
+    :param size: the total size of all objects, in bytes.
+    :param store: the bucket, which is tried first.
+    :raises ObjectStoreError: the bucket cannot be used.
+    """
+
+    memory = "OBJ"
+    address = device = 0
+
+    def __init__(self, size: int, store: ObjectStore) -> None:
+        super().__init__(size)
+        self._client = ObjectClient(store)
+        self._name = f"{PREFIX}/{secrets.token_hex(8)}"
+        self._block = self._count = 0
+        self._registered: Any = None
+        print(f"pytest-nixl: objects {store.scheme}/{store.address}", file=sys.stderr, flush=True)
+        self.probe()
+
+    def probe(self) -> None:
+        """Store, read and delete an object, and look for the objects that NIXL moves.
+
+        :raises ObjectStoreError: the bucket cannot be used, or one of them is missing; with the reason.
+        """
+        self._client.probe(f"{self._name}/probe")
+        for index in range(self._count):
+            self._client.get(self._key(index), 0, 1)
+
+    def prepare(self, agent: Any, block: int, count: int) -> None:
+        """Divide the space into objects, and register them.
+
+        :param agent: the raw agent.
+        :param block: the size of each object, in bytes.
+        :param count: the number of objects.
+        """
+        self.release(agent)
+        self._block, self._count = block, count
+        self._registered = agent.register_memory([(0, block, i + 1, self._key(i)) for i in range(count)], self.memory)
+
+    def release(self, agent: Any) -> None:
+        """Deregister the objects, and delete them."""
+        if self._registered is not None:
+            agent.deregister_memory(self._registered)
+            self._registered = None
+        for index in range(self._count):
+            self._client.delete(self._key(index))
+        self._block = self._count = 0
+
+    def sync(self) -> None:
+        """Return at once: the server has stored an object when it answers."""
+        return
+
+    def free(self) -> None:
+        """Delete the objects that remain."""
+        with contextlib.suppress(ObjectStoreError):
+            for index in range(self._count):
+                self._client.delete(self._key(index))
+        self._client.close()
+
+    def fill(self, seed: int, offset: int, size: int, *, inverted: bool = False) -> None:
+        self._check(offset, size)
+        content = bytearray(size)
+        for start, chunk in chunks(seed, size):
+            content[start : start + len(chunk)] = (~chunk if inverted else chunk).data
+        self._put(offset, memoryview(content))
+
+    def _key(self, index: int) -> str:
+        return f"{self._name}/{index}"
+
+    def _get(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0:
+            index, start = divmod(offset, self._block)
+            length = min(size, self._block - start)
+            parts.append(self._client.get(self._key(index), start, length))
+            offset, size = offset + length, size - length
+        return b"".join(parts)
+
+    def _put(self, offset: int, data: memoryview) -> None:
+        if not self._block or offset % self._block or len(data) % self._block:
+            raise ObjectStoreError("only whole objects can be written", "write at multiples of the block size")
+        for start in range(0, len(data), self._block):
+            self._client.put(self._key((offset + start) // self._block), bytes(data[start : start + self._block]))

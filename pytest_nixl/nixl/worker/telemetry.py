@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers whose number, bytes and times are known, to compare NIXL's telemetry with them.
+
+Pytest calls these functions through the worker's command ``run``, with the raw agent first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_nixl.model.nixl_releases import PACKAGES
+from pytest_nixl.nixl.backends.libraries import find_plugin
+
+Region = Sequence[Any]
+
+
+def _handle(agent: Any, op: str, peer: str, local: Sequence[Region], remote: Sequence[Region]) -> Any:
+    """Return the handle of one transfer; a region is ``[memory type, address, size, device]``."""
+    lists = [agent.get_xfer_descs([tuple(each[1:]) for each in side], side[0][0]) for side in (local, remote)]
+    return agent.initialize_xfer(op, *lists, peer, b"")
+
+
+def move(
+    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], count: int, patience: float
+) -> list[dict[str, float]]:
+    """Make ``count`` transfers of all regions, one after the other.
+
+    :param patience: the deadline of each transfer in seconds.
+    :returns: of each transfer, in microseconds: ``took``, from before it was posted until it was seen to be complete;
+        ``xfer`` and ``post``, as NIXL's handle says.
+    """
+    found = []
+    for number in range(count):
+        handle = _handle(agent, op, peer, local, remote)
+        began = time.perf_counter()
+        state = agent.transfer(handle)
+        while state == "PROC":
+            if time.perf_counter() - began > patience:
+                raise TimeoutError(f"{op} {number + 1} to {peer} was not complete within {patience:g} s")
+            state = agent.check_xfer_state(handle)
+        took = 1e6 * (time.perf_counter() - began)
+        if state != "DONE":
+            raise RuntimeError(f"{op} {number + 1} to {peer} ended with {state}")
+        of_nixl = agent.get_xfer_telemetry(handle)
+        found.append({"took": took, "xfer": float(of_nixl.xferDuration), "post": float(of_nixl.postDuration)})
+        agent.release_xfer_handle(handle)
+    return found
+
+
+def time_transfers(
+    agent: Any,
+    *,
+    op: str,
+    peer: str,
+    local: list[Region],
+    remote: list[Region],
+    count: int,
+    warmup: int,
+    patience: float,
+) -> list[float]:
+    """Make one transfer of all regions again and again, and return how long each took, in seconds.
+
+    :param warmup: the number of transfers before those that are returned.
+    :param patience: the deadline of each transfer in seconds.
+    """
+    handle = _handle(agent, op, peer, local, remote)
+    found = []
+    for number in range(warmup + count):
+        began = time.perf_counter()
+        state = agent.transfer(handle)
+        while state == "PROC":
+            if time.perf_counter() - began > patience:
+                raise TimeoutError(f"{op} {number + 1} to {peer} was not complete within {patience:g} s")
+            state = agent.check_xfer_state(handle)
+        took = time.perf_counter() - began
+        if state != "DONE":
+            raise RuntimeError(f"{op} {number + 1} to {peer} ended with {state}")
+        found.append(took)
+    agent.release_xfer_handle(handle)
+    return found[warmup:]
+
+
+def fail(
+    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], patience: float
+) -> dict[str, str]:
+    """Make a transfer that cannot succeed.
+
+    :param patience: how long to wait for its end, in seconds.
+    :returns: ``raised``, the class of the error, empty if there was none, and ``state``, the transfer's last state.
+    """
+    state = ""
+    try:
+        handle = _handle(agent, op, peer, local, remote)
+        state = agent.transfer(handle)
+        deadline = time.monotonic() + patience
+        while state == "PROC" and time.monotonic() < deadline:
+            state = agent.check_xfer_state(handle)
+    except Exception as error:
+        return {"raised": type(error).__name__, "state": state}
+    return {"raised": "", "state": state}
+
+
+def exporter_file(agent: Any, *, exporter: str) -> str:
+    """Return the file of an exporter of this NIXL; empty if there is none where NIXL looks for it."""
+    name = f"libtelemetry_exporter_{exporter}.so"
+    if folder := os.environ.get("NIXL_PLUGIN_DIR"):
+        return os.path.join(folder, name) if os.path.isfile(os.path.join(folder, name)) else ""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return find_plugin(os.environ, maps, PACKAGES, name) or ""

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which a worker fails."""
+
+from __future__ import annotations
+
+from pytest_nixl.core.errors import NixlPluginError
+
+
+class WorkerError(NixlPluginError):
+    """A worker died, hung, or could not run a command."""
+
+    @property
+    def ending(self) -> str:
+        """How the worker ended, without its name and its step; the whole reason if that is not known."""
+        return self.reason.partition(") ")[2].partition(" during ")[0] or self.reason
+
+
+class WorkerDiedError(WorkerError):
+    """The worker's process ended, but pytest had not ended it."""
+
+
+class WorkerHungError(WorkerError):
+    """The worker missed its deadline, and pytest ended it."""
+
+    late = True
+
+
+class WorkerLateError(WorkerError):
+    """The worker stopped a step at its deadline, and still runs."""
+
+    late = True
+
+
+class NixlError(WorkerError):
+    """NIXL reported an error.
+
+    :param type_name: NIXL's error class, such as ``nixlNotFoundError``.
+    """
+
+    def __init__(self, reason: str, remedy: str, detail: str, type_name: str) -> None:
+        super().__init__(reason, remedy, detail)
+        self.type_name = type_name

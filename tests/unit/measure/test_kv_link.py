@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for KV blocks with the real NIXL: every way to make them, every byte compared, and a corrupted block."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.measure.kv_link import KvLink, KvTraffic
+from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout
+from pytest_nixl.model.kv_samples import STEPS
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.samples import percentile
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.worker.kv_requests import KvMethod
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+LAYOUT = KvLayout(tensors=8, blocks=64, block_bytes=4096)
+HOST = MemoryPair("DRAM", "DRAM")
+#: The ways in which a request is made.
+WAYS = [
+    KvTraffic(16, BlockOrder.CONTIGUOUS),
+    KvTraffic(16, BlockOrder.CONTIGUOUS, merge=False),
+    KvTraffic(16),
+    KvTraffic(16, method=KvMethod.INITIALIZED),
+]
+
+Connect = Callable[..., KvLink]
+
+
+@pytest.fixture(scope="module")
+def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
+    """Connect two workers with caches of a layout. Tests with caches of the same size have the same workers."""
+    with ExitStack() as ended:
+        pairs: dict[tuple[int, int], WorkerPair] = {}
+        settings = make_settings()
+
+        def make(op: str, layout: KvLayout = LAYOUT) -> KvLink:
+            pair = pairs.get((layout.size, layout.tensors))
+            if pair is None or not pair.healthy:
+                places = LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)
+                pair = WorkerPair(places, settings, BACKENDS["UCX"], HOST, layout.size, regions=layout.tensors)
+                pairs[layout.size, layout.tensors] = pair
+                ended.callback(pair.close)
+            return KvLink(pair, layout, op, settings.timeout)
+
+        yield make
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str) -> None:
+    link = connect(op)
+    for traffic in WAYS:
+        samples = link.measure(traffic, duration=0.02)
+        assert samples.corruption is None, traffic
+        assert samples.descriptors == 16 * 8
+        assert samples.request_bytes == 16 * 8 * 4096
+        assert len(samples.steps) >= 10
+        assert all(seconds > 0 for steps in samples.steps for seconds in steps)
+        assert samples.bandwidth > 0
+        assert samples.transports
+        assert (samples.prepare > 0) == (traffic.method is KvMethod.PREPPED)
+        assert samples.step("post") <= samples.step("post", 99)
+
+
+def test_a_hundred_thousand_descriptors_are_verified(connect: Connect) -> None:
+    layout = KvLayout(tensors=64, blocks=1600, block_bytes=512)
+    samples = connect("WRITE", layout).measure(KvTraffic(1563), duration=0.0, least=1)
+    assert samples.descriptors == 100_032
+    assert samples.corruption is None
+
+
+@pytest.fixture
+def change(monkeypatch: pytest.MonkeyPatch) -> Callable[[KvLink, Callable[[int], None]], None]:
+    """Change the cache that receives blocks, through the kernel, whenever requests are over."""
+
+    def plant(link: KvLink, fault: Callable[[int], None]) -> None:
+        request = link._request
+
+        def changed(*arguments: Any) -> dict[str, Any]:
+            found = request(*arguments)
+            memory = os.open(f"/proc/{link.destination.worker.pid}/mem", os.O_RDWR)
+            fault(memory)
+            os.close(memory)
+            return found
+
+        monkeypatch.setattr(link, "_request", changed)
+
+    return plant
+
+
+Change = Callable[[KvLink, Callable[[int], None]], None]
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_a_corrupted_byte_is_reported_with_layer_block_and_offset(connect: Connect, change: Change, op: str) -> None:
+    link = connect(op)
+    place = link.destination.address + LAYOUT.offset(5, 63) + 9
+    change(link, lambda memory: _put(memory, place, bytes([os.pread(memory, 1, place)[0] ^ 0x40])))
+    corruption = link.measure(KvTraffic(16), duration=0.0).corruption
+    assert corruption is not None
+    assert corruption.wrong_bytes == 1
+    assert corruption.where == "layer 2 V, block 63, offset 9"
+    assert corruption.holds == ""
+
+
+#: Requests for every block of the cache in its order, so that each block has a known source.
+ALL = KvTraffic(LAYOUT.blocks, BlockOrder.CONTIGUOUS)
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_two_exchanged_blocks_are_reported_with_what_the_first_holds(connect: Connect, change: Change, op: str) -> None:
+    link = connect(op)
+    one, other = (link.destination.address + LAYOUT.offset(4, block) for block in (3, 9))
+
+    def exchange(memory: int) -> None:
+        first, second = (os.pread(memory, LAYOUT.block_bytes, place) for place in (one, other))
+        _put(memory, one, second)
+        _put(memory, other, first)
+
+    change(link, exchange)
+    corruption = link.measure(ALL, duration=0.0).corruption
+    assert corruption is not None
+    assert corruption.wrong_blocks == 2
+    assert corruption.where.startswith("layer 2 K, block 3, offset ")
+    assert corruption.holds == "it holds block 9 instead of block 3"
+
+
+def test_a_block_that_did_not_arrive_is_reported_so(connect: Connect, change: Change) -> None:
+    link = connect("WRITE")
+    place = link.destination.address + LAYOUT.offset(0, 5)
+
+    def undo(memory: int) -> None:
+        _put(memory, place, bytes(byte ^ 0xFF for byte in os.pread(memory, LAYOUT.block_bytes, place)))
+
+    change(link, undo)
+    corruption = link.measure(ALL, duration=0.0).corruption
+    assert corruption is not None
+    assert corruption.where == "layer 0 K, block 5, offset 0"
+    assert corruption.holds == "nothing arrived: it should hold block 5"
+
+
+def _put(memory: int, place: int, data: bytes) -> None:
+    assert os.pwrite(memory, data, place) == len(data)
+
+
+def test_the_steps_of_a_request_are_its_duration(connect: Connect) -> None:
+    samples = connect("WRITE").measure(KvTraffic(4), duration=0.0)
+    for steps, whole in zip(samples.steps, samples.requests, strict=True):
+        assert whole == pytest.approx(sum(steps) - steps[STEPS.index("release")])
+
+
+#: Two pieces of 2 KiB for each block of the side with more heads. Blocks are counted in pieces: 2 of them are a block.
+SPLIT = {
+    "WRITE": KvLayout(tensors=8, blocks=128, block_bytes=2048, pieces=(2, 1)),
+    "READ": KvLayout(tensors=8, blocks=128, block_bytes=2048, pieces=(1, 2)),
+}
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize("larger", ["initiator", "target"])
+def test_pieces_of_blocks_move_between_different_tensor_parallel_sizes(connect: Connect, op: str, larger: str) -> None:
+    layout = replace(SPLIT["WRITE"], pieces=(2, 1) if larger == "initiator" else (1, 2))
+    link = connect(op, layout)
+    for traffic in WAYS:
+        samples = link.measure(traffic, duration=0.0)
+        assert samples.corruption is None, traffic
+        assert samples.request_bytes == 16 * 8 * 2048
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_a_corrupted_piece_is_reported_with_the_block_that_it_is_in(connect: Connect, change: Change, op: str) -> None:
+    layout = replace(SPLIT[op], pieces=(1, 2) if op == "WRITE" else (2, 1))  # the receiving side has larger blocks
+    link = connect(op, layout)
+    place = link.destination.address + layout.offset(5, 2 * 31 + 1) + 9
+    change(link, lambda memory: _put(memory, place, bytes([os.pread(memory, 1, place)[0] ^ 0x40])))
+    corruption = link.measure(KvTraffic(16), duration=0.0).corruption
+    assert corruption is not None
+    assert corruption.where == f"layer 2 V, block 31, offset {2048 + 9}"
+
+
+def test_an_exchanged_piece_is_reported_with_the_piece_that_should_be_there(connect: Connect, change: Change) -> None:
+    layout = SPLIT["WRITE"]  # the sending side has larger blocks, of which one piece goes to each block here
+    link = connect("WRITE", layout)
+    one, other = (link.destination.address + layout.offset(4, block) for block in (3, 9))
+
+    def exchange(memory: int) -> None:
+        first, second = (os.pread(memory, layout.block_bytes, place) for place in (one, other))
+        _put(memory, one, second)
+        _put(memory, other, first)
+
+    change(link, exchange)
+    corruption = link.measure(KvTraffic(64, BlockOrder.CONTIGUOUS), duration=0.0, least=1).corruption
+    assert corruption is not None
+    assert corruption.where.startswith("layer 2 K, block 3, offset ")
+    assert re.fullmatch(r"it holds piece ([01]) of block 9 instead of piece \1 of block 3", corruption.holds)
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Connect, op: str) -> None:
+    link = connect(op, replace(LAYOUT, blocks=4 * 64, ranges=4))
+    for traffic in WAYS:
+        samples = link.measure(replace(traffic, in_flight=4), duration=0.0)
+        assert samples.corruption is None, traffic
+        [launch] = samples.timed
+        assert len(launch) == 32
+        assert not samples.alone
+        starts, ends = [each.start for each in launch], [each.told for each in launch]
+        assert starts == sorted(starts)
+        assert any(start < end for start, end in zip(starts[1:], ends, strict=False)), "some were in flight together"
+        assert samples.bandwidth == pytest.approx(samples.request_bytes * 32 / (max(ends) - min(starts)))
+
+
+def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped target delays one request, and in an open loop all those that should have started meanwhile."""
+    link = connect("READ")
+    request, target = link._request, link.target.worker
+    stall, rate, continued = 0.8, 100.0, threading.Event()
+
+    def go_on() -> None:
+        os.kill(target.pid, signal.SIGCONT)
+        continued.set()
+
+    def stalled(requests: Any, draws: Any, traffic: KvTraffic) -> dict[str, Any]:
+        if len(draws) == 1:
+            return request(requests, draws, traffic)
+        os.kill(target.pid, signal.SIGSTOP)
+        timer = threading.Timer(stall, go_on)
+        timer.start()
+        try:
+            return request(requests, draws, traffic)
+        finally:
+            timer.join()
+
+    monkeypatch.setattr(link, "_request", stalled)
+    samples = link.measure(KvTraffic(1, rate=rate), duration=2.0)
+    assert continued.is_set()
+    assert samples.corruption is None
+    [launch] = samples.timed
+    assert len(launch) == 201
+    assert [each.intended for each in launch] == [pytest.approx(number / rate) for number in range(201)]
+    # The first request waits for the whole stall; the others should have started meanwhile, and did not.
+    assert percentile(samples.requests, 99) > stall / 2
+    late = sum(each.latency > stall / 2 for each in launch)
+    assert late >= stall / 2 * rate - 1
+    # By their own steps only those in flight were late, so that percentiles of the steps would hide the stall.
+    assert 1 <= sum(sum(each.steps) > stall / 2 for each in launch) < late / 4

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs whose agents have a progress thread, worker threads or parameters, with the real NIXL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.agent_options import AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import WorkerError, WorkerHungError
+
+DRAM = MemoryPair("DRAM", "DRAM")
+MakePairs = Callable[..., WorkerPairs]
+#: Seconds beyond a deadline that its report may take on a busy machine.
+LATE = 60.0
+
+
+def threads(agent: NixlAgent) -> int:
+    """Return the number of threads of an agent's process."""
+    return len(os.listdir(f"/proc/{agent.worker.pid}/task"))
+
+
+def link(pairs: WorkerPairs, options: AgentOptions | None = None) -> Link:
+    return pairs.link("UCX", "WRITE", DRAM, agent_options=options)
+
+
+def test_a_pair_has_the_threads_of_its_options(make_pairs: MakePairs) -> None:
+    pairs = make_pairs()
+    plain = link(pairs)
+    usual = threads(plain.initiator)
+    assert threads(plain.target) == usual
+    progress = link(pairs, AgentOptions(progress_thread=True))
+    assert (threads(progress.initiator), threads(progress.target)) == (usual + 1, usual + 1)
+    several = link(pairs, AgentOptions(threads=ThreadCounts(3, 0)))
+    assert (threads(several.initiator), threads(several.target)) == (usual + 3, usual)
+
+
+def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None:
+    workers = (BackendParameter("UCX", "num_workers", "2"),)
+    options = AgentOptions(True, ThreadCounts(2, 2), "strict", workers)
+    samples = link(make_pairs(duration=0.0), options).measure(65536)
+    assert samples.corruption is None
+    assert str(samples.key).endswith("/0-1/num_workers=2,progress-thread=on,sync-mode=strict,threads=2")
+
+
+def test_the_run_decides_unless_a_link_says_otherwise(make_pairs: MakePairs) -> None:
+    pairs = make_pairs(progress_thread=("on",))
+    assert link(pairs).key(65536).variant == (("progress-thread", "on"),)
+    assert link(pairs, AgentOptions(progress_thread=False)).key(65536).variant == ()
+
+
+def test_a_row_is_measured_again_with_its_own_agents(make_pairs: MakePairs) -> None:
+    pairs = make_pairs(progress_thread=("off", "on"))
+    row = link(pairs, AgentOptions(progress_thread=True)).key(65536)
+    assert pairs.link_of(row, (0, 1)).key(65536) == row
+
+
+def test_no_other_pair_runs_beside_one_with_a_progress_thread(make_pairs: MakePairs) -> None:
+    pairs = make_pairs()
+    plain = link(pairs)
+    progress = link(pairs, AgentOptions(progress_thread=True))
+    assert not plain.initiator.worker.alive
+    assert link(pairs, AgentOptions(progress_thread=True)).initiator.worker.pid == progress.initiator.worker.pid
+    link(pairs)
+    assert not progress.initiator.worker.alive
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: MakePairs, progress: bool) -> None:
+    # UCX over TCP needs the target's progress; the memory copy of one host does not.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp")
+        one = link(make_pairs(timeout=3.0), AgentOptions(progress_thread=progress))
+    one.target.worker.signal(signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(WorkerHungError, match=r"rank 1 \(target worker, pid \d+\), which was stopped by a signal"):
+        one.move(65536)
+    assert time.monotonic() - started < 3.0 + LATE
+    assert not one.initiator.worker.alive, "both workers are ended"
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
+    make_pairs: MakePairs, progress: bool
+) -> None:
+    one = link(make_pairs(timeout=5.0), AgentOptions(progress_thread=progress))
+    one.initiator.run("helpers.agent_functions:never_progress")
+    started = time.monotonic()
+    # Both wait for the same time, and either may be the first to report.
+    with pytest.raises(WorkerError, match=r"\((initiator|target) worker, pid \d+\) stopped '\w+' at its deadline"):
+        one.move(65536)
+    assert time.monotonic() - started < 5.0 + LATE
+
+
+def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
+    make_settings: Callable[..., object],
+) -> None:
+    settings = make_settings(progress_thread=("off",), threads=ThreadCounts(2, 2), timeout=20.0)
+    with Agents(LocalHost(supervisor()), settings) as agents:  # type: ignore[arg-type]
+        plain, progress = agents.start(), agents.start(progress_thread=True)
+        assert threads(progress) == threads(plain) + 1
+        usual = agents.start(agent_options=AgentOptions())
+        assert threads(plain) == threads(usual) + 2
+        assert agents.start(progress_thread=None).beside()._made_with["progress_thread"] is False

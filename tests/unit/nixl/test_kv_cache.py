@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache is compared block by block with what requests should have moved: every fault is found and placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pytest_nixl.model.kv_blocks import BlockDraw, BlockOrder, KvLayout, draw
+from pytest_nixl.nixl.worker.kv_cache import KvPattern, compare, fill
+from pytest_nixl.nixl.worker.memory import DramBuffer
+from pytest_nixl.nixl.worker.pattern import TILE, chunks
+
+LAYOUT = KvLayout(tensors=4, blocks=12, block_bytes=1024)
+SEED = 77
+DRAW = BlockDraw(np.array([3, 9, 5], dtype=np.int32), np.array([0, 7, 2], dtype=np.int32))
+
+
+@pytest.fixture
+def moved() -> Iterator[DramBuffer]:
+    """The target's cache after a WRITE of three blocks, done by hand."""
+    source, target = DramBuffer(LAYOUT.size), DramBuffer(LAYOUT.size)
+    fill(source, LAYOUT, SEED, inverted=False)
+    fill(target, LAYOUT, SEED, inverted=True)
+    for tensor in range(LAYOUT.tensors):
+        for here, there in zip(DRAW.local, DRAW.remote, strict=True):
+            data = source.read(LAYOUT.offset(tensor, int(here)), LAYOUT.block_bytes)
+            target.write(LAYOUT.offset(tensor, int(there)), data)
+    yield target
+    source.free()
+    target.free()
+
+
+MOVES = [(DRAW.remote, DRAW.local)]
+
+
+def test_blocks_that_were_moved_as_drawn_are_right(moved: DramBuffer) -> None:
+    assert compare(moved, LAYOUT, SEED, MOVES) is None
+
+
+def test_one_wrong_byte_is_found_with_tensor_block_and_offset(moved: DramBuffer) -> None:
+    place = LAYOUT.offset(2, 7) + 1000
+    [byte] = moved.read(place, 1)
+    moved.write(place, bytes([byte ^ 1]))
+    found = compare(moved, LAYOUT, SEED, MOVES)
+    assert found == {
+        "wrong_blocks": 1, "wrong_bytes": 1, "tensor": 2, "block": 7, "source": 9, "offset": 1000, "expected": byte,
+        "found": byte ^ 1, "holds": -1, "unchanged": False,
+    }  # fmt: skip
+
+
+def test_two_exchanged_blocks_are_found_with_the_block_that_each_holds(moved: DramBuffer) -> None:
+    one, other = LAYOUT.offset(1, 0), LAYOUT.offset(1, 7)
+    first, second = moved.read(one, LAYOUT.block_bytes), moved.read(other, LAYOUT.block_bytes)
+    moved.write(one, second)
+    moved.write(other, first)
+    found = compare(moved, LAYOUT, SEED, MOVES)
+    assert found is not None
+    assert {name: found[name] for name in ("wrong_blocks", "tensor", "block", "source", "holds")} == {
+        "wrong_blocks": 2, "tensor": 1, "block": 0, "source": 3, "holds": 9,
+    }  # fmt: skip
+
+
+def test_a_block_that_was_not_moved_is_wrong(moved: DramBuffer) -> None:
+    more = [(np.array([0, 7, 2, 11], dtype=np.int32), np.array([3, 9, 5, 1], dtype=np.int32))]
+    found = compare(moved, LAYOUT, SEED, more)
+    assert found is not None
+    assert (found["wrong_blocks"], found["block"], found["unchanged"]) == (LAYOUT.tensors, 11, True)
+
+
+def test_a_block_that_was_moved_without_a_request_is_wrong(moved: DramBuffer) -> None:
+    found = compare(moved, LAYOUT, SEED, [(DRAW.remote[:2], DRAW.local[:2])])
+    assert found is not None
+    assert (found["block"], found["source"], found["holds"]) == (2, -1, 5)
+
+
+def test_the_last_request_that_moved_a_block_counts(moved: DramBuffer) -> None:
+    earlier = (DRAW.remote, np.array([1, 1, 1], dtype=np.int32))
+    assert compare(moved, LAYOUT, SEED, [earlier, *MOVES]) is None
+    assert compare(moved, LAYOUT, SEED, [*MOVES, earlier]) is not None
+
+
+def test_the_pattern_of_a_cache_is_that_of_other_buffers() -> None:
+    size = 8 * (2 * TILE + 100)
+    whole = np.concatenate([chunk.copy() for _, chunk in chunks(SEED, size)])
+    pattern = KvPattern(SEED)
+    for offset, length in ((0, size), (8 * TILE - 16, 64), (16, 8), (8 * TILE, 8 * TILE + 8)):
+        assert np.array_equal(pattern.at(offset, length), whole[offset : offset + length])
+
+
+def test_parts_of_a_word_are_refused() -> None:
+    with pytest.raises(ValueError, match="12 bytes at 8 are not whole words of 8 bytes"):
+        KvPattern(1).at(8, 12)
+
+
+@pytest.mark.parametrize("order", BlockOrder)
+def test_a_drawn_request_is_compared_through_its_permutation(order: BlockOrder) -> None:
+    layout = KvLayout(2, 64, 64)
+    drawn = draw(layout, 20, order, 9)
+    cache = DramBuffer(layout.size)
+    fill(cache, layout, SEED, inverted=True)
+    pattern = KvPattern(SEED)
+    for tensor in range(layout.tensors):
+        for here, there in zip(drawn.local, drawn.remote, strict=True):
+            cache.write(layout.offset(tensor, int(there)), pattern.at(layout.offset(tensor, int(here)), 64).data)
+    assert compare(cache, layout, SEED, [(drawn.remote, drawn.local)]) is None
+    cache.free()

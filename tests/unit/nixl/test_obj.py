@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows between memory and objects, on the real NIXL and an S3 server (moto), checked with another client (boto3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from helpers.cli_run import BANDWIDTH, profile, run
+from helpers.s3 import KEYS, S3Server, use_s3
+from helpers.s3_faults import faulty_s3
+
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.agent_options import BackendParameter
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.nixl.worker import s3
+from pytest_nixl.nixl.worker.objects import PREFIX
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
+from pytest_nixl.nixl.worker.s3_faults import BY_CODE
+from pytest_nixl.processes.worker_errors import WorkerError
+
+OBJ = MemoryPair("DRAM", "OBJ")
+BLOCK = 65536
+MakePairs = Callable[..., WorkerPairs]
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[S3Server]:
+    made = S3Server()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def server(shared_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """An S3 server that AWS's variables name. No object may be left on it."""
+    use_s3(monkeypatch, shared_server.url)
+    yield shared_server
+    assert shared_server.keys == []
+
+
+def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+    return pairs.link("OBJ", op, OBJ)
+
+
+@pytest.mark.long
+def test_bandwidth_suite_passes_with_the_gate_and_records(server: S3Server, tmp_path: Path) -> None:
+    written = tmp_path / "run.json"
+    accepted = profile(tmp_path / "p.toml", "backend = ['OBJ']\ntransports = ['http']")
+    done = run(
+        BANDWIDTH, "--nixl-backend=obj", "--nixl-blocks=4KiB,64KiB", "--nixl-batch=2", "--nixl-depth=3",
+        f"--nixl-profile={accepted}", "--nixl-gate", f"--benchmark-json={written}",
+        env={name: os.environ[name] for name in (*KEYS, "AWS_ENDPOINT_URL")}, 
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.verdicts == dict.fromkeys(("WRITE 64KiB", "WRITE 4KiB", "READ 64KiB", "READ 4KiB"), "PASS")
+    recorded = json.loads(written.read_text())["benchmarks"]
+    assert recorded[0]["fullname"] == "OBJ/WRITE/DRAM:OBJ/4KiB/batch2/depth3/0-0"
+    assert server.url.replace("://", "/") in recorded[0]["extra_info"]["transports"]
+
+
+@pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20])
+def test_another_client_reads_what_nixl_wrote(server: S3Server, make_pairs: MakePairs, block: int) -> None:
+    written = link(make_pairs(blocks=(block,), batch=(2,)))
+    with written._transfers(block, 2, 1) as transfers:
+        written._fill(2 * block, poison=True)
+        written._run("move", transfers, 60)
+        source = written.source.read(0, 2 * block)
+        bodies = [server.client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in sorted(server.keys)]
+    assert b"".join(bodies) == source
+    assert len(set(bodies)) == 2
+
+
+def test_nixl_reads_what_another_client_wrote(server: S3Server, make_pairs: MakePairs) -> None:
+    reading = link(make_pairs(), "READ")
+    with reading._transfers(BLOCK, 1, 1) as transfers:
+        reading._fill(BLOCK, poison=True)
+        [key] = server.keys
+        content = os.urandom(BLOCK)
+        server.client.put_object(Bucket="bucket", Key=key, Body=content)
+        reading._run("move", transfers, 60)
+        assert reading.destination.read(0, BLOCK) == content
+
+
+def test_object_with_one_wrong_byte_is_corruption(server: S3Server, make_pairs: MakePairs) -> None:
+    written = link(make_pairs(batch=(2,)))
+    with written._transfers(BLOCK, 2, 1) as transfers:
+        seed = written._fill(2 * BLOCK, poison=True)
+        written._run("move", transfers, 60)
+        assert written._compare("before", seed, 2 * BLOCK) is None
+        key = f"{server.keys[0].rpartition('/')[0]}/1"
+        content = bytearray(server.client.get_object(Bucket="bucket", Key=key)["Body"].read())
+        content[77] ^= 1
+        server.client.put_object(Bucket="bucket", Key=key, Body=bytes(content))
+        found = written._compare("after", seed, 2 * BLOCK)
+    assert found is not None
+    assert (found.wrong_bytes, found.offset) == (1, BLOCK + 77)
+
+
+def test_parameters_say_where_the_objects_are_without_a_variant(
+    server: S3Server, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.delenv("AWS_DEFAULT_BUCKET")
+    given = {"bucket": "bucket", "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
+    told = tuple(BackendParameter("OBJ", *each) for each in sorted({**given, "req_checksum": "required"}.items()))
+    moved = link(make_pairs(backend_params=told))
+    assert str(moved.key(BLOCK)) == "OBJ/WRITE/DRAM:OBJ/64KiB/batch1/depth1/0-0/req_checksum=required"
+    assert moved.move(BLOCK) is None
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_objects_move_in_parts_from_the_limit_on(server: S3Server, make_pairs: MakePairs, op: str) -> None:
+    size = 20 << 20
+    # NIXL's client for parts does not read AWS_ENDPOINT_URL.
+    given = {"crtMinLimit": str(8 << 20), "endpoint_override": server.url.partition("//")[2], "scheme": "http"}
+    told = tuple(
+        BackendParameter("OBJ", *each) for each in sorted({**given, "use_virtual_addressing": "false"}.items())
+    )
+    moved = link(make_pairs(blocks=(size,), backend_params=told), op)
+    assert str(moved.key(size)).endswith("/crtMinLimit=8388608,use_virtual_addressing=false")
+    with moved._transfers(size, 1, 1) as transfers:
+        seed = moved._fill(size, poison=True)
+        moved._run("move", transfers, 60)
+        assert moved._compare("moved", seed, size) is None
+        [key] = server.keys
+        tag = server.client.head_object(Bucket="bucket", Key=key)["ETag"]
+    # An object that was stored in three parts says so; one that pytest-nixl's client stored has none.
+    assert tag.endswith('-3"') == (op == "WRITE")
+
+
+def test_object_that_another_program_deletes_is_named(server: S3Server, make_pairs: MakePairs) -> None:
+    reading = link(make_pairs(), "READ")
+    with pytest.raises(WorkerError) as caught, reading._transfers(BLOCK, 1, 1) as transfers:
+        reading._fill(BLOCK, poison=True)
+        [key] = server.keys
+        server.client.delete_object(Bucket="bucket", Key=key)
+        reading._run("move", transfers, 60)
+    assert "answered NoSuchKey to GET of an object in bucket bucket" in caught.value.reason
+    assert "NIXL_ERR_BACKEND" in caught.value.reason
+    assert "write the object before it is read" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason", "remedy"),
+    [
+        ({"AWS_DEFAULT_BUCKET": "no-bucket"}, "answered NoSuchBucket", "AWS_DEFAULT_BUCKET"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be reached", "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "http://no-host.invalid:80"}, "does not resolve", "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "ftp://host"}, "'ftp://host' is not http", "AWS_ENDPOINT_URL"),
+        ({"AWS_DEFAULT_BUCKET": ""}, "no bucket is named", "AWS_DEFAULT_BUCKET="),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, "AWS_SECRET_ACCESS_KEY is not set", "set AWS_ACCESS_KEY_ID"),
+        ({"AWS_ENDPOINT_URL": "https"}, "does not speak TLS", "write http://"),
+    ],
+    ids=["bucket", "closed-port", "host", "scheme", "no-bucket", "no-key", "tls"],
+)
+def test_what_is_wrong_with_the_server_is_named_with_a_remedy(
+    server: S3Server, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str], reason: str, remedy: str,
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, server.url.replace("http", "https") if value == "https" else value)
+    with pytest.raises(WorkerError) as caught:
+        link(make_pairs())
+    assert reason in caught.value.reason
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.long
+def test_server_that_dies_during_a_transfer_is_named(monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs) -> None:
+    dying = S3Server()
+    use_s3(monkeypatch, dying.url)
+    moved = link(make_pairs(timeout=60.0))
+    with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
+        moved._fill(BLOCK, poison=True)
+        dying.kill()
+        moved._run("move", transfers, 60)
+    assert f"the S3 server {dying.url} cannot be reached" in caught.value.reason
+    assert "check that the server runs" in caught.value.remedy
+    assert not moved.initiator.worker.alive
+
+
+@pytest.mark.long
+def test_server_that_limits_requests_during_a_transfer_is_named(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
+) -> None:
+    storm = threading.Event()
+    with faulty_s3(server.url, lambda *_: "SlowDown" if storm.is_set() else "") as (url, _):
+        use_s3(monkeypatch, url)
+        moved = link(make_pairs(timeout=60.0))
+        with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
+            moved._fill(BLOCK, poison=True)
+            storm.set()
+            moved._run("move", transfers, 60)
+    assert f"the S3 server {url} answered SlowDown" in caught.value.reason
+    assert "--nixl-depth" in caught.value.remedy
+    for key in server.keys:  # the storm did not let them be deleted
+        server.client.delete_object(Bucket="bucket", Key=key)
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A double: moto accepts every key and clock, so this answers with the error code that the path names."""
+
+    def do_PUT(self) -> None:
+        code = self.path.split("/")[1]
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(f"<Error><Code>{code}</Code></Error>".encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_each_answer_of_a_server_has_its_own_remedy(code: str) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
+        threading.Thread(target=refusing.handle_request, daemon=True).start()
+        client = ObjectClient(ObjectStore("http", f"127.0.0.1:{refusing.server_port}", code, "r", "key", "secret"))
+        with pytest.raises(ObjectStoreError) as caught:
+            client.put("key", b"x")
+    assert f"answered {code} to PUT" in caught.value.reason
+    assert caught.value.remedy == BY_CODE[code].remedy
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["", "a-token"])
+def test_signature_is_that_of_another_implementation(token: str) -> None:
+    store = ObjectStore("http", "host:9000", "bucket", "eu-west-1", "AKID", "se/cret", token)
+    request = AWSRequest("PUT", "http://host:9000/bucket/a/b", data=b"content", headers={"range": "bytes=0-9"})
+    signer = S3SigV4Auth(Credentials("AKID", "se/cret", token or None), "s3", "eu-west-1")
+    signer.add_auth(request)
+    theirs = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    ours = s3._signed(store, "PUT", "/bucket/a/b", b"content", {"range": "bytes=0-9"}, theirs)
+    assert request.headers["Authorization"] == ours["authorization"]
+
+
+def test_keys_begin_with_a_prefix_that_a_rule_of_the_bucket_can_name() -> None:
+    assert PREFIX == "pytest-nixl"

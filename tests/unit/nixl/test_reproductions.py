@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each script that reproduces a finding is run alone, with the real NIXL, and shows what the finding says."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import environment
+
+from pytest_nixl.cli import COULD_NOT_RUN, PASSED, main
+from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.nixl import reproductions
+from pytest_nixl.nixl.reproductions import reproduction
+
+SCRIPTS = {id for id in FINDINGS if reproduction(id) is not None}
+#: The findings whose defect UCX has; the others are run in tests/libfabric.
+ON_UCX = ("NIXL-DUPLICATE-DESCRIPTOR", "NIXL-RELEASED-HANDLE")
+
+
+@pytest.mark.parametrize("id", ON_UCX)
+def test_a_script_ends_as_its_finding_says(id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finding", id, "--reproduce"]) == PASSED
+    script = tmp_path / "script.py"
+    script.write_text(capsys.readouterr().out)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert "healthy" not in done.stdout
+
+
+@pytest.mark.parametrize("id", ["NIXL-RELEASED-IN-FLIGHT", "NIXL-REMOVED-IN-FLIGHT"])
+def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: Path) -> None:
+    counted = ""
+    # A machine that was busy at that moment may have carried the whole READ before it was cancelled.
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-"], input=reproduction(id), cwd=tmp_path, env=environment(), capture_output=True,
+            text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said, counted = done.stdout.splitlines()[-2:]
+        assert "has returned" in said
+        if "healthy: 0 bytes" not in counted:
+            break
+    assert counted == "DEFECT: 65536 bytes were overwritten after that"
+
+
+def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> None:
+    script = reproduction("NIXL-DEREGISTERED-SOURCE")
+    done = subprocess.run(
+        [sys.executable, "-", "UCX"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "healthy: the transfer is DONE"), done.stderr
+
+
+def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "DEFECT: 100 sockets are open after 50 removals"
+
+
+@pytest.mark.parametrize("id", ["NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", "NIXL-TELEMETRY-REFUSAL-UNCOUNTED"])
+def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Path) -> None:
+    script = reproduction(id)
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "DEFECT: no error is counted"
+
+
+@pytest.mark.long
+def test_a_script_loses_the_first_fetch_from_a_restarted_agent(tmp_path: Path) -> None:
+    script = reproduction("NIXL-RESTARTED-LISTENER-LOSES-FETCH")
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "DEFECT: the first had no answer in 10 s"
+
+
+@pytest.mark.long
+def test_a_script_counts_the_processes_that_a_dead_target_crashes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-", "UCX", "2"], input=reproduction("NIXL-DEAD-TARGET-CRASHES"), cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rounds = [line for line in done.stdout.splitlines() if line.startswith("round ")]
+    assert [line.rpartition(": the target was killed: ")[0] for line in rounds] == ["round 1, WRITE", "round 2, READ"]
+    assert done.stdout.splitlines()[-1] == "healthy: 0 of 2 initiators were ended by SIGSEGV"
+
+
+def test_the_scripts_use_nothing_of_this_project() -> None:
+    folder = Path(reproductions.__file__).parent
+    assert {path.stem.upper().replace("_", "-") for path in folder.glob("[!_]*.py")} == SCRIPTS
+    for id in SCRIPTS:
+        assert "pytest_nixl" not in str(reproduction(id))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--reproduce prints the script of one finding, not of 0: name one of NIXL-DUPLICATE-DESCRIPTOR, "),
+        (("NIXL-ETCD-STALE-KEY",), "there is no script for NIXL-ETCD-STALE-KEY: findings with a script are NIXL-"),
+        (("NIXL-OTHER",), "there is no finding 'NIXL-OTHER'"),
+    ],
+)
+def test_a_finding_without_a_script_is_refused_in_one_sentence(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["findings", *arguments, "--reproduce"]) == COULD_NOT_RUN
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"pytest-nixl: {words}")
+    assert len(err.splitlines()) == 1

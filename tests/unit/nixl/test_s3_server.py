@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fixture ``nixl_s3`` in real runs of pytest: embedded, external, with xdist, and with bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import boto3
+import pytest
+from helpers.cli_run import eventually
+from helpers.pytester_run import run_pytest
+from helpers.s3 import KEYS, S3Server
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.nixl import s3_server
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError, parse_server
+from pytest_nixl.processes.supervisor import supervisor
+
+#: A test that writes what it got to ``told-N``, and moves an object by boto3 and by the fixture's own client.
+TEST = """
+    import json, pathlib, boto3, pytest
+    @pytest.mark.parametrize("number", range(2))
+    def test_it(nixl_s3, number):
+        told = nixl_s3.environment
+        client = boto3.client(
+            "s3", endpoint_url=told["AWS_ENDPOINT_URL"], region_name=told["AWS_REGION"],
+            aws_access_key_id=told["AWS_ACCESS_KEY_ID"], aws_secret_access_key=told["AWS_SECRET_ACCESS_KEY"],
+        )
+        client.put_object(Bucket=nixl_s3.bucket, Key=f"a & b/{number}", Body=b"content")
+        assert nixl_s3.client.get(f"a & b/{number}", 0, 7) == b"content"
+        assert f"a & b/{number}" in nixl_s3.client.keys()
+        told = [nixl_s3.kind, nixl_s3.endpoint, nixl_s3.bucket, list(nixl_s3.client.keys())]
+        pathlib.Path(f"told-{number}").write_text(json.dumps(told))
+"""
+#: What no test may inherit from the machine.
+NO_AWS = {"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_S3": ""}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    made = S3Server()
+    yield made
+    made.kill()
+
+
+def run(
+    pytester: pytest.Pytester, *arguments: str, env: dict[str, str] | None = None, in_process: bool = True
+) -> tuple[pytest.RunResult, Sequence[Path]]:
+    pytester.makepyfile(test_inner=TEST)
+    done = run_pytest(pytester, *arguments, env={**NO_AWS, **(env or {})}, in_process=in_process)
+    return done, sorted(pytester.path.glob("told-*"))
+
+
+def buckets(server: S3Server) -> list[str]:
+    return [each["Name"] for each in server.client.list_buckets()["Buckets"]]
+
+
+@pytest.mark.long
+def test_embedded_server_is_one_for_the_session_and_ends_with_it(pytester: pytest.Pytester) -> None:
+    done, told = run(pytester, in_process=False)
+    done.assert_outcomes(passed=2)
+    first, second = (json.loads(path.read_text()) for path in told)
+    assert first[0] == "embedded"
+    assert first[:3] == second[:3]
+    store = ObjectStore("http", first[1].removeprefix("http://"), first[2], "us-east-1", "any", "key")
+    with pytest.raises(ObjectStoreError, match="cannot be reached"):
+        ObjectClient(store).keys()
+
+
+@pytest.mark.long
+def test_each_worker_of_xdist_has_its_own_server(pytester: pytest.Pytester) -> None:
+    done, told = run(pytester, "-n2", "--dist=each", in_process=False)
+    done.assert_outcomes(passed=4)
+    assert len(told) == 2
+    done, told = run(pytester, "-n2", "--dist=load", in_process=False)
+    done.assert_outcomes(passed=2)
+    one, other = (json.loads(path.read_text()) for path in told)
+    assert one[1] != other[1]
+
+
+@pytest.mark.parametrize("how", ["option", "ini", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_bucket_of_an_existing_server_is_removed_with_its_objects(
+    pytester: pytest.Pytester, server: S3Server, how: str
+) -> None:
+    arguments = [f"--nixl-s3={server.url}"] if how == "option" else []
+    if how == "ini":
+        pytester.makeini(f"[pytest]\nnixl_s3 = {server.url}")
+    done, told = run(pytester, *arguments, env={**KEYS, **({how: server.url} if how.startswith("AWS") else {})})
+    done.assert_outcomes(passed=2)
+    kind, url, bucket, keys = json.loads(told[1].read_text())
+    assert (kind, url, keys) == ("external", server.url, ["a & b/0", "a & b/1"])
+    assert bucket.startswith("pytest-nixl-")
+    assert buckets(server) == ["bucket"]
+
+
+def test_bucket_of_another_region_is_created_there(server: S3Server) -> None:
+    environ = {**KEYS, "AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": server.url}
+    with s3_server.open_bucket("", environ, supervisor) as made:
+        where = boto3.client("s3", endpoint_url=server.url, aws_access_key_id="a", aws_secret_access_key="b")
+        assert where.get_bucket_location(Bucket=made.bucket)["LocationConstraint"] == "eu-west-1"
+        assert made.parameters["region"] == "eu-west-1"
+    assert buckets(server) == ["bucket"]
+
+
+def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ObjectClient.keys
+    monkeypatch.setattr(ObjectClient, "keys", lambda client: listed(client)[:2])
+    with s3_server.open_bucket(server.url, KEYS, supervisor) as made:
+        for number in range(5):
+            made.client.put(str(number), b"x")
+    assert buckets(server) == ["bucket"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("ftp://host", "'ftp://host' is not the URL of an S3 server"),
+        ("http://host/path", "'http://host/path' is not the URL of an S3 server"),
+        ("minio", "'minio' is not the URL of an S3 server"),
+        ("http://user:secret@host", "the URL has a user (not shown)"),
+    ],
+)
+def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words: str) -> None:
+    done, _ = run(pytester, f"--nixl-s3={value}")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    [line] = [each for each in done.errlines if each]
+    assert words in line
+    assert "expected http://HOST[:PORT], https://HOST[:PORT], or embedded" in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "the S3 server http://127.0.0.1:1 cannot be reached"),
+        ({"AWS_ENDPOINT_URL": "host:1"}, "the endpoint 'https://host:1/x' is not http"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": ""}, "AWS_ACCESS_KEY_ID is not set"),
+    ],
+)
+def test_server_that_cannot_be_used_is_named(variables: dict[str, str], words: str) -> None:
+    environ = {**KEYS, **variables}
+    if "host:1" in environ["AWS_ENDPOINT_URL"]:
+        environ["AWS_ENDPOINT_URL"] += "/x"
+    with pytest.raises(ObjectStoreError) as caught, s3_server.open_bucket("", environ, supervisor):
+        pass
+    assert words in caught.value.reason
+    assert caught.value.remedy
+
+
+def test_moto_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NotApplicableError, match="moto is not installed") as missing:
+        s3_server.open_bucket("", {}, supervisor).__enter__()
+    assert "pytest-nixl[s3]" in missing.value.remedy
+    with pytest.raises(ObjectStoreError, match="--nixl-s3=embedded needs moto"):
+        s3_server.open_bucket("embedded", {}, supervisor).__enter__()
+
+
+def test_embedded_server_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(ObjectStoreError, match="did not start: ended with exit code 1"):
+        s3_server.open_bucket("embedded", {}, supervisor).__enter__()
+
+
+def test_embedded_server_ends_although_its_test_fails() -> None:
+    with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", {}, supervisor) as made:
+        raise ZeroDivisionError
+    client = made.client
+
+    def gone() -> bool:
+        try:
+            client.keys()
+        except ObjectStoreError:
+            return True
+        return False
+
+    assert eventually(gone)
+
+
+def test_url_may_end_with_a_slash() -> None:
+    assert parse_server("https://s3.example:9000/") == ("https", "s3.example:9000")
