@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -72,16 +72,14 @@ class RetestResult:
         return self.judgement.verdict in BAD
 
 
-def failed_pairs(results: Sequence[Result], keys: dict[str, RowKey]) -> list[FailedPair]:
+def failed_pairs(results: Sequence[Result]) -> list[FailedPair]:
     """Return the failed pairs of each backend. Pairs whose ranks are in the most failed pairs come first.
 
     :param results: the results of the run.
-    :param keys: the keys of the measured rows, by their text.
     """
     worst: dict[tuple[str, RankPair], FailedPair] = {}
-    for result in results:
-        key = keys.get(result.row)
-        if key is None or result.verdict not in BAD or key.pair[0] == key.pair[1]:
+    for key, result in measured_rows(results):
+        if key.program or key.kv or key.pattern or result.verdict not in BAD or key.pair[0] == key.pair[1]:
             continue
         place = (key.backend, key.pair)
         known = worst.get(place)
@@ -143,14 +141,13 @@ def _over(transports: Sequence[str]) -> str:
     return ", ".join(transports) or "interface"
 
 
-def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], keys: dict[str, RowKey], names: Sequence[str]
-                 ) -> Iterator[str]:  # fmt: skip
+def by_direction(failed: Sequence[FailedPair], results: Sequence[Result], names: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each failed pair of a run with two ranks, by the direction of the bytes that is slow.
 
     The bytes of a WRITE leave the initiator, and those of a READ reach it.
     """
     for each in failed:
-        of_backend = [(keys[result.row], result.verdict) for result in results if result.row in keys]
+        of_backend = [(key, result.verdict) for key, result in measured_rows(results) if not key.kv and not key.pattern]
         bad = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict in BAD}
         good = {key.op for key, verdict in of_backend if key.backend == each.key.backend and verdict is Verdict.PASS}
         if len(bad) == 1 and good - bad:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,41 +11,70 @@ from pathlib import Path
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import parse_profile
-from pytest_nixl.model.row_source import program_of
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.store.record_reader import OURS
 
+#: What a run says against a row: a profile that was learned from it would expect what is wrong.
+_AGAINST = (Verdict.CORRUPT, Verdict.IMPLAUSIBLE, Verdict.WRONG_TRANSPORT)
 RUNS_FORM = "files written by the bandwidth suite with --benchmark-json or --benchmark-autosave, one for each run"
 
 
 @dataclass(frozen=True)
-class MeasuredRows:
-    """One row of one run: its bandwidth in bytes per second, and the transports that carried its bytes."""
+class MeasuredRow:
+    """One row of one run: its bandwidth in bytes per second, and the transports that carried its bytes.
+
+    :param verdict: what that run said against it: CORRUPT, IMPLAUSIBLE, WRONG-TRANSPORT; empty if none of these.
+    """
 
     bandwidth: float
     transports: tuple[str, ...]
+    verdict: str = ""
 
 
-def read_run(path: Path) -> dict[str, MeasuredRows]:
-    """Return the rows of one run, by row key.
+def read_run(path: Path) -> dict[RowKey, MeasuredRow]:
+    """Return the rows of one run that pytest-nixl itself measured.
 
     :param path: a record of the bandwidth suite.
-    :raises ValueError: if the file is not such a record, or has no row.
+    :raises ValueError: if the file is not such a record, has no row, or has a row with corrupt bytes.
     """
     try:
-        records = json.loads(path.read_text())["benchmarks"]
+        record = json.loads(path.read_text())
+        found = [each["extra_info"] for each in record["benchmarks"] if "key" in each.get("extra_info", {})]
+        results = record.get(OURS, {}).get("results", [])
+        against = {str(each.get("row")): each["verdict"] for each in results if each["verdict"] in _AGAINST}
         rows = {
-            str(record["extra_info"]["key"]): MeasuredRows(
-                float(record["extra_info"]["GB/s"]) * 1e9, tuple(record["extra_info"]["transports"])
-            )
-            for record in records
-            if "key" in record.get("extra_info", {}) and not program_of(str(record["extra_info"]["key"]))
+            RowKey.parse(key): MeasuredRow(float(extra["GB/s"]) * 1e9, tuple(extra["transports"]), against.get(key, ""))
+            for extra in found
+            for key in [str(extra["key"])]
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is not a record of a run ({type(error).__name__}: {error}): expected {RUNS_FORM}"
         ) from None
+    blocks = {key: row for key, row in rows.items() if not (key.program or key.kv or key.pattern)}
+    rows = _of_one_variant(blocks, path)
     if not rows:
         raise ValueError(f"{path} has no row of the bandwidth suite: expected {RUNS_FORM}")
+    if corrupt := [key for key, row in rows.items() if row.verdict == Verdict.CORRUPT]:
+        raise ValueError(f"{path} has corrupt bytes in {corrupt[0]}: a profile is learned from good runs only")
     return rows
+
+
+def _of_one_variant(rows: Mapping[RowKey, MeasuredRow], path: Path) -> dict[RowKey, MeasuredRow]:
+    """Return the rows without a variant; if all have one, all of them.
+
+    An expectation applies to a row whatever its variant is, so floors are learned from rows of one variant only.
+
+    :raises ValueError: the rows have several variants, and none is the default.
+    """
+    plain = {key: row for key, row in rows.items() if not key.variant}
+    if not plain and len(found := sorted({key.variant_text for key in rows})) > 1:
+        raise ValueError(
+            f"{path} has rows of several variants ({'; '.join(found)}), and floors are learned from one: expected "
+            "records of runs with one value of --nixl-progress-thread"
+        )
+    return plain or dict(rows)
 
 
 def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
@@ -60,30 +88,51 @@ def learned_profile(name: str, paths: Sequence[Path]) -> tuple[str, list[str]]:
         raise ValueError(f"{len(paths)} runs are too few to learn from: expected at least {FEWEST_LAUNCHES}")
     runs = [read_run(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
-        if different := sorted(run.keys() ^ runs[0].keys()):
-            raise ValueError(f"{path} and {paths[0]} have different rows: {different[0]} is in only one of them")
+        if different := sorted(map(str, run.keys() ^ runs[0].keys())):
+            have, lack = (path, paths[0]) if different[0] in map(str, run) else (paths[0], path)
+            raise ValueError(
+                f"{path} and {paths[0]} have different rows: {different[0]} is in {have} and not in {lack}: expected "
+                "runs with the same options"
+            )
     floors = learn({key: [run[key].bandwidth for run in runs] for key in runs[0]})
-    remarks = [remark for key, found in floors.items() for remark in _remarks(key, found, paths)]
     transports = {key: _names(runs, key) for key in floors}
+    remarks = [remark for key, found in floors.items() for remark in _remarks(key, found, paths)]
+    remarks += _doubts(paths, runs, transports)
     text = "\n".join(_lines(name, floors, transports, len(paths)))
     parse_profile(text.encode(), name)  # what is written must load
     return text, remarks
 
 
-def _remarks(key: str, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
+def _remarks(key: RowKey, found: LearnedFloor, paths: Sequence[Path]) -> Iterator[str]:
     for number in found.outliers:
         yield f"{key}: {paths[number]} was left out, because it is far from the other runs"
     if found.floor is None:
         yield f"{key}: no floor, because fewer than {FEWEST_LAUNCHES} runs agree or their spread is too large"
 
 
-def _names(runs: Sequence[Mapping[str, MeasuredRows]], key: str) -> tuple[str, ...]:
+def _doubts(
+    paths: Sequence[Path],
+    runs: Sequence[Mapping[RowKey, MeasuredRow]],
+    transports: Mapping[RowKey, tuple[str, ...]],
+) -> Iterator[str]:
+    """Yield one sentence for each run and each verdict that speaks against rows of it, which are learned from."""
+    for path, run in zip(paths, runs, strict=True):
+        for verdict in (Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
+            if keys := [key for key, row in run.items() if row.verdict == verdict]:
+                accepted = " and ".join(dict.fromkeys(name for key in keys for name in transports[key]))
+                yield (
+                    f"{path}: {len(keys)} of {len(run)} rows had the verdict {verdict}, such as {keys[0]}; this "
+                    f"profile expects the same, over {accepted or 'any transport'}: if that is wrong, measure again"
+                )
+
+
+def _names(runs: Sequence[Mapping[RowKey, MeasuredRow]], key: RowKey) -> tuple[str, ...]:
     """Return the transports that carried a row in any run, without their devices."""
     return tuple(dict.fromkeys(one.partition("/")[0] for run in runs for one in run[key].transports))
 
 
 def _lines(
-    name: str, floors: Mapping[str, LearnedFloor], transports: Mapping[str, tuple[str, ...]], runs: int
+    name: str, floors: Mapping[RowKey, LearnedFloor], transports: Mapping[RowKey, tuple[str, ...]], runs: int
 ) -> Iterator[str]:
     yield "[profile]"
     yield f"name = {_quoted(name)}"
@@ -94,16 +143,15 @@ def _lines(
     for key, found in floors.items():
         if found.floor is None and not transports[key]:
             continue  # there is nothing to expect
-        backend, op, memory, block, batch, depth, _ = key.split("/")
         yield ""
         yield "[[expect]]"
-        yield f"backend = [{_quoted(backend)}]"
-        yield f"op = [{_quoted(op)}]"
+        yield f"backend = [{_quoted(key.backend)}]"
+        yield f"op = [{_quoted(key.op)}]"
         # An expectation names the memory type, but no GPU number.
-        yield f"memory = [{_quoted(re.sub('@[0-9]+', '', memory))}]"
-        yield f"blocks = {_quoted(block)}"
-        yield f"batch = [{batch.removeprefix('batch')}]"
-        yield f"depth = [{depth.removeprefix('depth')}]"
+        yield f"memory = [{_quoted(str(key.memory))}]"
+        yield f"blocks = {_quoted(units.format_size(key.block))}"
+        yield f"batch = [{key.batch}]"
+        yield f"depth = [{key.depth}]"
         if found.floor is not None:
             yield f"floor = {_quoted(f'{found.floor / 1e9:.6g} GB/s')}"
         if transports[key]:

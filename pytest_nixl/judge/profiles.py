@@ -4,23 +4,38 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core import extensions, units
+from pytest_nixl.core.forms import MEMORY_FORM, RATE_FORM, TIME_FORM
 from pytest_nixl.core.units import parse_share
+from pytest_nixl.judge.figure_bounds import read_bounds
+from pytest_nixl.judge.profile_image import read_image
+from pytest_nixl.judge.profile_table import (
+    ProfileTable,
+    backend_name,
+    check_name,
+    filled,
+    one_line,
+    operation,
+    positive,
+    share,
+    size_range,
+    transport_name,
+)
+from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.findings import Acceptance, known_finding
+from pytest_nixl.model.image import NOTHING_WANTED, ImageRequirements
 from pytest_nixl.model.machine import Machine, is_network
-from pytest_nixl.model.memory import MEMORY_FORM, OPS, MemoryPair
+from pytest_nixl.model.memory import OPS, MemoryPair
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,11 +48,11 @@ if TYPE_CHECKING:
     from pytest_nixl.core.extensions import Extension
     from pytest_nixl.model.row_key import RowKey
 
-T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
-PROFILE_FORM = "a [profile] table with a name, a [required] table with checks, [[expect]] and [[accept]] tables"
+PROFILE_FORM = (
+    "a [profile] table with a name, a [required] table with checks, [[expect]], [[bound]] and [[accept]] tables"
+)
 SOURCE_FORM = "a text that says where each figure is from"
 RAW_FORM = 'a share of the bandwidth of a raw tool, above 0 and at most 1, as text: "0.5"'
 RANGE_FORM = 'one size ("4KiB") or an inclusive range A..B ("4KiB..512KiB")'
@@ -54,6 +69,8 @@ class Profile:
     :param machine: the hardware, from which ceilings follow; None: not given.
     :param references: published figures, never used as a floor.
     :param accepted: the findings that only warn, each until a day.
+    :param bounds: the bounds of figures; at most one of them applies to a figure.
+    :param image: what is expected of the installed software.
     """
 
     name: str
@@ -64,14 +81,24 @@ class Profile:
     machine: Machine | None = None
     references: tuple[ReferenceRun, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    image: ImageRequirements = NOTHING_WANTED
 
     def acceptance(self, finding: str) -> Acceptance | None:
         """Return the acceptance of the finding with this id; None: the profile does not accept it."""
         return next((item for item in self.accepted if item.id == finding), None)
 
     def expectation(self, key: RowKey) -> Expectation | None:
-        """Return the expectation that applies to the row ``key``; None: there is none."""
-        return next((item for item in self.expectations if item.applies(key)), None)
+        """Return the expectation that applies to the row ``key``; None: there is none.
+
+        The floors, ceilings and latency bounds of a profile are for rows of whole blocks. A row of requests for KV
+        blocks gets only the accepted transports of the rows of one such block, and so does a row of a traffic pattern.
+        """
+        if not key.kv and not key.pattern:
+            return next((item for item in self.expectations if item.applies(key)), None)
+        block = replace(key, batch=1, variant=())
+        found = next((item for item in self.expectations if item.applies(block)), None)
+        return found and replace(found, floor=None, ceiling=None, p50=None, p99=None, raw=None)
 
 
 def bundled_profiles() -> tuple[str, ...]:
@@ -138,6 +165,11 @@ def _load_bundled(name: str) -> Profile:
     return parse_profile(content, f"{name}.toml of pytest-nixl")
 
 
+def bundled_text(name: str) -> str:
+    """Return the text of a profile that comes with the plugin."""
+    return resources.files("pytest_nixl").joinpath("profiles").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
 @lru_cache(maxsize=8)
 def _load_added(name: str, extension: Extension, content: bytes) -> Profile:
     return parse_profile(content, f"{name}.toml of {extension.owner}")
@@ -162,8 +194,8 @@ def parse_profile(content: bytes, origin: str) -> Profile:
     except (ValueError, RecursionError) as error:
         fault = str(error).rstrip(".") or "nested too deeply"
         raise ValueError(f"{where} is not TOML ({fault}): expected {PROFILE_FORM}") from None
-    document = _ProfileTable(where, data, PROFILE_FORM)
-    document.allow("profile", "required", "machine", "expect", "reference", "accept")
+    document = ProfileTable(where, data, PROFILE_FORM)
+    document.allow("profile", "required", "machine", "expect", "reference", "accept", "bound", "image", "versions")
     head = document.table("profile", mandatory=True)
     head.allow("name", "summary")
     required = document.table("required")
@@ -178,32 +210,34 @@ def parse_profile(content: bytes, origin: str) -> Profile:
                 "expected at most one [[expect]] for each row"
             )
     profile = Profile(
-        name=head.text("name", 'a name such as "loopback"', _line, mandatory=True) or "",
-        summary=head.text("summary", "one line of text", _line) or "",
+        name=head.text("name", 'a name such as "loopback"', one_line, mandatory=True) or "",
+        summary=head.text("summary", "one line of text", one_line) or "",
         path_or_origin=origin,
-        required=required.texts("checks", 'names of checks such as "nixl-loads"', _check_name) or (),
+        required=required.texts("checks", 'names of checks such as "nixl-loads"', check_name) or (),
         expectations=expectations,
         machine=machine,
         references=tuple(_reference(table, machine) for table in document.tables("reference")),
         accepted=_accepted(document.tables("accept")),
+        bounds=read_bounds(document.tables("bound")),
+        image=read_image(document),
     )
     _log.debug("read profile %s", origin)
     return profile
 
 
-def _accepted(tables: Sequence[_ProfileTable]) -> tuple[Acceptance, ...]:
+def _accepted(tables: Sequence[ProfileTable]) -> tuple[Acceptance, ...]:
     accepted: dict[str, Acceptance] = {}
     for table in tables:
         table.allow("id", "reason", "expires")
         id = table.text("id", "the id of a finding", known_finding, mandatory=True) or ""
         if id in accepted:
             raise table.fault("id", f"{id} is accepted twice", "one [[accept]] for each finding")
-        reason = table.text("reason", "a text that says why it is accepted here", _filled, mandatory=True) or ""
+        reason = table.text("reason", "a text that says why it is accepted here", filled, mandatory=True) or ""
         accepted[id] = Acceptance(id, reason, table.day("expires"))
     return tuple(accepted.values())
 
 
-def _machine(table: _ProfileTable) -> Machine:
+def _machine(table: ProfileTable) -> Machine:
     table.allow("nics", "nic_rate", "nic_kind", "nics_per_gpu", "gpus", "gpu", "scaling", "source")
     nics = table.count("nics", mandatory=True) or 0
     nics_per_gpu = table.count("nics_per_gpu")
@@ -211,31 +245,31 @@ def _machine(table: _ProfileTable) -> Machine:
         raise table.fault("nics_per_gpu", f"{nics_per_gpu} is more than nics", f"at most {nics}")
     return Machine(
         nics=nics,
-        nic_rate=table.text("nic_rate", units.RATE_FORM, _positive(units.parse_rate), mandatory=True) or 0.0,
+        nic_rate=table.text("nic_rate", RATE_FORM, positive(units.parse_rate), mandatory=True) or 0.0,
         gpus=table.count("gpus"),
-        gpu=table.text("gpu", 'a model such as "H100"', _line) or "",
-        nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', _transport) or "",
-        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
+        gpu=table.text("gpu", 'a model such as "H100"', one_line) or "",
+        nic_kind=table.text("nic_kind", 'a name such as "efa" or "rc"', transport_name) or "",
+        source=table.text("source", SOURCE_FORM, filled, mandatory=True) or "",
         nics_per_gpu=nics_per_gpu,
         scaling=table.text("scaling", 'a share such as "90%"', parse_share),
     )
 
 
-def _reference(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
+def _reference(table: ProfileTable, machine: Machine | None) -> ReferenceRun:
     table.allow("backend", "op", "memory", "blocks", "bandwidth", "p50", "p99", "latency", "plausible",
                 "note", "source")  # fmt: skip
     item = ReferenceRun(
-        source=table.text("source", "a text that names the document and quotes it", _filled, mandatory=True) or "",
-        note=table.text("note", "a text", _filled) or "",
+        source=table.text("source", "a text that names the document and quotes it", filled, mandatory=True) or "",
+        note=table.text("note", "a text", filled) or "",
         plausible=table.flag("plausible", default=True),
-        backend=table.text("backend", 'the name of a backend such as "UCX"', _backend),
-        op=table.text("op", " or ".join(OPS), _op),
+        backend=table.text("backend", 'the name of a backend such as "UCX"', backend_name),
+        op=table.text("op", " or ".join(OPS), operation),
         memory=table.text("memory", MEMORY_FORM, MemoryPair.parse),
-        blocks=table.text("blocks", RANGE_FORM, _range),
-        bandwidth=table.text("bandwidth", units.RATE_FORM, _positive(units.parse_rate)),
-        p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
-        p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
-        latency=table.text("latency", units.TIME_FORM, _positive(units.parse_time)),
+        blocks=table.text("blocks", RANGE_FORM, size_range),
+        bandwidth=table.text("bandwidth", RATE_FORM, positive(units.parse_rate)),
+        p50=table.text("p50", TIME_FORM, positive(units.parse_time)),
+        p99=table.text("p99", TIME_FORM, positive(units.parse_time)),
+        latency=table.text("latency", TIME_FORM, positive(units.parse_time)),
     )
     if all(part is None for part in (item.bandwidth, item.p50, item.p99, item.latency)):
         raise ValueError(f"{table.where}: has no figure: expected bandwidth, p50, p99 or latency")
@@ -247,12 +281,12 @@ def _reference(table: _ProfileTable, machine: Machine | None) -> ReferenceRun:
     return item
 
 
-def _above_line_rate(table: _ProfileTable, key: str, machine: Machine, cards: int) -> str:
+def _above_line_rate(table: ProfileTable, key: str, machine: Machine, cards: int) -> str:
     total = units.gigabytes(cards * machine.nic_rate)
     return f"{table.data[key]!r} is above the line rate of {machine.describe(cards)}, {total} GB/s"
 
 
-def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) -> None:
+def _check_line_rate(table: ProfileTable, item: Expectation, machine: Machine) -> None:
     """Refuse a floor or ceiling above the line rate, unless an accepted transport needs no network card."""
     if item.transports is not None and not all(is_network(name) for name in item.transports):
         return
@@ -266,23 +300,23 @@ def _check_line_rate(table: _ProfileTable, item: Expectation, machine: Machine) 
             )
 
 
-def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
+def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
     table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
                 "transports", "raw", "source")  # fmt: skip
     item = Expectation(
-        source=table.text("source", SOURCE_FORM, _filled, mandatory=True) or "",
-        backend=table.texts("backend", 'names of backends such as "UCX"', _backend),
-        op=table.texts("op", " or ".join(OPS), _op),
+        source=table.text("source", SOURCE_FORM, filled, mandatory=True) or "",
+        backend=table.texts("backend", 'names of backends such as "UCX"', backend_name),
+        op=table.texts("op", " or ".join(OPS), operation),
         memory=table.texts("memory", MEMORY_FORM, MemoryPair.parse),
         batch=table.counts("batch"),
         depth=table.counts("depth"),
-        blocks=table.text("blocks", RANGE_FORM, _range),
-        floor=table.text("floor", units.RATE_FORM, _positive(units.parse_rate)),
-        ceiling=table.text("ceiling", units.RATE_FORM, _positive(units.parse_rate)),
-        p50=table.text("p50", units.TIME_FORM, _positive(units.parse_time)),
-        p99=table.text("p99", units.TIME_FORM, _positive(units.parse_time)),
-        transports=table.texts("transports", TRANSPORTS_FORM, _transport),
-        raw=table.text("raw", RAW_FORM, _share),
+        blocks=table.text("blocks", RANGE_FORM, size_range),
+        floor=table.text("floor", RATE_FORM, positive(units.parse_rate)),
+        ceiling=table.text("ceiling", RATE_FORM, positive(units.parse_rate)),
+        p50=table.text("p50", TIME_FORM, positive(units.parse_time)),
+        p99=table.text("p99", TIME_FORM, positive(units.parse_time)),
+        transports=table.texts("transports", TRANSPORTS_FORM, transport_name),
+        raw=table.text("raw", RAW_FORM, share),
     )
     if item.floor is not None and item.ceiling is not None and item.floor > item.ceiling:
         raise table.fault("floor", f"{table.data['floor']!r} is above the ceiling", f"at most {table.data['ceiling']}")
@@ -293,197 +327,6 @@ def _expectation(table: _ProfileTable, machine: Machine | None) -> Expectation:
     if machine is not None:
         _check_line_rate(table, item, machine)
     return item
-
-
-@dataclass(frozen=True)
-class _ProfileTable:
-    """One table of the file.
-
-    :param where: its name in error messages.
-    :param form: what is expected at its place.
-    """
-
-    where: str
-    data: Mapping[str, Any]
-    form: str
-
-    def fault(self, key: str, fault: str, form: str) -> ValueError:
-        return ValueError(f"{self.where}, {key}: {fault}: expected {form}")
-
-    def allow(self, *keys: str) -> None:
-        for key in self.data:
-            if key not in keys:
-                from difflib import get_close_matches
-
-                near = get_close_matches(key.lower(), keys, n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
-                raise self.fault(key, f"unknown key{hint}", ", ".join(keys))
-
-    def table(self, key: str, *, mandatory: bool = False) -> _ProfileTable:
-        if key not in self.data and mandatory:
-            raise self.fault(key, "missing", self.form)
-        value = self.data.get(key, {})
-        if not isinstance(value, dict):
-            raise self.fault(key, f"{_kind(value)}, not a table", f"[{key}]")
-        return _ProfileTable(f"{self.where}, {key}", value, self.form)
-
-    def tables(self, key: str) -> list[_ProfileTable]:
-        value = self.data.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.fault(key, f"{_kind(value)}, not a list of tables", f"[[{key}]], with two brackets")
-        return [
-            _ProfileTable(f"{self.where}, {key} #{number}", item, self.form) for number, item in enumerate(value, 1)
-        ]
-
-    def text(self, key: str, form: str, read: Callable[[str], T], *, mandatory: bool = False) -> T | None:
-        """Read the text at ``key``; None: there is none."""
-        if key in self.data:
-            return self._read(key, self.data[key], form, read)
-        if mandatory:
-            raise self.fault(key, "missing", form)
-        return None
-
-    def texts(self, key: str, form: str, read: Callable[[str], T]) -> tuple[T, ...] | None:
-        """Read the list of texts at ``key``; None: there is none."""
-        form = f"a list of {form}"
-        return self._list(key, form, lambda item: self._read(key, item, form, read))
-
-    def count(self, key: str, *, mandatory: bool = False) -> int | None:
-        """Read the positive integer at ``key``; None: there is none."""
-        form = "a positive integer"
-        if key in self.data:
-            return self._count(key, self.data[key], form)
-        if mandatory:
-            raise self.fault(key, "missing", form)
-        return None
-
-    def counts(self, key: str) -> tuple[int, ...] | None:
-        """Read the list of positive integers at ``key``; None: there is none."""
-        form = "a list of positive integers"
-        return self._list(key, form, lambda item: self._count(key, item, form))
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Read true or false at ``key``."""
-        value = self.data.get(key, default)
-        if not isinstance(value, bool):
-            raise self.fault(key, f"{_kind(value)}, not a boolean", "true or false, without quotes")
-        return value
-
-    def day(self, key: str) -> date:
-        """Read the mandatory day at ``key``."""
-        form = "a day without quotes, such as 2030-01-31"
-        if key not in self.data:
-            raise self.fault(key, "missing", form)
-        value = self.data[key]
-        if not isinstance(value, date) or isinstance(value, datetime):
-            raise self.fault(key, f"{_kind(value)}, not a day", form)
-        return value
-
-    def _count(self, key: str, value: object, form: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self.fault(key, f"{_kind(value)}, not an integer", form)
-        if value < 1:
-            raise self.fault(key, f"{value} is not above zero", form)
-        return value
-
-    def _list(self, key: str, form: str, read: Callable[[object], T]) -> tuple[T, ...] | None:
-        if key not in self.data:
-            return None
-        value = self.data[key]
-        if not isinstance(value, list):
-            raise self.fault(key, f"{_kind(value)}, not a list", form)
-        if not value:
-            raise self.fault(key, "an empty list", form)
-        items = tuple(read(item) for item in value)
-        for item in items:
-            if items.count(item) > 1:
-                raise self.fault(key, f"{item} is named twice", form)
-        return items
-
-    def _read(self, key: str, value: object, form: str, read: Callable[[str], T]) -> T:
-        if not isinstance(value, str):
-            raise self.fault(key, f"{_kind(value)}, not a text", form)
-        try:
-            return read(value)
-        except ValueError as error:
-            message = str(error)
-            if ": expected " in message:
-                message, _, form = message.partition(": expected ")
-            raise self.fault(key, message, form) from None
-
-
-def _kind(value: object) -> str:
-    """Return TOML's name for the type of a value. Show a number itself, because usually its unit is missing."""
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, (int, float)):
-        return f"the bare number {value}"
-    names = ((str, "a text"), (list, "a list"), (dict, "a table"))
-    return next((name for kind, name in names if isinstance(value, kind)), "a date or time")
-
-
-def _line(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ValueError(f"{text!r} is not one line of text")
-    return text.strip()
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise ValueError("empty")
-    return text.strip()
-
-
-def _check_name(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", text):
-        raise ValueError(f"{text!r} is not a check id (lower-case letters, digits and single dashes)")
-    return text
-
-
-def _backend(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is not a backend name")
-    return text.upper()
-
-
-def _op(text: str) -> str:
-    if text.upper() not in OPS:
-        raise ValueError(f"{text!r} is not an operation")
-    return text.upper()
-
-
-def _range(text: str) -> tuple[int, int]:
-    first, dots, last = text.partition("..")
-    try:
-        sizes = units.parse_size(first), units.parse_size(last if dots else first)
-    except ValueError as error:
-        fault = str(error).partition(": expected ")[0]
-        raise ValueError(f"{text!r} is neither a size nor a range, because {fault}" if dots else fault) from None
-    if sizes[0] > sizes[1]:
-        raise ValueError(f"{text!r} is a reversed range, because {first.strip()} is more than {last.strip()}")
-    return sizes
-
-
-def _transport(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.:+-]+", text):
-        raise ValueError(f"{text!r} is not a transport name")
-    return text
-
-
-def _positive(read: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = read(text)
-        if value <= 0:
-            raise ValueError(f"{text!r} is not above zero")
-        return value
-
-    return parse
-
-
-def _share(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text.strip()) or not 0 < float(text) <= 1:
-        raise ValueError(f"{text!r} is not a share")
-    return float(text)
 
 
 def _shared_row(one: Expectation, other: Expectation) -> str | None:

@@ -13,14 +13,17 @@ the number of its rows and the dependence between them, and a loss in a single r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pytest_nixl.judge.floor_test import LEAST_SPREAD
 from pytest_nixl.model.verdicts import Verdict
+
+#: What identifies a row.
+Key = TypeVar("Key", bound=Hashable)
 
 #: The largest probability that a run without a loss is called REGRESSED.
 FALSE_ALARMS = 0.01
@@ -89,7 +92,7 @@ def compare_launches(before: Sequence[float], now: Sequence[float], margin: floa
 
 
 @dataclass(frozen=True)
-class RegressionTest:
+class RegressionTest(Generic[Key]):
     """The comparison of two runs.
 
     :param pooled: the effect over the rows that both runs have; None: they have no row in common.
@@ -98,8 +101,8 @@ class RegressionTest:
     """
 
     pooled: Effect | None
-    rows: Mapping[str, Effect]
-    suspects: frozenset[str] = frozenset()
+    rows: Mapping[Key, Effect]
+    suspects: frozenset[Key] = frozenset()
 
     @property
     def verdict(self) -> Verdict:
@@ -112,8 +115,8 @@ class RegressionTest:
 
 
 def compare_rows(
-    before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], margin: float
-) -> RegressionTest:
+    before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]], margin: float
+) -> RegressionTest[Key]:
     """Compare the rows that both runs have.
 
     :param before: bytes per second of each launch of the baseline, by row key; ``now`` of this run.
@@ -138,7 +141,7 @@ def compare_rows(
 
 
 def _pool(
-    before: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], keys: Sequence[str]
+    before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]], keys: Sequence[Key]
 ) -> tuple[list[float], list[float]]:
     """Return one value for each launch of each run: the geometric mean over rows, each divided by its baseline."""
     sides = []
@@ -146,7 +149,7 @@ def _pool(
         launches = min(len(run[key]) for key in keys)
         sides.append(
             [
-                math.exp(fmean(math.log(run[key][number] / median(before[key])) for key in keys))
+                math.exp(fmean(math.log(run[key][number]) - math.log(median(before[key])) for key in keys))
                 for number in range(launches)
             ]
         )

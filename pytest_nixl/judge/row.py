@@ -86,6 +86,7 @@ def describe(key: RowKey) -> str:
     more = [f"{name} {value}" for name, value in (("batch", key.batch), ("depth", key.depth)) if value != 1]
     more += [] if key.pair in ((0, 1), (0, 0)) else [f"ranks {key.pair[0]}-{key.pair[1]}"]
     more += [f"GPUs {key.devices}"] if key.devices else []
+    more += [f"{name} {value}" for name, value in key.variant]
     return f"{text} ({', '.join(more)})" if more else text
 
 

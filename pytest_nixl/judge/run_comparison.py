@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_nixl.core import units
@@ -17,12 +17,12 @@ from pytest_nixl.judge.regression import (
     launches_for,
     least_p,
 )
-from pytest_nixl.model.results import Result
-from pytest_nixl.model.row_source import program_of
+from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import Change, changes, other_machine
-from pytest_nixl.store.record_reader import RecordedRow, RecordedRun
+from pytest_nixl.store.record_reader import RecordedRun
 
 #: The id of the check that a comparison is.
 CHECK = "regression"
@@ -43,7 +43,7 @@ class RunComparison:
     before: RecordedRun
     now: RecordedRun
     margin: float
-    comparison: RegressionTest
+    comparison: RegressionTest[RowKey]
     results: tuple[Result, ...]
     changes: tuple[Change, ...]
 
@@ -82,13 +82,13 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
 
 
 def _own(run: RecordedRun) -> RecordedRun:
-    return replace(run, rows={key: row for key, row in run.rows.items() if not program_of(key)})
+    return replace(run, rows={key: row for key, row in run.rows.items() if not key.program})
 
 
-def wants_launch(before: RecordedRow | None, values: tuple[float, ...], margin: float) -> bool:
+def wants_launch(before: Sequence[float] | None, values: Sequence[float], margin: float) -> bool:
     """Whether one more launch of a row could decide its comparison.
 
-    :param before: the row of the baseline; None: the baseline has no such row.
+    :param before: bytes per second of each launch of the baseline; None: the baseline has no such row.
     :param values: bytes per second of each launch so far.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
     """
@@ -96,17 +96,17 @@ def wants_launch(before: RecordedRow | None, values: tuple[float, ...], margin: 
         return False
     if len(values) > COMPARED_LAUNCHES:
         return True  # the first test, after COMPARED_LAUNCHES, was inconclusive; the second is after MOST_LAUNCHES
-    return compare_launches(before.values, values, margin).verdict is Verdict.INCONCLUSIVE
+    return compare_launches(before, values, margin).verdict is Verdict.INCONCLUSIVE
 
 
-def _usable(run: RecordedRun) -> dict[str, RecordedRow]:
+def _usable(run: RecordedRun) -> dict[RowKey, Figures]:
     """Return the rows whose bytes arrived correctly and over an accepted transport."""
     bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}
 
 
 def _missing(
-    before: RecordedRun, now: RecordedRun, old: Mapping[str, RecordedRow], new: Mapping[str, RecordedRow]
+    before: RecordedRun, now: RecordedRun, old: Mapping[RowKey, Figures], new: Mapping[RowKey, Figures]
 ) -> Iterator[Result]:
     for key in before.rows:
         if key not in old:
@@ -126,7 +126,7 @@ def _missing(
 
 
 def _pooled(
-    before: RecordedRun, comparison: RegressionTest, margin: float, different: tuple[Change, ...], in_turn: bool
+    before: RecordedRun, comparison: RegressionTest[RowKey], margin: float, different: tuple[Change, ...], in_turn: bool
 ) -> Iterator[Result]:
     effect = comparison.pooled
     if effect is None:
@@ -136,16 +136,16 @@ def _pooled(
     if comparison.verdict is not effect.verdict:
         return  # single rows decided the verdict, and each of them has its own result
     count = len(comparison.rows)
-    over = f"{count} rows together" if count > 1 else next(iter(comparison.rows))
+    over = f"{count} rows together" if count > 1 else str(next(iter(comparison.rows)))
     reason = f"{over} against {before.name}: {effect.words}"
     yield _result(effect.verdict, reason, _remedy(effect, margin, different, before, in_turn))
 
 
 def _rows(
     before: RecordedRun,
-    old: Mapping[str, RecordedRow],
-    new: Mapping[str, RecordedRow],
-    comparison: RegressionTest,
+    old: Mapping[RowKey, Figures],
+    new: Mapping[RowKey, Figures],
+    comparison: RegressionTest[RowKey],
     margin: float,
     different: tuple[Change, ...],
     in_turn: bool,
@@ -161,8 +161,9 @@ def _rows(
             yield _result(Verdict.REGRESSED, reason, _remedy(effect, margin, different, before, in_turn))
         elif key in comparison.suspects:
             reason = (
-                f"{key} against {before.name}: {figures}: {effect.words}; this would prove a loss if the row were the "
-                f"only one, but among {len(comparison.rows)} rows p must be at most {PROOF:g}"
+                f"{key} against {before.name}: {figures}: {effect.words}; if it were the only "
+                f"row, this would prove a loss; among {len(comparison.rows)} rows p is larger, and "
+                f"must be at most {PROOF:g}"
             )
             yield _result(Verdict.INCONCLUSIVE, reason, _more_launches(effect))
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -19,18 +19,18 @@ READ = replace(WRITE, op="READ")
 PASS, FAIL = Judgement(Verdict.PASS, "0.11 GB/s"), Judgement(Verdict.FAIL, "0.02 GB/s")
 
 
-def results(*rows: tuple[RowKey, Verdict]) -> tuple[list[Result], dict[str, RowKey]]:
-    return (
-        [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=str(key)) for key, verdict in rows],
-        {str(key): key for key, _ in rows},
-    )
+FIGURES = Figures(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
+
+
+def results(*rows: tuple[RowKey, Verdict]) -> list[Result]:
+    return [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=key, figures=FIGURES) for key, verdict in rows]
 
 
 def pair(key: RowKey, *ranks: int) -> RowKey:
     return replace(key, pair=(ranks[0], ranks[1]))
 
 
-def ring(*slow: int) -> tuple[list[Result], dict[str, RowKey]]:
+def ring(*slow: int) -> list[Result]:
     """Return the rows of four ranks in a ring. Those with a slow rank failed."""
     rows = []
     for rank in range(4):
@@ -41,21 +41,27 @@ def ring(*slow: int) -> tuple[list[Result], dict[str, RowKey]]:
 
 def test_the_largest_block_of_each_failed_pair_is_measured_again() -> None:
     small = replace(pair(WRITE, 1, 2), block=4096)
-    found, keys = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
-    assert [each.key for each in failed_pairs(found, keys)] == [pair(WRITE, 1, 2)]
+    found = results((small, Verdict.FAIL), (pair(WRITE, 1, 2), Verdict.FAIL), (pair(WRITE, 0, 1), Verdict.PASS))
+    assert [each.key for each in failed_pairs(found)] == [pair(WRITE, 1, 2)]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.ERROR, Verdict.NOT_APPLICABLE])
 def test_a_row_that_did_not_fail_gives_no_failed_pair(verdict: Verdict) -> None:
-    assert failed_pairs(*results((pair(WRITE, 0, 1), verdict))) == []
+    assert failed_pairs(results((pair(WRITE, 0, 1), verdict))) == []
+
+
+def test_a_row_that_was_not_measured_or_by_another_program_gives_no_failed_pair() -> None:
+    key = pair(WRITE, 0, 1)
+    assert failed_pairs(results((key.measured_by("nixlbench"), Verdict.FAIL))) == []
+    assert failed_pairs([Result("bandwidth", "test", Verdict.FAIL, "a reason", row=key)]) == []
 
 
 def test_a_storage_row_of_one_rank_is_not_a_pair() -> None:
-    assert failed_pairs(*results((pair(WRITE, 2, 2), Verdict.FAIL))) == []
+    assert failed_pairs(results((pair(WRITE, 2, 2), Verdict.FAIL))) == []
 
 
 def test_each_rank_is_measured_with_a_rank_that_is_in_no_failed_pair() -> None:
-    failed = failed_pairs(*ring(2))
+    failed = failed_pairs(ring(2))
     assert {each.ranks for each in failed} == {(1, 2), (2, 3)}
     one, other = trials(next(each for each in failed if each.ranks == (1, 2)), failed, 4)
     # Bytes flow in the same direction as in the failed row: out of the initiator of a WRITE, into its target.
@@ -105,15 +111,15 @@ def test_two_trials_name_the_culprits(first: Judgement, second: Judgement, guilt
 
 
 def test_the_slow_direction_of_two_ranks_is_named() -> None:
-    found, keys = results((WRITE, Verdict.PASS), (READ, Verdict.FAIL))
-    [said] = by_direction(failed_pairs(found, keys), found, keys, NAMES)
+    found = results((WRITE, Verdict.PASS), (READ, Verdict.FAIL))
+    [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("bytes from rank 1 on node-1 to rank 0 on node-0 are slow")
-    found, keys = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
-    [said] = by_direction(failed_pairs(found, keys), found, keys, NAMES)
+    found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS))
+    [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
 
 
 def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:
-    found, keys = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
-    [said] = by_direction(failed_pairs(found, keys), found, keys, NAMES)
+    found = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
+    [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")

@@ -27,13 +27,14 @@ from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.judge.concurrent import ConcurrentRates, measure_at_once, spread, starving
 from pytest_nixl.judge.gpus import GpuEnd, GpuPair, judge_gpus, measure_gpus, pairs_of, seats
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.gpus import LinkGpu
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import WorkerError
+from pytest_nixl.processes.worker_errors import WorkerError
 from pytest_nixl.session.settings import read_settings
 
 HERE = str(Path(__file__).parents[2])
@@ -261,6 +262,7 @@ def seated() -> list[tuple[GpuEnd, GpuEnd]]:
     return [(replace(each.initiator, near=near), each.target) for each, near in zip(LANES, own, strict=True)]
 
 
+@pytest.mark.long
 def test_each_pair_uses_its_own_network_card(links: list[Link], cables: tuple[Host, Host]) -> None:
     def sent() -> list[int]:
         return [cables[0].counter(f"card{number}", "tx_bytes") for number in range(4)]
@@ -276,6 +278,7 @@ def test_each_pair_uses_its_own_network_card(links: list[Link], cables: tuple[Ho
     assert {round(sum(each.windows)) for each in samples} <= {1, 2}
 
 
+@pytest.mark.long
 def test_the_slowest_of_four_starves_if_its_card_is_slow(links: list[Link], cables: tuple[Host, Host]) -> None:
     cables[0].shape("card2", SLOW)
     try:
@@ -287,6 +290,7 @@ def test_the_slowest_of_four_starves_if_its_card_is_slow(links: list[Link], cabl
     assert "starves" in said.words
 
 
+@pytest.mark.long
 def test_a_link_whose_worker_dies_fails_at_once(links: list[Link]) -> None:
     links[1].target.worker.kill()
     with pytest.raises(WorkerError, match="target"):
@@ -304,6 +308,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log"), "PYTHONPATH": HERE}
 
 
+@pytest.mark.long
 def test_a_rank_without_two_gpus_is_reported_in_one_sentence(pytester: pytest.Pytester, driver: dict[str, str]) -> None:
     suite = str(ROOT / SUITE)
     result = run_pytest(pytester, suite, "--nixl-memory=VRAM:VRAM")

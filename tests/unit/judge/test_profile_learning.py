@@ -10,16 +10,21 @@ import pytest
 from helpers.cli_run import bandwidth
 
 from pytest_nixl import cli
+from pytest_nixl.judge.profile_learning import read_run
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.memory import DevicePair, MemoryPair
+from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.verdicts import Verdict
 
 KEY = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 65536)
 
 
-def record(path: Path, gigabytes: float, *, key: str = str(KEY)) -> str:
+def record(path: Path, gigabytes: float, *, key: str = str(KEY), verdict: Verdict = Verdict.PASS) -> str:
     extra = {"key": key, "GB/s": gigabytes, "transports": ["cma/memory"]}
-    path.write_text(json.dumps({"benchmarks": [{"extra_info": extra}, {"extra_info": {}}]}))
+    results = [Result("bandwidth", "", verdict, "", row=RowKey.parse(key)).plain()]
+    found = {"benchmarks": [{"extra_info": extra}, {"extra_info": {}}], "nixl": {"results": results}}
+    path.write_text(json.dumps(found))
     return str(path)
 
 
@@ -71,6 +76,25 @@ def test_unusable_runs_are_refused_in_one_sentence(tmp_path: Path, capsys: pytes
         assert said.count("\n") == 1
 
 
+def test_a_run_with_corrupt_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [record(tmp_path / f"{number}.json", 10.0) for number in range(3)]
+    assert learn(tmp_path, *good, record(tmp_path / "bad.json", 10.0, verdict=Verdict.CORRUPT)) == 2
+    assert f"bad.json has corrupt bytes in {KEY}" in capsys.readouterr().err
+    assert not (tmp_path / "mine.toml").exists()
+
+
+@pytest.mark.parametrize("verdict", [Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE], ids=str)
+def test_what_the_runs_were_judged_is_said_where_a_profile_would_expect_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: Verdict
+) -> None:
+    runs = [record(tmp_path / f"{number}.json", 10.0, verdict=verdict) for number in range(3)]
+    assert learn(tmp_path, *runs) == 0
+    said = capsys.readouterr().out
+    assert said.count(f"1 of 1 rows had the verdict {verdict}, such as {KEY};") == 3
+    assert "over cma: " in said
+
+
+@pytest.mark.long
 def test_runs_of_the_suite_give_a_profile_that_the_suite_can_use(tmp_path: Path) -> None:
     runs = [str(tmp_path / f"run{number}.json") for number in range(3)]
     for run in runs:
@@ -89,3 +113,28 @@ def test_rows_with_gpu_numbers_are_learned_without_them(tmp_path: Path) -> None:
     expectation = load_profile(str(tmp_path / "mine.toml")).expectation(key)
     assert expectation is not None
     assert expectation.floor is not None
+
+
+def test_floors_are_learned_from_rows_of_default_agents_only(tmp_path: Path) -> None:
+    def rows(path: Path, **gigabytes: float) -> str:
+        extras = [
+            {"key": f"{KEY}{variant and '/threads='}{variant}", "GB/s": value, "transports": ["cma/memory"]}
+            for variant, value in ((name.strip("_"), value) for name, value in gigabytes.items())
+        ]
+        path.write_text(json.dumps({"benchmarks": [{"extra_info": extra} for extra in extras]}))
+        return str(path)
+
+    mixed = [rows(tmp_path / f"{number}.json", _4=1.0, _=10.0) for number in range(3)]
+    assert learn(tmp_path, *mixed) == 0
+    expectation = load_profile(str(tmp_path / "mine.toml")).expectation(KEY)
+    assert expectation is not None
+    assert expectation.floor == pytest.approx(9.5e9)
+
+
+def test_rows_of_several_variants_without_the_default_are_refused(tmp_path: Path) -> None:
+    keys = [f"{KEY}/threads={number}" for number in (2, 4)]
+    path = tmp_path / "run.json"
+    extras = [{"key": key, "GB/s": 1.0, "transports": []} for key in keys]
+    path.write_text(json.dumps({"benchmarks": [{"extra_info": extra} for extra in extras]}))
+    with pytest.raises(ValueError, match=r"rows of several variants \(threads=2; threads=4\)"):
+        read_run(path)

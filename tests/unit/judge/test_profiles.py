@@ -94,6 +94,21 @@ def test_every_field_of_a_good_profile() -> None:
     )
 
 
+def test_a_row_of_kv_requests_gets_only_the_transports_of_a_row_of_one_block() -> None:
+    """A floor of 64 KiB says nothing about a request for thousands of them."""
+    text = "blocks = '4KiB..64KiB'\nbatch = [1]\ndepth = [1]\nfloor = '1 GB/s'\nceiling = '9 GB/s'\nraw = '0.5'\n"
+    text += "p50 = '1 us'\np99 = '2 us'\ntransports = ['cma']\nsource = 'a'"
+    requests = replace(KEY, batch=4096, variant=(("kv", "scattered-prepped"), ("tokens", "1024")))
+    expected = profile(text).expectation(requests)
+    assert expected is not None
+    assert expected.transports == ("cma",)
+    assert {getattr(expected, name) for name in ("floor", "ceiling", "p50", "p99", "raw")} == {None}
+    assert profile(text).expectation(replace(requests, block=1 << 20)) is None
+    whole = profile(text).expectation(KEY)
+    assert whole is not None
+    assert whole.floor == 1e9
+
+
 def test_a_profile_needs_only_a_name() -> None:
     assert parse_profile(b'[profile]\nname = "n"', "n.toml") == Profile("n", "", "n.toml", (), ())
 
@@ -364,7 +379,7 @@ def test_a_file_that_is_not_toml_is_refused_in_one_sentence(tmp_path: Path, cont
         load_profile(str(path))
     assert str(caught.value).startswith(f"profile {path} is not TOML (")
     assert str(caught.value).endswith("): expected a [profile] table with a name, a [required] table with checks, "
-                                      "[[expect]] and [[accept]] tables")  # fmt: skip
+                                      "[[expect]], [[bound]] and [[accept]] tables")  # fmt: skip
     assert "\n" not in str(caught.value)
 
 
@@ -439,7 +454,7 @@ def test_loopback_requires_only_checks_that_a_laptop_passes() -> None:
 @pytest.mark.parametrize(
     "module",
     ["judge.profiles", "judge.row", "model.machine", "judge.floor_test", "model.verdicts", "model.results",
-     "model.samples", "session.settings", "core.units", "etcd.endpoints"],
+     "model.samples", "session.settings", "core.units", "etcd.endpoints", "model.row_key", "session.check_result"],
 )  # fmt: skip
 def test_each_module_can_be_the_first_to_be_imported(module: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,7 +8,6 @@ import math
 import numpy
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 
 from pytest_nixl.judge.regression import RegressionTest, compare_launches, compare_rows, launches_for, least_p
 from pytest_nixl.model.verdicts import Verdict
@@ -77,7 +76,7 @@ def drawn(random: numpy.random.Generator, launches: int, spread: float) -> NDArr
     return numpy.asarray(numpy.exp(noise + shared))
 
 
-def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> RegressionTest:
+def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> RegressionTest[str]:
     sides = [{f"row {number}": list(row) for number, row in enumerate(side)} for side in (before, now)]
     return compare_rows(sides[0], sides[1], 0.05)
 
@@ -118,6 +117,8 @@ def test_a_loss_of_all_rows_is_proven_by_the_pool() -> None:
 
 
 def test_a_suspect_row_keeps_the_run_from_being_unchanged() -> None:
+    from scipy.stats import mannwhitneyu  # takes a second, which every worker of pytest-xdist would spend
+
     rows = {f"row {number}": [1.0 + 0.01 * number * (-1) ** launch for launch in range(5)] for number in range(4)}
     noisy = {"noisy": [1.0, 1.4, 0.9, 1.2, 1.1]}
     lost = {"noisy": [0.85, 0.5, 0.8, 0.3, 0.7]}

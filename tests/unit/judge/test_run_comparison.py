@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.records import KEY, key, record, write
+from helpers.records import KEY, ROW, key, record, write
 
 from pytest_nixl.cli import main
 from pytest_nixl.judge.run_comparison import RunComparison, compare_runs, refuse_other_machine
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.comparison import lines
 from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, steering
@@ -88,9 +89,9 @@ def test_a_run_without_rows_is_missing() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR])
 def test_a_failed_row_has_no_bandwidth_on_either_side(verdict: Verdict) -> None:
-    failed = Result("bandwidth", "x", verdict, "it failed", row=KEY)
-    other = key("1MiB")
-    rows = {KEY: QUIET, other: QUIET}
+    failed = Result("bandwidth", "x", verdict, "it failed", row=ROW)
+    other = RowKey.parse(key("1MiB"))
+    rows = {KEY: QUIET, str(other): QUIET}
     before = compare_runs(run("a:1", rows, results=[failed]), run("a:2", rows), 0.05)
     assert list(before.comparison.rows) == [other]
     assert f"the row {KEY} of a:1 is unusable as a baseline" in told(before)[Verdict.INCONCLUSIVE]

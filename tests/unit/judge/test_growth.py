@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slope of a call's time over its repeats: found if it is there, also on a busy machine, and not found if not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pytest_nixl.judge.growth import Growth, judge_growth
+from pytest_nixl.model.verdicts import Verdict
+
+REPEATS, ROUNDS, BASE = 64, 5, 20e-6
+
+
+def growth(seed: int, delay: float = 0.0, *, busy: bool = False) -> Growth:
+    """Return the growth of noisy times.
+
+    :param delay: what each repeat takes more than the one before.
+    :param busy: other processes interrupt every tenth call, and make the machine three times slower from some call on.
+    """
+    chance = random.Random(seed)
+    slow = chance.randrange(ROUNDS * REPEATS) if busy else ROUNDS * REPEATS
+
+    def times(base: float, more: float) -> list[list[float]]:
+        found: list[list[float]] = []
+        for each in range(ROUNDS):
+            found.append([])
+            for number in range(REPEATS):
+                speed = 3.0 if each * REPEATS + number >= slow else 1.0
+                interrupted = chance.uniform(1e-4, 4e-3) if busy and chance.random() < 0.1 else 0.0
+                found[-1].append(speed * (base * chance.uniform(1.0, 1.4) + number * more) + interrupted)
+        return found
+
+    return Growth.of(times(BASE, delay), times(BASE / 2, 0.0))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_delay_that_grows_is_found_a_hundred_times_of_a_hundred(busy: bool) -> None:
+    # 3 µs more with each repeat: the total is quadratic in the number of repeats.
+    judged = [judge_growth("registration", growth(seed, 3e-6, busy=busy), "mend it") for seed in range(100)]
+    assert {one.verdict for one in judged} == {Verdict.FAIL}
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_healthy_call_is_never_accused(busy: bool) -> None:
+    judged = [judge_growth("registration", growth(seed, busy=busy), "mend it") for seed in range(100)]
+    assert {one.verdict for one in judged} == {Verdict.PASS}
+
+
+def test_a_call_that_becomes_faster_is_not_slower() -> None:
+    assert judge_growth("registration", growth(1, -2e-7), "mend it").verdict is Verdict.PASS
+
+
+def test_slope_and_first_time_are_those_of_the_line() -> None:
+    found = Growth.of([[1e-3 + 1e-4 * number for number in range(20)]], [[1e-5] * 20])
+    assert (found.slope, found.low, found.high) == pytest.approx((1e-4, 1e-4, 1e-4))
+    assert found.first == pytest.approx(1e-3)
+    assert found.least_factor == pytest.approx(2.9)
+
+
+def test_the_message_has_the_times_the_interval_and_the_limit() -> None:
+    found = Growth(1e-6, 9e-7, 1.1e-6, 20e-6, 64)
+    judged = judge_growth("registration", found, "mend it")
+    assert judged.reason == (
+        "registration becomes slower with each repeat: 20 us at first, and +1000 ns a repeat over 64 repeats (99 % "
+        "interval +900, +1100); the last takes at least 3.8 times as long as the first, and the limit is 3 times"
+    )
+    assert judged.remedy == "mend it"

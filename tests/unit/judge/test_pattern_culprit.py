@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The culprit among the ranks of a pattern: named if slow with each partner, and never if the evidence is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from pytest_nixl.judge.pattern_culprit import PARTNERS, judge_pattern_culprit, paired_again
+from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.traffic_pattern import Flow
+from pytest_nixl.model.verdicts import Verdict
+
+SIZE = 1 << 20
+NODES = ["node-0", "node-1", "node-2", "node-3"]
+
+
+def samples(
+    rate: Callable[[Flow], float | Sequence[float]], *, others: float = 0.0, hosts: Sequence[str] = NODES
+) -> PatternSamples:
+    """Return flows between ranks; ``rate`` gives MB/s of each, in each repetition or in all."""
+    pattern = paired_again(hosts, SIZE)
+    flows = []
+    for flow in pattern.flows:
+        found = rate(flow)
+        rates = [found] * 5 if isinstance(found, (int, float)) else list(found)
+        windows = tuple((10, 10 * SIZE / each / 1e6) for each in rates)
+        flows.append(FlowSamples(flow, windows, windows, ((ALONE, others), (TOGETHER, others))))
+    names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+    kind = PatternKind(pattern, "UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
+    return PatternSamples(kind, tuple(flows), tuple(names), tuple(hosts))
+
+
+@pytest.mark.parametrize("ranks", range(3, 12))
+def test_each_rank_sends_to_two_others_and_receives_from_two(ranks: int) -> None:
+    flows = paired_again([f"node-{rank}" for rank in range(ranks)], SIZE).flows
+    for rank in range(ranks):
+        assert sum(flow.source == rank for flow in flows) == PARTNERS
+        assert sum(flow.target == rank for flow in flows) == PARTNERS
+
+
+def test_flows_are_between_hosts_only() -> None:
+    hosts = ["a", "a", "b", "b", "c", "c"]
+    flows = paired_again(hosts, SIZE).flows
+    assert len(flows) == 12
+    assert all(hosts[flow.source] != hosts[flow.target] for flow in flows)
+
+
+def test_a_healthy_network_passes() -> None:
+    judged = judge_pattern_culprit(samples(lambda flow: 100 + flow.source))
+    assert judged.verdict is Verdict.PASS
+    assert judged.reason.startswith("UCX WRITE DRAM:DRAM: the slowest of 8 flows is 0->1 with 0.1 GB/s")
+
+
+def test_a_slow_uplink_is_named() -> None:
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100))
+    assert judged.verdict is Verdict.FAIL
+    assert "rank 2 on node-2 (what it sends) is the culprit" in judged.reason
+    assert "2->3 with 0.025 GB/s" in judged.reason
+    assert "cordon" in judged.remedy
+
+
+def test_a_slow_downlink_is_named() -> None:
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.target == 1 else 100))
+    assert judged.verdict is Verdict.FAIL
+    assert "rank 1 on node-1 (what it receives) is the culprit" in judged.reason
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_a_cable_that_is_slow_both_ways_names_its_rank_once(ranks: int) -> None:
+    hosts = [f"node-{rank}" for rank in range(ranks)]
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if 2 in flow.ranks else 100, hosts=hosts))
+    assert judged.verdict is Verdict.FAIL
+    assert "rank 2 on node-2 (what it sends and what it receives) is the culprit" in judged.reason
+
+
+def test_two_slow_ranks_are_both_named() -> None:
+    hosts = [f"node-{rank}" for rank in range(8)]
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source in (2, 6) else 100, hosts=hosts))
+    assert judged.verdict is Verdict.FAIL
+    assert "rank 2 on node-2 (what it sends) and rank 6 on node-6 (what it sends) are the culprits" in judged.reason
+
+
+def test_one_slow_flow_names_no_rank() -> None:
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.ranks == (2, 3) else 100))
+    assert judged.verdict is Verdict.WARN
+    assert "no rank is slow with each partner" in judged.reason
+
+
+def test_a_slow_rank_is_not_named_if_a_flow_of_others_is_slow_too() -> None:
+    hosts = [f"node-{rank}" for rank in range(8)]
+    judged = judge_pattern_culprit(samples(lambda f: 25 if f.source == 2 or f.ranks == (5, 6) else 100, hosts=hosts))
+    assert judged.verdict is Verdict.WARN
+
+
+def test_a_rank_that_is_slow_in_four_of_five_repetitions_is_not_named() -> None:
+    rates: Mapping[bool, Sequence[float]] = {True: (25, 25, 90, 25, 25), False: (100,) * 5}
+    assert judge_pattern_culprit(samples(lambda flow: rates[flow.source == 2])).verdict is Verdict.PASS
+
+
+def test_on_a_busy_host_nobody_is_named() -> None:
+    judged = judge_pattern_culprit(samples(lambda flow: 25 if flow.source == 2 else 100, others=0.8))
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert "culprit" not in judged.reason
+    assert judge_pattern_culprit(samples(lambda _: 100, others=0.8)).verdict is Verdict.PASS

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fairness of a pattern's flows: who starves, what collapses, who slows whom, and what is left open on a busy host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.judge.pattern_fairness import judge_fairness, slowed_by
+from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, jain
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.samples import Corruption
+from pytest_nixl.model.traffic_pattern import PatternChoice
+from pytest_nixl.model.verdicts import Verdict
+
+SIZE = 1 << 20
+REPEATS = 5
+#: By source and target: megabytes per second alone, and together, in each repetition or in all.
+Rates = Mapping[tuple[int, int], tuple[float, float | Sequence[float]]]
+
+
+def samples(text: str, rates: Rates, *, others: float = 0.0, hosts: Sequence[str] = ()) -> PatternSamples:
+    pattern = PatternChoice.parse(text).of(1, SIZE)
+    flows = []
+    for flow in pattern.flows:
+        alone, together = rates[flow.ranks]
+        each = [together] * REPEATS if isinstance(together, (int, float)) else list(together)
+        flows.append(
+            FlowSamples(
+                flow,
+                ((10, 10 * SIZE / alone / 1e6),) * REPEATS,
+                tuple((10, 10 * SIZE / rate / 1e6) for rate in each),
+                ((ALONE, 0.0), (TOGETHER, others)),
+            )
+        )
+    kind = PatternKind(pattern, "UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
+    names = [f"rank {rank} on node-{rank}" for rank in range(pattern.ranks)]
+    return PatternSamples(kind, tuple(flows), tuple(names), tuple(hosts or names))
+
+
+FAIR: Rates = {(1, 0): (100, 33), (2, 0): (100, 32), (3, 0): (100, 31)}
+
+
+def test_a_fair_incast_passes_and_says_who_slows_whom() -> None:
+    judged = judge_fairness(samples("incast", FAIR))
+    assert judged.verdict is Verdict.PASS
+    assert judged.reason == (
+        "UCX WRITE DRAM:DRAM, incast of 4 ranks: 0.096 GB/s together, 0.96 of the fastest flow alone (0.1 GB/s); from "
+        "0.031 (3->0) to 0.033 GB/s, Jain's fairness index 1.00; each flow keeps 31 to 33 % of its bandwidth alone; "
+        "1->0, 2->0 and 3->0 share what rank 0 receives through"
+    )
+
+
+def test_flows_that_share_nothing_are_not_slowed() -> None:
+    assert slowed_by(samples("pairs", {(0, 2): (100, 99), (1, 3): (100, 90)})) == ""
+
+
+def test_flows_without_a_full_end_share_the_network_between() -> None:
+    said = slowed_by(samples("pairs", {(0, 2): (100, 50), (1, 3): (100, 50)}))
+    assert said == "; no end of 0->2 and 1->3 is full: they share the network between, or processors"
+
+
+def test_an_outcast_shares_what_its_source_sends_through() -> None:
+    said = slowed_by(samples("outcast", {(0, 1): (100, 33), (0, 2): (100, 33), (0, 3): (100, 33)}))
+    assert said == "; 0->1, 0->2 and 0->3 share what rank 0 sends through"
+
+
+def test_a_flow_that_starves_in_every_repetition_warns() -> None:
+    judged = judge_fairness(samples("incast", {**FAIR, (2, 0): (100, 5)}))
+    assert judged.verdict is Verdict.WARN
+    assert judged.reason.endswith("; the flow 2->0 starves in each of 5 repetitions")
+
+
+def test_a_flow_that_starves_once_does_not_warn() -> None:
+    judged = judge_fairness(samples("incast", {**FAIR, (2, 0): (100, [5, 30, 5, 5, 5])}))
+    assert judged.verdict is Verdict.PASS
+
+
+def test_a_flow_that_is_slow_alone_too_does_not_starve() -> None:
+    judged = judge_fairness(samples("incast", {(1, 0): (100, 40), (2, 0): (10, 9), (3, 0): (100, 41)}))
+    assert judged.verdict is Verdict.PASS
+
+
+def test_on_a_busy_host_a_starving_flow_is_inconclusive() -> None:
+    judged = judge_fairness(samples("incast", {**FAIR, (2, 0): (100, 5)}, others=1.2))
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert "other processes used up to 1.2 of the cores that the ranks need" in judged.reason
+    assert judge_fairness(samples("incast", FAIR, others=1.2)).verdict is Verdict.PASS
+
+
+COLLAPSED: Rates = {(1, 0): (100, 10), (2, 0): (100, 11), (3, 0): (100, 12)}
+
+
+def test_an_incast_that_collapses_warns_between_hosts_only() -> None:
+    judged = judge_fairness(samples("incast", COLLAPSED))
+    assert judged.verdict is Verdict.WARN
+    assert "the flows that rank 0 receives are slower together than one of them alone" in judged.reason
+    assert "ethtool -S" in judged.remedy
+    assert judge_fairness(samples("incast", COLLAPSED, hosts=["one"] * 4)).verdict is Verdict.PASS
+
+
+def test_a_wrong_byte_is_corrupt_whatever_the_speed() -> None:
+    found = samples("incast", FAIR)
+    broken = Corruption("after the timed transfers", 1, SIZE, 7, 1, 2)
+    flows = (found.flows[0], replace(found.flows[1], corruption=broken))
+    judged = judge_fairness(replace(found, flows=flows))
+    assert judged.verdict is Verdict.CORRUPT
+    assert "flow 2->0: 1 of 1048576 bytes are wrong" in judged.reason
+
+
+@pytest.mark.parametrize(("values", "index"), [([5.0, 5.0, 5.0, 5.0], 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25)])
+def test_jains_index(values: list[float], index: float) -> None:
+    assert jain(values) == pytest.approx(index)
