@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fields of one engine's configuration: where each is set, its default, and its value in one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pytest_nixl.checks.connector.command_line import Launch, is_resolved
+from pytest_nixl.checks.connector.containers import ConfiguredEngine
+
+#: The most characters of a value.
+_MOST_CHARACTERS = 1 << 12
+
+
+@dataclass(frozen=True)
+class EngineField:
+    """A field of an engine's configuration.
+
+    :param name: the field as users write it: an option, a variable or a key.
+    :param options: the options that set it, spelled with dashes.
+    :param variables: the variables that set it if no option does.
+    :param default: the value if nothing sets it; empty if the engine chooses one.
+    :param switch: whether the option takes no value.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    default: str = ""
+    switch: bool = False
+
+
+@dataclass(frozen=True)
+class FieldValue:
+    """The value of a field in one file.
+
+    :param text: the value; the default if it is not set.
+    :param is_set: whether the file sets it.
+    :param is_readable: whether the file is one that would contain the field: an env file contains no options.
+    """
+
+    text: str
+    is_set: bool = True
+    is_readable: bool = True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the value is known: the file is readable, and names no value of somewhere else."""
+        return self.is_readable and is_resolved(self.text)
+
+
+@dataclass(frozen=True)
+class EngineSide:
+    """The prefill or the decode side: its engine, and the values of its fields by name."""
+
+    source: ConfiguredEngine
+    values: Mapping[str, FieldValue]
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self.source.launch.engine
+
+    @property
+    def dynamo(self) -> bool:
+        """Whether Dynamo runs the engine."""
+        return self.source.launch.dynamo
+
+
+def read_fields(launch: Launch, fields: Iterable[EngineField]) -> dict[str, FieldValue]:
+    """Return the value of each field. An option wins over a variable, and the last option over earlier ones.
+
+    :raises ValueError: if a value is too long.
+    """
+    return {field.name: bounded(field.name, _value(launch, field)) for field in fields}
+
+
+def bounded(name: str, value: FieldValue) -> FieldValue:
+    """Return the value. :raises ValueError: if it is too long."""
+    if len(value.text) > _MOST_CHARACTERS:
+        raise ValueError(f"{name} has a value of {len(value.text)} characters: expected at most {_MOST_CHARACTERS}")
+    return value
+
+
+def _value(launch: Launch, field: EngineField) -> FieldValue:
+    given = [(name, values[-1]) for name, values in launch.options.items() if name in field.options and values]
+    if given:
+        return FieldValue("true" if field.switch else given[-1][1])
+    negated = {f"--no-{option[2:]}" for option in field.options}
+    if field.switch and negated & set(launch.options):
+        return FieldValue("false")
+    for variable in field.variables:
+        if launch.environment.get(variable):
+            return FieldValue(launch.environment[variable])
+    lacking = (field.options and not launch.has_options) or (field.variables and not launch.has_environment)
+    return FieldValue(field.default, is_set=False, is_readable=not lacking)
+
+
+def json_option(source: ConfiguredEngine, option: str) -> dict[str, object]:
+    """Return an option that is a JSON object, with what its dotted forms (``--option.key VALUE``) add.
+
+    :raises ValueError: with one sentence, if the value is not a JSON object.
+    """
+    launch = source.launch
+    found: dict[str, object] = {}
+    for text in launch.options.get(option, ())[-1:]:
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            quoted = text[:1] == "'" and text[-1:] == "'"
+            why = ": it is in quotes that no shell removes, so delete them" if quoted else ": expected {…} in quotes"
+            raise ValueError(f"{source.label}: the value of {option} is not a JSON object{why}")
+        found = read
+    for name, values in launch.options.items():
+        head, dot, tail = name.partition(".")
+        if head == option and dot and values:
+            _add(found, tail.removesuffix("+").split("."), list(values) if tail.endswith("+") else values[-1])
+    return found
+
+
+def _add(found: dict[str, object], keys: list[str], value: object) -> None:
+    for key in keys[:-1]:
+        below = found.setdefault(key, {})
+        if not isinstance(below, dict):
+            return
+        found = below
+    found[keys[-1]] = value
+
+
+#: Fields that every engine has, because NIXL, UCX or the container reads them.
+COMMON = (
+    EngineField("UCX_TLS", variables=("UCX_TLS",)),
+    EngineField("UCX_NET_DEVICES", variables=("UCX_NET_DEVICES",)),
+    EngineField("NIXL_ETCD_ENDPOINTS", variables=("NIXL_ETCD_ENDPOINTS",)),
+    # src/core/nixl_etcd_metadata_backend.cpp: default_namespace
+    EngineField("NIXL_ETCD_NAMESPACE", variables=("NIXL_ETCD_NAMESPACE",), default="/nixl/agents/"),
+)

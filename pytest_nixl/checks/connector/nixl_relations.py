@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relations of what NIXL and UCX read on both sides: etcd addresses, transports, backends, and releases."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_nixl.checks.connector.engine_fields import EngineSide
+from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
+from pytest_nixl.checks.doctor.ucx_tls import UcxTransports
+from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.endpoint_explanation import explain
+from pytest_nixl.nixl.name_resolution import suppose
+
+#: NIXL's plugins that move bytes between two agents, and those that only reach storage.
+BETWEEN_AGENTS = frozenset({"UCX", "LIBFABRIC", "MOONCAKE", "UCCL", "GPUNETIO"})
+STORAGE = frozenset({"POSIX", "GDS", "GDS_MT", "OBJ", "GUSLI", "HF3FS", "INFINIA", "AZURE_BLOB"})
+#: Packages whose release a command may name (``pip install nixl==1.5.1``).
+_INSTALLED = re.compile(r"\b(nixl(?:-cu1[23])?|vllm|sglang|ai-dynamo)(?:\[[\w,-]*\])?==([\w.+!-]+)")
+_RDMA = frozenset({"rc", "ud", "dc", "srd"})
+
+
+def image(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the images: the same tag or digest, because both decide the release of the engine and of NIXL."""
+    prefill, decode = (side.source.image for side in (pair.prefill, pair.decode))
+    if prefill == decode and (not prefill or _tag(prefill) not in ("", "latest")):
+        return None
+    if unknown := reference(pair, field):
+        return unknown
+    if prefill == decode:
+        return undecided("a tag that moves may have given them different releases", "name one release of the image")
+    if "@" in prefill and "@" in decode and prefill.rpartition("@")[2] == decode.rpartition("@")[2]:
+        return None
+    if _name(prefill) == _name(decode):
+        if _tag(prefill) == _tag(decode) and "@" not in prefill + decode:
+            return None
+        return Mismatch("they must have the same release of the engine and of NIXL")
+    return undecided("they may have different releases of the engine and of NIXL")
+
+
+def _tag(text: str) -> str:
+    """Return what follows the name of an image: its digest, else its tag, else nothing."""
+    last = text.rpartition("/")[2]
+    return last.rpartition("@")[2] if "@" in last else last.partition(":")[2]
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[@:].*", "", text.rpartition("/")[2])
+
+
+def releases(side: EngineSide) -> str:
+    """Return the releases that a side's command installs or its variables name, such as ``nixl 1.5.1``."""
+    launch = side.source.launch
+    found = dict(_INSTALLED.findall(launch.script))
+    for package in ("nixl", "vllm", "sglang"):
+        if version := launch.environment.get(f"{package.upper()}_VERSION"):
+            found.setdefault(package, version)
+    return ", ".join(f"{package} {version}" for package, version in sorted(found.items()))
+
+
+def backends(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge NIXL's backends: known, built in, able to reach another agent, and one of them on both sides."""
+    if unknown := reference(pair, field):
+        return unknown
+    sides = [{name.strip() for name in value.text.split(",") if name.strip()} for value in pair.values(field)]
+    known = BETWEEN_AGENTS | STORAGE | (pair.plugins or frozenset())
+    for name in sorted(sides[0] | sides[1]):
+        if pair.plugins is not None and name not in pair.plugins:
+            has = ", ".join(sorted(pair.plugins)) or "none"
+            return Mismatch(f"{name} is not built in: the folder of NIXL's plugins has {has}")
+        if name not in known:
+            meant = name.upper() if name.upper() in known else ""
+            return Mismatch(f"no release of NIXL has a backend {name}", f"write {meant}" if meant else "")
+    for side in sides:
+        if not side & BETWEEN_AGENTS and side <= STORAGE:
+            return Mismatch(f"{', '.join(sorted(side)) or 'none'} reaches storage only, and not another agent")
+    if not sides[0] & sides[1]:
+        return Mismatch("they must have a backend in common")
+    return None
+
+
+def namespace(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the prefix of NIXL's keys in etcd, which is used as it is written."""
+    prefill, decode = pair.values(field)
+    if prefill.text == decode.text:
+        return None
+    if unknown := reference(pair, field):
+        return unknown
+    if prefill.text.rstrip("/") == decode.text.rstrip("/"):
+        return Mismatch("they differ by a slash, and must be equal to the letter")
+    return Mismatch("they must be equal")
+
+
+def nixl_endpoints(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the etcd that NIXL is given: readable for NIXL, and the same on both sides."""
+    for value in pair.values(field):
+        if value.is_known and value.is_set:
+            explained = explain(value.text, suppose)
+            if not explained.nixl.works:
+                return Mismatch(f"NIXL cannot read {explained.text}: {explained.nixl.why}", explained.remedy)
+        elif any(side.source.launch.environment.get(field) == "" for side in (pair.prefill, pair.decode)):
+            return Mismatch("NIXL creates no agent if it is set but empty", f"unset {field}, or give it an address")
+    if sum(value.is_set for value in pair.values(field)) == 1:
+        return undecided("only one side can publish its metadata in etcd")
+    return endpoints(pair, field)
+
+
+def endpoints(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge addresses of an etcd that must be the same on both sides, however they are spelled."""
+    prefill, decode = pair.values(field)
+    if not prefill.is_set and not decode.is_set:
+        return None
+    if unknown := reference(pair, field) if prefill.text != decode.text else None:
+        return unknown
+    if not (prefill.is_set and decode.is_set):
+        return Mismatch("they must be equal")
+    found = [_members(value.text) for value in (prefill, decode)]
+    hosts = {member.host for members in found for member in members if isinstance(member, Endpoint)}
+    if not pair.one_host and any(map(is_loopback, hosts)):
+        return Mismatch("the sides are on different hosts, so neither may be a loopback address")
+    if prefill.text == decode.text:
+        return None
+    if found[0] == found[1]:
+        return Mismatch("these are two spellings of the same etcd", "write the same text on both sides", Verdict.WARN)
+    if _perhaps_same(*found):
+        return undecided("a short and a full name may be the same etcd", "write the same text on both sides")
+    return Mismatch("they must be equal")
+
+
+def _members(text: str) -> frozenset[Endpoint | str]:
+    found: set[Endpoint | str] = set()
+    for part in filter(None, re.split("[,;]", text.strip())):
+        try:
+            read = parse_endpoint(re.sub("^(?:nats|tls)://", "http://", part.strip().rstrip("/")))
+            found.add(Endpoint(read.scheme, read.host.lower().rstrip("."), read.port))
+        except ValueError:
+            found.add(part)
+    return frozenset(found)
+
+
+def _perhaps_same(prefill: frozenset[Endpoint | str], decode: frozenset[Endpoint | str]) -> bool:
+    """Return whether all members may be the same: one name is the other's beginning, as in etcd and etcd.default."""
+    pairs = zip(sorted(prefill, key=str), sorted(decode, key=str), strict=False)
+    return len(prefill) == len(decode) and all(
+        isinstance(one, Endpoint) and isinstance(other, Endpoint) and one.port == other.port
+        and (f"{one.host}.".startswith(f"{other.host}.") or f"{other.host}.".startswith(f"{one.host}."))
+        for one, other in pairs
+    )  # fmt: skip
+
+
+def transports(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge UCX_TLS by the doctor's rules, and whether a transport between hosts is allowed on both sides."""
+    carriers = []
+    for value in pair.values(field):
+        if not value.is_known:
+            return reference(pair, field)
+        if not value.is_set:
+            carriers.append({*_RDMA, "tcp"})
+            continue
+        allowed = UcxTransports(
+            without=value.text.startswith("^"),
+            names=tuple(name for name in re.sub(r":aux\b|[\^\\]", "", value.text).split(",") if name),
+            auxiliary=frozenset(re.findall(r"([^,^\\]+):aux\b", value.text)),
+            has_rdma=True, efa_only=False, has_gpu=True, refused=frozenset(), offered=frozenset(),
+        )  # fmt: skip
+        if strange := allowed.strange():
+            return Mismatch(f"UCX does not know {strange[0]!a}{allowed.meant()}")
+        carriers.append(_families(allowed.carriers()))
+        if not carriers[-1]:
+            return Mismatch("each must allow a transport that can carry NIXL, such as tcp or rc")
+    if not carriers[0] & carriers[1]:
+        return Mismatch("they must allow a transport between hosts in common")
+    return None
+
+
+def _families(names: list[str]) -> set[str]:
+    """Return the transports that can talk to each other: rc_mlx5 to rc_verbs, but not rc to ud."""
+    found: set[str] = set()
+    for name in names:
+        found |= {"all": {*_RDMA, "tcp"}, "ib": set(_RDMA), "efa": {"srd", "ud"}}.get(name, {name.partition("_")[0]})
+    return found
+
+
+def net_devices(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the devices that UCX may use."""
+    if pair.one_host or not any(value.is_known and value.text.strip() == "lo" for value in pair.values(field)):
+        return None
+    return Mismatch("the sides are on different hosts, which the device lo does not connect")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the values of a field on two sides must be related: equal, different, divisible, or no loopback address."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytest_nixl.checks.connector.engine_fields import EngineSide, FieldValue
+from pytest_nixl.model.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class SidePair:
+    """The two sides that are compared.
+
+    :param one_host: whether both run on one host.
+    :param plugins: NIXL's plugins in the engine's image; None if they are not known.
+    """
+
+    prefill: EngineSide
+    decode: EngineSide
+    one_host: bool = False
+    plugins: frozenset[str] | None = None
+
+    def values(self, field: str) -> tuple[FieldValue, FieldValue]:
+        """Return the values of a field. An engine that has no such field has one that is not readable."""
+        absent = FieldValue("", is_set=False, is_readable=False)
+        return self.prefill.values.get(field, absent), self.decode.values.get(field, absent)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """What is wrong with a field.
+
+    :param why: what the sides must do and do not, after both values were named.
+    :param remedy: replaces the rule's remedy if it is not empty.
+    """
+
+    why: str
+    remedy: str = ""
+    verdict: Verdict = Verdict.FAIL
+
+
+#: Judges one field of a pair; None if nothing is wrong.
+Relation = Callable[[SidePair, str], Mismatch | None]
+
+
+def undecided(why: str, remedy: str = "") -> Mismatch:
+    """Return a mismatch that may be none."""
+    return Mismatch(why, remedy, Verdict.INCONCLUSIVE)
+
+
+def reference(pair: SidePair, field: str) -> Mismatch | None:
+    """Return why a field cannot be judged because a value comes from somewhere else; None if both are known."""
+    sides = zip(("prefill", "decode"), pair.values(field), strict=True)
+    unknown = " and ".join(f"that of {name}" for name, value in sides if not value.is_known)
+    return undecided(f"{unknown} is not in the file", f"write the value of {field} into the file") if unknown else None
+
+
+def equal(normal: Callable[[str], str] = str.strip) -> Relation:
+    """Return a relation for values that must be equal, after ``normal`` changed each to one spelling."""
+
+    def judge(pair: SidePair, field: str) -> Mismatch | None:
+        prefill, decode = pair.values(field)
+        if normal(prefill.text) == normal(decode.text):
+            return None
+        if unknown := reference(pair, field):
+            return unknown
+        if not all(value.text for value in (prefill, decode)):
+            return undecided(
+                "they must be equal, and the engine chooses the one that is not set", f"set {field} on both sides"
+            )
+        return Mismatch("they must be equal")
+
+    return judge
+
+
+def different(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge values that must differ if both are set."""
+    prefill, decode = pair.values(field)
+    both = prefill.is_set and decode.is_set and prefill.text == decode.text
+    return Mismatch("they must be different") if both else None
+
+
+def only(role_of_prefill: tuple[str, ...], role_of_decode: tuple[str, ...]) -> Relation:
+    """Return a relation for values that only certain texts may have on each side."""
+
+    def judge(pair: SidePair, field: str) -> Mismatch | None:
+        values = pair.values(field)
+        if unknown := reference(pair, field):
+            return unknown
+        allowed = (role_of_prefill, role_of_decode)
+        if all(value.text in texts for value, texts in zip(values, allowed, strict=True)):
+            return None
+        prefill, decode = (" or ".join(filter(None, texts)) for texts in allowed)
+        same = f"both must be {prefill}" if prefill == decode else f"prefill must be {prefill}, and decode {decode}"
+        return Mismatch(same)
+
+    return judge
+
+
+def whole(pair: SidePair, field: str) -> tuple[int, int] | Mismatch:
+    """Return both values as positive integers, or what is wrong with them."""
+    values = pair.values(field)
+    if unknown := reference(pair, field):
+        return unknown
+    numbers = [int(value.text) if value.text.isascii() and value.text.isdigit() else 0 for value in _short(values)]
+    if not all(numbers):
+        return Mismatch("each must be a positive number")
+    return numbers[0], numbers[1]
+
+
+def _short(values: tuple[FieldValue, FieldValue]) -> list[FieldValue]:
+    return [value if len(value.text) < 10 else FieldValue("") for value in values]
+
+
+def divisible(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge sizes of which the larger must be a multiple of the smaller."""
+    sizes = whole(pair, field)
+    if isinstance(sizes, Mismatch):
+        return sizes
+    return Mismatch("the larger must be a multiple of the smaller") if max(sizes) % min(sizes) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this host's loopback address."""
+    host = host.strip().lower().strip("[]").rstrip(".")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def is_unspecified(host: str) -> bool:
+    """Return whether a host is the address on which a server listens for all, such as 0.0.0.0."""
+    try:
+        return ipaddress.ip_address(host.strip().strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def reachable(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge hosts that each side tells the other."""
+    values = [value for value in pair.values(field) if value.is_known]
+    if any(is_unspecified(value.text) for value in values):
+        return Mismatch("it is told to the other side, so it must be an address to which that can connect")
+    if not pair.one_host and any(is_loopback(value.text) for value in values):
+        return Mismatch("the sides are on different hosts, so neither may be a loopback address")
+    return None
+
+
+def prefill_listens(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the host on which the prefill side listens for the decode side."""
+    prefill = pair.values(field)[0]
+    if not pair.one_host and prefill.is_known and is_loopback(prefill.text):
+        return Mismatch("decode connects to prefill's bootstrap server, so prefill must not listen on loopback only")
+    return None
+
+
+def free_port(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge ports that must differ if both sides are on one host."""
+    if not pair.one_host:
+        return None
+    ports = whole(pair, field)
+    if isinstance(ports, Mismatch):
+        return ports
+    return Mismatch("both sides are on one host, so they must be different") if ports[0] == ports[1] else None

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl connector``: compare the configuration of the prefill and the decode side of vLLM, SGLang or Dynamo."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.connector.comparison import ConnectorComparison, RuleResult
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl connector`` to the command's parsers."""
+    connector = commands.add_parser(
+        "connector",
+        help="compare the configuration of a prefill and a decode engine, and name each field that must match and "
+        "does not",
+        description="Read how the prefill side and the decode side of vLLM (NixlConnector) or SGLang are started, also "
+        "under Dynamo, and name each field that must match and does not, in the order in which to correct them: "
+        "infrastructure, NIXL, connector. The command connects to nothing and looks up no name. It exits with 1 if a "
+        "field differs that must match.",
+    )
+    form = "a pod spec or Compose file (YAML or JSON), an env file, a shell command, or a kv_transfer_config object"
+    connector.add_argument("prefill", metavar="PREFILL", help=f"{form}; FILE#NAME chooses one of several containers")
+    connector.add_argument("decode", metavar="DECODE", help="the same of the decode side")
+    connector.add_argument(
+        "--one-host", action="store_true",
+        help="both sides run on one host: loopback addresses are right, and ports must differ",
+    )  # fmt: skip
+    connector.add_argument(
+        "--plugin-dir", metavar="DIR", type=Path,
+        help="the folder of NIXL's plugins in the engines' image, to check that the named backends are built in",
+    )  # fmt: skip
+    connector.add_argument("--gate", action="store_true", help="also fail undecided fields, as --nixl-gate does")
+    connector.add_argument("--json", action="store_true", help="print JSON")
+    connector.set_defaults(run=_connector)
+
+
+def _connector(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.checks.connector.comparison import compare_connectors
+    from pytest_nixl.checks.connector.containers import read_engine
+    from pytest_nixl.model.verdicts import Outcome, outcome
+
+    plugins = None if arguments.plugin_dir is None else _plugins(arguments.plugin_dir)
+    compared = compare_connectors(
+        read_engine(arguments.prefill), read_engine(arguments.decode), one_host=arguments.one_host, plugins=plugins
+    )
+    failed = any(outcome(result.verdict, gate=arguments.gate) is Outcome.FAIL for result in compared.results)
+    print(json.dumps(_plain(compared, failed), indent=1) if arguments.json else "\n".join(_lines(compared, failed)))
+    return int(failed)
+
+
+def _plugins(folder: Path) -> frozenset[str]:
+    """Return the names of the plugins in a folder. :raises OSError: if it cannot be read."""
+    names = (re.fullmatch(r"libplugin_(\w+)\.so", path.name) for path in folder.iterdir())
+    return frozenset(match[1] for match in names if match is not None)
+
+
+def _lines(compared: ConnectorComparison, failed: bool) -> Iterator[str]:
+    from pytest_nixl.checks.connector.rules import ConfigurationLayer
+    from pytest_nixl.model.verdicts import Verdict
+
+    for name, side in (("prefill", compared.pair.prefill), ("decode", compared.pair.decode)):
+        yield f"{name + ':':<9}{side.source.label} ({side.values['engine'].text})"
+    for sentence in compared.unread:
+        yield f"note:    {sentence}"
+    judged = [result for result in compared.results if result.verdict is not Verdict.NOT_APPLICABLE]
+    for layer in ConfigurationLayer:
+        for result in (one for one in judged if one.rule.layer is layer and one.verdict is not Verdict.PASS):
+            yield f"{result.verdict} {layer.value}: {result.sentence}"
+            yield f"    remedy: {result.remedy}"
+            yield f"    source: {result.rule.source}"
+    yield _summary(judged, len(compared.results) - len(judged), failed)
+
+
+def _summary(judged: list[RuleResult], skipped: int, failed: bool) -> str:
+    from pytest_nixl.model.verdicts import Verdict
+
+    counts = {verdict: sum(result.verdict is verdict for result in judged) for verdict in Verdict}
+    rest = f" (fields that are not in both files: {skipped})" if skipped else ""
+    others = counts[Verdict.WARN] + counts[Verdict.INCONCLUSIVE]
+    doubt = f", and {others} may" if others else ""
+    if counts[Verdict.FAIL]:
+        order = "correct them from the top: infrastructure, NIXL, connector"
+        return f"FAIL: {counts[Verdict.FAIL]} of {len(judged)} fields do not match{doubt}; {order}{rest}"
+    if others:
+        verdict = "FAIL" if failed else "PASS"
+        return f"{verdict}: no field is known not to match, but {others} of {len(judged)} may not{rest}"
+    return f"PASS: prefill and decode match in all {len(judged)} fields{rest}"
+
+
+def _plain(compared: ConnectorComparison, failed: bool) -> dict[str, object]:
+    sides = {"prefill": compared.pair.prefill, "decode": compared.pair.decode}
+    return {
+        "verdict": "FAIL" if failed else "PASS",
+        **{name: {"source": side.source.label, "engine": side.values["engine"].text} for name, side in sides.items()},
+        "one_host": compared.pair.one_host,
+        "notes": list(compared.unread),
+        "fields": [
+            {
+                "field": result.rule.field,
+                "layer": result.rule.layer.value,
+                "verdict": result.verdict.value,
+                "requirement": result.rule.requirement,
+                "prefill": result.prefill,
+                "decode": result.decode,
+                "why": result.why,
+                "remedy": result.remedy,
+                "source": result.rule.source,
+            }
+            for result in compared.results
+        ],
+    }
