@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at the etcd of a deployment: NIXL's agents, the groups of nixlbench and pytest-nixl, and the etcd itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pytest_nixl.checks.deployment_etcd.addresses import answering, judge_addresses
+from pytest_nixl.checks.deployment_etcd.agents import NamespaceName, PublishedAgent, judge_agents
+from pytest_nixl.checks.deployment_etcd.groups import NIXLBENCH, OWN_GROUPS, KnownGroups, nixlbench_groups, own_groups
+from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey, survey
+from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
+from pytest_nixl.checks.deployment_etcd.server_state import EtcdState, judge_state, read_state
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.transaction import REQUEST_LIMIT
+from pytest_nixl.model.verdicts import Judgement, Verdict
+
+#: The most problems that a verdict names.
+_TOLD = 5
+
+
+@dataclass(frozen=True)
+class DeploymentEtcd:
+    """What was found in an etcd.
+
+    :param revision: its revision before the first key was read.
+    :param silent: the addresses that were tried, and why each does not answer; empty if it does.
+    """
+
+    namespace: NamespaceName
+    revision: int
+    state: EtcdState
+    agents: tuple[PublishedAgent, ...]
+    silent: dict[tuple[str, int], str]
+    nixlbench: KnownGroups
+    own: KnownGroups
+    problems: tuple[EtcdProblem, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def dead(self) -> list[DeadKeys]:
+        """The keys of groups whose members have lost their leases."""
+        return [*self.nixlbench.dead, *self.own.dead]
+
+
+def look(
+    client: EtcdClient,
+    namespace: NamespaceName,
+    *,
+    command: str = "pytest-nixl etcd",
+    limit: int = REQUEST_LIMIT,
+    connect: bool = True,
+) -> DeploymentEtcd:
+    """Read the keys of an etcd, judge them, and change nothing.
+
+    :param namespace: the namespace of the agents.
+    :param command: ``pytest-nixl etcd`` with the etcd's URL, for remedies.
+    :param limit: the most bytes of a request that the etcd accepts.
+    :param connect: whether to try the addresses that agents published.
+    :raises EtcdError: if the etcd does not answer.
+    """
+    state = read_state(client)
+    keys, revision, unread = _published(client, namespace)
+    agents, others = namespace.agents(keys)
+    silent = answering([address for agent in agents for address in agent.addresses]) if connect else {}
+    bench = _groups(client, NIXLBENCH, nixlbench_groups, command)
+    own = _groups(client, OWN_GROUPS, own_groups, command)
+    problems = (
+        *judge_state(state, revision),
+        *judge_agents(agents, others, limit=limit, command=command),
+        *judge_addresses(agents, silent, command),
+        *bench.problems,
+        *own.problems,
+    )
+    notes = (*state.unknown, *unread, *_agent_notes(agents), *bench.notes, *own.notes)
+    return DeploymentEtcd(namespace, revision, state, tuple(agents), silent, bench, own, problems, notes)
+
+
+def _published(client: EtcdClient, namespace: NamespaceName) -> tuple[list[SurveyedKey], int, list[str]]:
+    """Read the keys of a namespace under every spelling that this user may read.
+
+    :returns: the keys, the revision before the first one was read, and what could not be read, in sentences.
+    :raises EtcdError: if etcd does not answer, or this user may not read the namespace as it is spelled.
+    """
+    own, *others = namespace.prefixes
+    first = survey(client, [own], values=True, wanted=namespace.has)
+    keys, unread = list(first.keys), []
+    for prefix in others:
+        try:
+            keys += survey(client, [prefix], values=True, wanted=namespace.has).keys
+        except EtcdError as error:
+            if error.cause != "denied":
+                raise
+            unread.append(f"the keys under {shown(prefix)} are unknown: {error.reason}")
+    return keys, first.revision, unread
+
+
+def _groups(
+    client: EtcdClient, prefix: str, judge: Callable[[Iterable[SurveyedKey], str], KnownGroups], command: str
+) -> KnownGroups:
+    """Judge the groups under a prefix, unless this user may not read them."""
+    try:
+        keys = survey(client, [prefix], values=prefix == NIXLBENCH).keys
+    except EtcdError as error:
+        if error.cause != "denied":
+            raise
+        return KnownGroups(notes=[f"the keys under {prefix} are unknown: {error.reason}"])
+    return judge(keys, command)
+
+
+def judge_published(client: EtcdClient, namespace: NamespaceName, endpoint: str) -> Judgement:
+    """Return the verdict on the keys of agents, from reading only their namespace.
+
+    :param endpoint: the etcd's URL, without credentials, for the remedy.
+    :raises EtcdError: if the etcd does not answer.
+    """
+    command = f"pytest-nixl etcd {endpoint}"
+    agents, others = namespace.agents(_published(client, namespace)[0])
+    problems = list(judge_agents(agents, others, limit=REQUEST_LIMIT, command=command))
+    if not problems:
+        keys = sum(len(agent.keys) for agent in agents)
+        found = f"{count(len(agents), 'agent')} with {count(keys, 'key')} under {shown(namespace.text)}"
+        return Judgement(Verdict.PASS, f"{found}: no split namespace, no agent twice, no oversize key")
+    told = "; ".join(problem.sentence for problem in problems[:_TOLD])
+    more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+    option = f" --namespace={quoted(namespace.text)}"
+    return Judgement(Verdict.WARN, told + more, f"run `{command}{option}`, which prints a remedy for each")
+
+
+def _agent_notes(agents: list[PublishedAgent]) -> list[str]:
+    """Return what cannot be known of agents."""
+    notes = []
+    unread = sum(agent.size is None for agent in agents)
+    if unread:
+        notes.append(f"the values of {count(unread, 'agent')} were not all read, because there are too many bytes")
+    bare = sum(not agent.labels for agent in agents)
+    if bare:
+        notes.append(
+            f"{count(bare, 'agent')} published no metadata, only the anchor: an agent that only fetches, or whose "
+            "metadata etcd refused"
+        )
+    hidden = Counter(
+        backend
+        for agent in agents
+        if not agent.addresses
+        for backend in {name for key in agent.keys if key.metadata for name in key.metadata.backends}
+    )
+    if hidden:
+        names = ", ".join(f"{name[:20]!a} ({number})" for name, number in hidden.most_common(5))
+        notes.append(
+            "whether these agents still live cannot be known from etcd: their keys have no lease, and the connection "
+            f"info of their backends holds no readable address: {names}"
+        )
+    return notes

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print what was found in a deployment's etcd, as lines or as JSON. Everything from etcd is escaped."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pytest_nixl.checks.deployment_etcd.agents import PublishedAgent
+from pytest_nixl.checks.deployment_etcd.deployment import DeploymentEtcd
+from pytest_nixl.checks.deployment_etcd.groups import KnownGroups
+from pytest_nixl.checks.deployment_etcd.key_text import count, shown
+from pytest_nixl.checks.deployment_etcd.server_state import describe_state
+from pytest_nixl.etcd.maintenance import MemberStatus
+
+#: The most agents, and the most problems of one kind, that are printed unless all are asked for.
+MOST_AGENTS, MOST_OF_A_KIND = 20, 50
+
+
+def lines(found: DeploymentEtcd, *, everything: bool = False) -> Iterator[str]:
+    """Yield the lines of the report.
+
+    :param everything: print all agents and all problems.
+    """
+    yield from describe_state(found.state, found.revision)
+    yield from _agent_lines(found, everything)
+    yield _group_line("nixlbench", found.nixlbench)
+    yield _group_line("pytest-nixl", found.own)
+    for note in found.notes:
+        yield f"note: {note}"
+    seen: Counter[str] = Counter()
+    for problem in found.problems:
+        seen[problem.kind] += 1
+        if everything or seen[problem.kind] <= MOST_OF_A_KIND:
+            yield str(problem)
+    for kind, number in seen.items():
+        if not everything and number > MOST_OF_A_KIND:
+            yield f"{kind}: {number - MOST_OF_A_KIND} more; --all prints them"
+    yield f"{count(len(found.problems), 'problem')} found" if found.problems else "no problem found"
+
+
+def _agent_lines(found: DeploymentEtcd, everything: bool) -> Iterator[str]:
+    if not found.agents:
+        yield f"no agent has keys under {shown(found.namespace.text)}"
+        return
+    keys = sum(len(agent.keys) for agent in found.agents)
+    size = sum(agent.size or 0 for agent in found.agents)
+    yield f"{count(len(found.agents), 'agent')}, {count(keys, 'key')}, {size:,} bytes; the oldest write comes first "\
+          "(etcd stores no times, only revisions)"  # fmt: skip
+    oldest = sorted(found.agents, key=lambda agent: agent.written)
+    for agent in oldest if everything else oldest[:MOST_AGENTS]:
+        yield f"  {_agent_line(agent, found)}"
+    if not everything and len(oldest) > MOST_AGENTS:
+        yield f"  {len(oldest) - MOST_AGENTS:,} more; --all prints them"
+
+
+def _agent_line(agent: PublishedAgent, found: DeploymentEtcd) -> str:
+    labels = ", ".join(shown(label, 30) for label in agent.labels[:4]) or "no metadata"
+    more = f", {len(agent.labels) - 4} more" if len(agent.labels) > 4 else ""
+    size = "size not read" if agent.size is None else f"{agent.size:,} bytes"
+    ago = max(0, found.revision - agent.written)
+    writes = max(key.version for key in agent.keys)
+    lease = ", with a lease" if agent.leased else ""
+    return (
+        f"{shown(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, {ago} ago, as "
+        f"version {writes}{lease}; {_address_text(agent, found)}"
+    )
+
+
+def _address_text(agent: PublishedAgent, found: DeploymentEtcd) -> str:
+    if not agent.addresses:
+        return "address not readable"
+    tried = [found.silent[address] for address in agent.addresses if address in found.silent]
+    state = "not tried" if not tried else "answers" if not all(tried) else "does not answer"
+    return f"{', '.join(f'{host} port {port}' for host, port in agent.addresses[:3])} {state}"
+
+
+def _group_line(whose: str, groups: KnownGroups) -> str:
+    return f"groups of {whose}: {groups.living} with a lease, {len(groups.dead)} dead"
+
+
+def plain(found: DeploymentEtcd) -> dict[str, Any]:
+    """Return the report for JSON. Keys are given escaped and, byte for byte, in base64."""
+    state = found.state
+    return {
+        "revision": found.revision,
+        "namespace": found.namespace.text,
+        "etcd": {
+            "members": [
+                {"endpoint": endpoint, "version": each.version, "name": state.name(each.member), "learner":
+                 each.learner, "leader": each.leader == each.member, "raft_term": each.raft_term,
+                 "db_size": each.db_size, "db_in_use": each.db_in_use}
+                if isinstance(each, MemberStatus) else {"endpoint": endpoint, "error": each.reason}
+                for endpoint, each in state.statuses.items()
+            ],
+            "alarms": None if state.alarms is None else [each.kind for each in state.alarms],
+            "quota": state.quota,
+            "leader_changes": state.leader_changes,
+            "compacted": state.compacted,
+        },
+        "agents": [
+            {"namespace": shown(agent.namespace), "name": shown(agent.name), **key_fields(agent.prefix),
+             "labels": [shown(label) for label in agent.labels], "size": agent.size, "written": agent.written,
+             "lease": agent.leased, "addresses": [
+                 {"host": host, "port": port, "silent": found.silent.get((host, port))}
+                 for host, port in agent.addresses]}
+            for agent in found.agents
+        ],
+        "groups": {
+            name: {"living": groups.living, "dead": [shown(each.prefix) for each in groups.dead]}
+            for name, groups in (("nixlbench", found.nixlbench), ("pytest-nixl", found.own))
+        },
+        "notes": list(found.notes),
+        "problems": [
+            {"kind": each.kind, "text": each.sentence, "remedy": each.remedy, "finding": each.finding,
+             "keys": [key_fields(key) for key in each.keys]}
+            for each in found.problems
+        ],
+    }  # fmt: skip
+
+
+def key_fields(key: str) -> dict[str, str]:
+    """Return a key for JSON: readable, and its bytes in base64."""
+    return {"key": shown(key), "key_base64": base64.b64encode(key.encode(errors="surrogateescape")).decode()}

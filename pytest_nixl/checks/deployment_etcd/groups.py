@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of nixlbench and of pytest-nixl in an etcd: which are dead, and what is known of the others.
+
+A group is dead if its ranks registered, and no key of it has a lease any more. nixlbench gives its rank keys a lease of
+30 s that its process renews, and pytest-nixl its members a lease of 6 s. The key ``size`` of nixlbench has none, and
+stays. Older releases of nixlbench give no key a lease: whether such a group lives cannot be known from etcd.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pytest_nixl.checks.deployment_etcd.key_survey import SurveyedKey
+from pytest_nixl.checks.deployment_etcd.key_text import count, quoted, shown
+from pytest_nixl.checks.deployment_etcd.problem import DeadKeys, EtcdProblem
+from pytest_nixl.cluster.group import PREFIX, group_name
+
+#: The prefixes of the keys of nixlbench, and of the groups of pytest-nixl.
+NIXLBENCH, OWN_GROUPS = "xferbench/", f"{PREFIX}/"
+
+_RANK = re.compile(r"/*rank/+([0-9]{1,6})")
+_SIZE = re.compile(rb"[0-9]{1,6}")
+_SHOWN_RANKS = 6
+
+
+@dataclass
+class KnownGroups:
+    """The groups that were found, and what is wrong with them.
+
+    :param living: how many groups have a lease.
+    """
+
+    living: int = 0
+    problems: list[EtcdProblem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    dead: list[DeadKeys] = field(default_factory=list)
+
+
+def nixlbench_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
+    """Judge the groups of nixlbench.
+
+    :param keys: the keys under ``xferbench/``, with their values.
+    :param command: ``pytest-nixl etcd`` with the etcd's URL, for remedies.
+    """
+    found = KnownGroups()
+    for folder, own in _folders(keys, NIXLBENCH):
+        _judge_nixlbench(folder, f"{NIXLBENCH}{folder}/", own, found, command)
+    return found
+
+
+def _judge_nixlbench(folder: str, prefix: str, own: tuple[SurveyedKey, ...], found: KnownGroups, command: str) -> None:
+    name = f"nixlbench's group {shown(folder)!r}"
+    ranks = {int(match[1]): key for key in own if (match := _RANK.fullmatch(key.key[len(prefix) :]))}
+    size = next((key for key in own if key.key[len(prefix) :].lstrip("/") == "size"), None)
+    registered = _registered(size)
+    leased = any(key.lease for key in own)
+    found.living += leased
+    if size is not None and registered is None:
+        found.problems.append(EtcdProblem(
+            "bad-size", f"{shown(size.key)} of {name} is not a number of ranks: every process that joins it ends",
+            f"if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`", (size.key,),
+        ))  # fmt: skip
+    elif leased:
+        _judge_ranks(name, prefix, ranks, registered or 0, found)
+    elif ranks:
+        found.notes.append(
+            f"{name} has {count(len(own), 'key')}, and its rank keys have no lease, as in older releases of nixlbench: "
+            "etcd cannot tell whether its processes live; if none runs, "
+            f"`etcdctl del --prefix -- {quoted(prefix)}`"
+        )
+    elif size is None:
+        found.notes.append(
+            f"{name} has {count(len(own), 'key')} under {shown(prefix)}, but neither size nor ranks, so that nothing "
+            f"tells whose they are; if no process of this group runs, `etcdctl del --prefix -- {quoted(prefix)}`"
+        )
+    else:
+        found.dead.append(DeadKeys(name, prefix, own))
+        found.problems.append(EtcdProblem(
+            "dead-nixlbench-group",
+            f"{name} is dead: {shown(size.key)} says that {count(registered or 0, 'rank')} registered, and the lease "
+            "of none is left; the next processes of this group are refused a rank, or wait 181 s",
+            f"`{command} --remove-dead` prints its {count(len(own), 'key')}",
+            tuple(key.key for key in own),
+        ))  # fmt: skip
+
+
+def _judge_ranks(name: str, prefix: str, ranks: dict[int, SurveyedKey], registered: int, found: KnownGroups) -> None:
+    """Report ranks that registered and whose lease has ended, while another one lives or registers."""
+    lost = [rank for rank in range(registered) if rank not in ranks]
+    if lost and ranks:
+        named = ", ".join(map(str, lost[:_SHOWN_RANKS])) + (", …" if len(lost) > _SHOWN_RANKS else "")
+        found.problems.append(EtcdProblem(
+            "stale-rank",
+            f"of the {registered} ranks that registered in {name}, {count(len(lost), 'rank')} ({named}) lost the lease "
+            f"and {len(ranks)} did not: the living wait up to 181 s for the dead",
+            "end the processes of this group, and start them under another --benchmark_group",
+            tuple(key.key for key in ranks.values()),
+        ))  # fmt: skip
+
+
+def _registered(size: SurveyedKey | None) -> int | None:
+    """Return the number of ranks that registered; None if the key is missing or holds no such number."""
+    if size is None or size.short is None or not _SIZE.fullmatch(size.short):
+        return None
+    return int(size.short)
+
+
+def own_groups(keys: Iterable[SurveyedKey], command: str) -> KnownGroups:
+    """Judge the groups of pytest-nixl. Parameters as :func:`nixlbench_groups`; no values are needed."""
+    found = KnownGroups()
+    for folder, own in _folders(keys, OWN_GROUPS):
+        prefix = f"{OWN_GROUPS}{folder}/"
+        if any(key.lease or key.key.startswith(f"{prefix}members/") for key in own):
+            found.living += 1
+            continue
+        name = f"group {shown(group_name(folder)[0])!r} of pytest-nixl"
+        found.dead.append(DeadKeys(name, prefix, own))
+        found.problems.append(EtcdProblem(
+            "dead-group",
+            f"{name} is dead: it has {count(len(own), 'key')} under {shown(prefix)}, and no member has a lease",
+            f"`{command} --remove-dead` prints them; `pytest-nixl clean` also removes them",
+            tuple(key.key for key in own),
+        ))  # fmt: skip
+    return found
+
+
+def _folders(keys: Iterable[SurveyedKey], start: str) -> Iterator[tuple[str, tuple[SurveyedKey, ...]]]:
+    found: dict[str, list[SurveyedKey]] = defaultdict(list)
+    for key in keys:
+        folder, slash, _ = key.key[len(start) :].partition("/")
+        if slash:
+            found[folder].append(key)
+    for folder, own in found.items():
+        yield folder, tuple(own)

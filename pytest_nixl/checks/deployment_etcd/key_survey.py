@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the keys of an etcd in pages: first without values, then with them, and keep of each value only what it says.
+
+A page begins small and grows as long as the values are small, so that neither etcd nor this process needs much memory
+for it. If a page is too large or too slow, a smaller one is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_nixl.checks.deployment_etcd.metadata_value import AgentMetadata, read_metadata
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.transaction import KeyPage, KeyValue
+
+#: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
+MOST_KEYS, MOST_BYTES = 500_000, 1 << 30
+#: The largest page, the first page with values, and the number of bytes that a page with values aims at.
+_PAGE, _FIRST_PAGE, _PAGE_BYTES = 1000, 16, 4 << 20
+#: The most bytes of a short value that are kept, such as the size of a group of nixlbench.
+_SHORT = 64
+
+
+@dataclass(frozen=True)
+class SurveyedKey:
+    """A key without its value.
+
+    :param size: the bytes of key and value together, as etcd's limit counts them; None if the value was not read.
+    :param short: the value if it has at most 64 bytes; otherwise None.
+    :param metadata: what was read from the value.
+    """
+
+    key: str
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+    size: int | None = None
+    short: bytes | None = None
+    metadata: AgentMetadata | None = None
+
+    @classmethod
+    def of(cls, item: KeyValue) -> SurveyedKey:
+        """Return the facts of a key that was read without its value."""
+        return cls(item.key, item.create_revision, item.mod_revision, item.version, item.lease)
+
+
+@dataclass(frozen=True)
+class SurveyedKeys:
+    """The keys under some prefixes, sorted by key.
+
+    :param revision: revision of the etcd before the first of them was read.
+    """
+
+    keys: tuple[SurveyedKey, ...]
+    revision: int
+
+
+def pages(client: EtcdClient, prefix: str, *, keys_only: bool = False) -> Iterator[KeyPage]:
+    """Yield the keys that start with ``prefix`` in pages, sorted by key.
+
+    :raises EtcdError: if etcd does not answer, or one key alone is larger than an answer may be.
+    """
+    after, limit = "", _PAGE if keys_only else _FIRST_PAGE
+    while True:
+        try:
+            page = client.page(prefix, after=after, limit=limit, keys_only=keys_only)
+        except EtcdError as error:
+            if limit == 1 or not (error.cause == "timeout" or "larger than" in error.reason):
+                raise
+            limit = max(1, limit // 8)
+            continue
+        yield page
+        if not page.more or not page.items:
+            return
+        after = page.items[-1].key
+        size = sum(len(item.key) + len(item.value) for item in page.items)
+        limit = max(1, min(_PAGE, 4 * limit, _PAGE_BYTES * len(page.items) // max(1, size)))
+
+
+def survey(
+    client: EtcdClient, prefixes: Sequence[str], *, values: bool, wanted: Callable[[str], bool] = lambda key: True
+) -> SurveyedKeys:
+    """Read the keys under some prefixes, of which none begins with another.
+
+    :param values: whether to read sizes and values, too.
+    :param wanted: whether a key is kept; keys that are not are counted in no result.
+    :raises NixlPluginError: if there are too many keys.
+    """
+    found: dict[str, SurveyedKey] = {}
+    revision = 0
+    for prefix in prefixes:
+        for page in pages(client, prefix, keys_only=True):
+            revision = revision or page.revision
+            found |= {item.key: SurveyedKey.of(item) for item in page.items if wanted(item.key)}
+            if len(found) > MOST_KEYS:
+                raise NixlPluginError(
+                    f"etcd has more than {MOST_KEYS:,} keys under {prefix}",
+                    "give --namespace NAME to look at one namespace of it",
+                )
+    if values and found:
+        found = _with_values(client, prefixes, found)
+    return SurveyedKeys(tuple(found[key] for key in sorted(found)), revision)
+
+
+def _with_values(client: EtcdClient, prefixes: Sequence[str], found: dict[str, SurveyedKey]) -> dict[str, SurveyedKey]:
+    """Return the keys with what their values say. Keys that have gone meanwhile are left out, new ones too."""
+    read: dict[str, SurveyedKey] = {}
+    budget = MOST_BYTES
+    for prefix in prefixes:
+        for page in pages(client, prefix):
+            for item in page.items:
+                if item.key in found:
+                    read[item.key] = _judged(item)
+            budget -= sum(len(item.value) for item in page.items)
+            if budget < 0:
+                # The sizes of the others stay unknown.
+                return {**found, **read}
+    return read
+
+
+def _judged(item: KeyValue) -> SurveyedKey:
+    return replace(
+        SurveyedKey.of(item),
+        size=len(item.key.encode(errors="surrogateescape")) + len(item.value),
+        short=item.value if len(item.value) <= _SHORT else None,
+        metadata=read_metadata(item.value),
+    )

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of an etcd itself: members, leader, alarms, the size of its database against its quota, compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_nixl.checks.deployment_etcd.problem import EtcdProblem
+from pytest_nixl.core.units import format_size
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.maintenance import Alarm, ListedMember, MemberStatus
+
+#: The share of the quota from which on the size of the database is reported.
+NEAR_QUOTA = 0.8
+_QUOTA, _LEADERS = "etcd_server_quota_backend_bytes", "etcd_server_leader_changes_seen_total"
+_COMPACTED = "etcd_debugging_mvcc_compact_revision"
+
+
+@dataclass(frozen=True)
+class EtcdState:
+    """The state of an etcd. What it does not report is None.
+
+    :param statuses: the state of the member at each endpoint, or why it does not answer.
+    :param members: etcd's list of its members.
+    :param quota: the most bytes of its database.
+    :param leader_changes: the leaders that one member has seen since it started.
+    :param compacted: the last revision that was compacted away; 0 for none.
+    :param unknown: what etcd did not tell, one sentence each.
+    """
+
+    statuses: dict[str, MemberStatus | EtcdError]
+    members: tuple[ListedMember, ...] | None
+    alarms: tuple[Alarm, ...] | None
+    quota: int | None
+    leader_changes: int | None
+    compacted: int | None
+    unknown: tuple[str, ...]
+
+    @property
+    def answered(self) -> list[MemberStatus]:
+        """The states of the members that answered."""
+        return [status for status in self.statuses.values() if isinstance(status, MemberStatus)]
+
+    def name(self, member: int) -> str:
+        """Return the name of a member in words."""
+        listed = next((each.name for each in self.members or () if each.id == member and each.name), "")
+        return f"member {listed!r}" if listed else f"member {member:x}"
+
+
+def read_state(client: EtcdClient) -> EtcdState:
+    """Ask an etcd about itself.
+
+    :raises EtcdError: if no member answers.
+    """
+    unknown = []
+    members: tuple[ListedMember, ...] | None = None
+    alarms: tuple[Alarm, ...] | None = None
+    client.status()  # fails if no member answers
+    asked = client.maintenance
+    statuses = asked.each_status()
+    try:
+        members = asked.listed()
+    except EtcdError as error:
+        unknown.append(f"its list of members is unknown: {error.reason}")
+    try:
+        alarms = asked.alarms()
+    except EtcdError as error:
+        unknown.append(f"its alarms are unknown: {error.reason}")
+    count = len(members or ())
+    if count > len(statuses):
+        unknown.append(f"{count - len(statuses)} of its {count} members were not asked: give the URLs of all")
+    counters = asked.counters()
+    quotas = [status.quota for status in statuses.values() if isinstance(status, MemberStatus) and status.quota]
+    quota = min(quotas) if quotas else int(counters.get(_QUOTA, 0)) or None
+    if quota is None:
+        unknown.append("its quota is unknown: it serves no /metrics at this address, and reports it only from 3.6 on")
+    return EtcdState(
+        statuses, members, alarms, quota,
+        int(counters[_LEADERS]) if _LEADERS in counters else None,
+        max(0, int(counters[_COMPACTED])) if _COMPACTED in counters else None,
+        tuple(unknown),
+    )  # fmt: skip
+
+
+def judge_state(state: EtcdState, revision: int) -> Iterator[EtcdProblem]:
+    """Yield what is wrong with an etcd. ``revision`` is its current one, for the remedies."""
+    freeing = (
+        f"`etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm`; or raise "
+        "--quota-backend-bytes"
+    )
+    for endpoint, status in state.statuses.items():
+        if isinstance(status, EtcdError):
+            yield EtcdProblem("member-silent", f"the member at {endpoint} does not answer: {status.reason}",
+                              status.remedy or "start that member")  # fmt: skip
+    for alarm in state.alarms or ():
+        where = state.name(alarm.member)
+        if alarm.kind == "NOSPACE":
+            yield EtcdProblem("alarm", f"{where} raised the alarm NOSPACE: its database is full, and etcd accepts no "
+                              "write until the alarm is disarmed, so that no agent can publish", freeing)  # fmt: skip
+        else:
+            yield EtcdProblem("alarm", f"{where} raised the alarm {alarm.kind}: its data differs from the others'",
+                              f"remove it with `etcdctl member remove {alarm.member:x}`, and add it again without "
+                              "data")  # fmt: skip
+    answered = state.answered
+    largest = max((status.db_size for status in answered), default=0)
+    if state.quota and largest >= NEAR_QUOTA * state.quota:
+        in_use = max(status.db_in_use for status in answered)
+        yield EtcdProblem(
+            "near-quota",
+            f"the database has {largest:,} bytes ({in_use:,} in use), {largest / state.quota:.0%} of the quota of "
+            f"{state.quota:,}: when it is full, etcd accepts no more writes",
+            freeing,
+        )
+    yield from _leaders(state, answered)
+
+
+def _leaders(state: EtcdState, answered: list[MemberStatus]) -> Iterator[EtcdProblem]:
+    for status in answered:
+        if not status.leader:
+            yield EtcdProblem("no-leader", f"{state.name(status.member)} knows no leader: etcd accepts no writes",
+                              "start the missing members: more than half of them must be up")  # fmt: skip
+    if len({status.cluster for status in answered}) > 1:
+        clusters = ", ".join(
+            f"{endpoint} ({status.cluster:x})"
+            for endpoint, status in state.statuses.items()
+            if isinstance(status, MemberStatus)
+        )
+        yield EtcdProblem(
+            "several-etcds", f"the endpoints belong to different etcds: {clusters}",
+            "give NIXL_ETCD_ENDPOINTS the members of one etcd: agents that reach different ones never meet",
+        )  # fmt: skip
+    elif len({status.leader for status in answered if status.leader}) > 1:
+        yield EtcdProblem(
+            "leader-disputed",
+            "the members name different leaders: "
+            + ", ".join(f"{state.name(each.member)} names {state.name(each.leader)} in term {each.raft_term}"
+                        for each in answered),
+            "run this command again: an election takes a second; if it stays, check the network between the members",
+        )  # fmt: skip
+
+
+def describe_state(state: EtcdState, revision: int) -> Iterator[str]:
+    """Yield the lines that describe an etcd."""
+    answered = state.answered
+    if not answered:
+        return
+    first = answered[0]
+    listed = ", ".join(f"{each.name or f'{each.id:x}'}{' (learner)' if each.learner else ''}"
+                       for each in state.members or ()) or "not known"  # fmt: skip
+    leader = state.name(first.leader) if first.leader else "none"
+    yield f"etcd {first.version}: members {listed}; leader {leader}, raft term {first.raft_term}"
+    if state.leader_changes is not None:
+        yield f"  leaders seen by one member since it started: {state.leader_changes}"
+    quota = "not known" if state.quota is None else f"{format_size(state.quota)}"
+    yield (
+        f"  database {max(each.db_size for each in answered):,} bytes, {max(each.db_in_use for each in answered):,} in "
+        f"use; quota {quota}; revision {revision}, "
+        + ("compaction not known" if state.compacted is None else f"compacted up to {state.compacted}")
+    )
+    alarms = "not known" if state.alarms is None else ", ".join(each.kind for each in state.alarms) or "none"
+    yield f"  alarms: {alarms}"
