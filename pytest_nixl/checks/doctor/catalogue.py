@@ -19,12 +19,41 @@ def checks() -> Mapping[str, Check]:
 
     :raises ExtensionError: if one of those cannot be loaded, or has an id that is taken.
     """
-    from pytest_nixl.checks.doctor import environment, etcd, gpu, libraries, limits, network, rdma
+    return dict(Registry(extensions.DOCTOR_CHECKS, _own(), _accept))
 
-    order = (libraries, limits, rdma, network, gpu, etcd, environment)
+
+def other_checks() -> list[str]:
+    """Return the ids of the checks that other distributions add; none if two of them have the same id.
+
+    Nothing is loaded. :func:`checks` reports such ids.
+    """
+    try:
+        return list(extensions.DOCTOR_CHECKS.extensions(_own()))
+    except ExtensionError:
+        return []
+
+
+def _own() -> dict[str, Check]:
+    from pytest_nixl.checks.doctor import (
+        cores,
+        environment,
+        etcd,
+        gpu,
+        image,
+        libraries,
+        limits,
+        network,
+        rdma,
+        storage_queues,
+        ucx_tls,
+        variable_names,
+    )
+
+    order = (
+        libraries, image, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls, environment,
+    )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}
-    own = dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
-    return dict(Registry(extensions.DOCTOR_CHECKS, own, _accept))
+    return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
 
 
 def _accept(extension: Extension, loaded: Any) -> Check:

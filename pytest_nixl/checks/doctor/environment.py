@@ -1,112 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of environment variables: spelling, contradictions, and values that do not fit this host."""
+"""Checks of environment variables: contradictions, and values that do not fit this host."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pytest_nixl.checks.doctor.check import (
     Requirements,
     check,
     failed,
-    has_rdma,
     named,
-    not_applicable,
     passed,
-    plural,
     warned,
 )
 from pytest_nixl.checks.doctor.network import devices_named
 from pytest_nixl.host.facts import ETCD_VARIABLES, Facts
 from pytest_nixl.model.verdicts import Judgement
 
-#: Variables of nixlbench, of deployments and of pytest-nixl, which NIXL's libraries do not contain.
-_OTHER_NIXL = (
-    "NIXL_BACKEND",
-    "NIXL_WORKER_TYPE",
-    "NIXL_TARGET_SEG_TYPE",
-    "NIXL_ETCD_ENDPOINTS",
-    "NIXL_ETCD_NAMESPACE",
-    "NIXL_PLUGIN_DIR",
-    "NIXL_LOG_LEVEL",
-    "NIXL_GROUP_TOKEN",
-    "NIXL_IMAGE",
-    "NIXL_PREFIX",
-    "NIXL_VERSION",
-    "NIXL_ROOT",
-    "NIXL_HOME",
-    "NIXL_TELEMETRY_ENABLE",
-    "NIXL_TELEMETRY_DIR",
-)
-#: Used if no UCX was loaded, whose own list of variables is longer.
-_UCX = (
-    "UCX_TLS",
-    "UCX_NET_DEVICES",
-    "UCX_LOG_LEVEL",
-    "UCX_LOG_FILE",
-    "UCX_PROTO_INFO",
-    "UCX_MODULES",
-    "UCX_MODULE_DIR",
-    "UCX_IB_GPU_DIRECT_RDMA",
-    "UCX_IB_GID_INDEX",
-    "UCX_MAX_RNDV_RAILS",
-    "UCX_MAX_EAGER_RAILS",
-    "UCX_RNDV_SCHEME",
-    "UCX_RNDV_THRESH",
-    "UCX_MEMTYPE_CACHE",
-    "UCX_WARN_UNUSED_ENV_VARS",
-    "UCX_SOCKADDR_TLS_PRIORITY",
-    "UCX_KEEPALIVE_INTERVAL",
-)
-_FABRIC = (
-    "FI_PROVIDER",
-    "FI_PROVIDER_PATH",
-    "FI_LOG_LEVEL",
-    "FI_LOG_PROV",
-    "FI_LOG_SUBSYS",
-    "FI_LOG_INTERVAL",
-    "FI_HMEM",
-    "FI_HMEM_DISABLE_P2P",
-    "FI_HMEM_CUDA_USE_GDRCOPY",
-    "FI_FORK_UNSAFE",
-    "FI_UNIVERSE_SIZE",
-    "FI_MR_CACHE_MONITOR",
-    "FI_MR_CACHE_MAX_SIZE",
-    "FI_MR_CACHE_MAX_COUNT",
-    "FI_EFA_USE_DEVICE_RDMA",
-    "FI_EFA_ENABLE_SHM_TRANSFER",
-    "FI_EFA_IFACE",
-    "FI_EFA_FORK_SAFE",
-    "FI_EFA_USE_HUGE_PAGE",
-    "FI_EFA_TX_SIZE",
-    "FI_EFA_RX_SIZE",
-    "FI_TCP_IFACE",
-    "FI_SOCKETS_IFACE",
-    "FI_VERBS_IFACE",
-)
-
-#: UCX's RDMA transports, and its names for groups of them.
-_RDMA_TLS = frozenset(
-    {"ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc",
-     "dc_x", "dc_mlx5", "srd", "gga", "gga_mlx5", "efa"}
-)  # fmt: skip
-#: The RDMA transports that EFA supports.
-_EFA_TLS = frozenset({"ib", "ud", "ud_v", "ud_verbs", "srd", "efa"})
-_GPU_TLS = frozenset(
-    {"cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy",
-     "ze_ipc", "ze_gdr", "gaudi", "gaudi_gdr"}
-)  # fmt: skip
-#: Suffixes of variables that Dockerfiles use for folders and versions; no program reads them later.
-_OF_BUILDS = re.compile(r"_(?:DIR|HOME|PREFIX|PATH|ROOT|VERSION|VER|REF|REPO|URL|COMMIT|BRANCH|TAG|SRC)$")
-_TRANSPORT_VARIABLE = re.compile(r"UCX_(RC|DC|UD|SRD)_(?:(?:VERBS|MLX5|GDA)_)?(\w+)")
-#: Transports within a host. They cannot carry NIXL alone, because they do not report a failed peer.
-_LOCAL_TLS = frozenset({"sm", "shm", "posix", "sysv", "cma", "knem", "xpmem", "self", "mm"})
-_KNOWN_TLS = _RDMA_TLS | _GPU_TLS | _LOCAL_TLS | {"all", "tcp"}
-#: UCX's message about transports that it cannot use.
-_NOT_AVAILABLE = re.compile(r"transports? ('.*') (?:is|are) not available, please use one or more of: (.*)")
 #: The names of libfabric's providers, without utility providers (after the ``;``).
 _PROVIDERS = (
     "efa",
@@ -125,189 +36,6 @@ _PROVIDERS = (
     "lnx",
     "hook_debug",
 )
-
-
-@check("variables-known", "Does NIXL, UCX or libfabric know every variable that starts with their prefix?", image=True)
-def variables_known(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the names of variables. A misspelt variable has no effect, and at most one log line says so."""
-    steering, software = facts.environment.steering, facts.software
-    strange: dict[str, str] = {}
-    for name in steering:
-        known = _known(name, facts)
-        if known is None or name in known:
-            continue
-        if name.startswith("UCX_") and software.ucx_variables and name not in software.unused:
-            continue  # UCX has read it: some of its modules have variables that its list lacks
-        of_a_build = _OF_BUILDS.search(name) is not None
-        near = get_close_matches(name, known, n=1, cutoff=0.92 if of_a_build else 0.8)
-        if near or not of_a_build:
-            strange[name] = near[0] if near else ""
-    misspelt = [f"{name} (did you mean {near}?)" for name, near in strange.items() if near]
-    if misspelt:
-        return failed(
-            f"no program reads {named(misspelt, 8)}", "correct or unset the variable in the deployment of every rank"
-        )
-    if strange:
-        return warned(
-            f"no library that is loaded reads {named(strange, 8)}",
-            "unset it, or check in which release it exists",
-        )
-    asked = [name for name in steering if _known(name, facts) is not None]
-    return passed(f"{plural(len(asked), 'variable')}: {named(asked)}" if asked else "no variable is set")
-
-
-def _known(name: str, facts: Facts) -> tuple[str, ...] | None:
-    """Return the names that a variable may have; None if they are unknown."""
-    software = facts.software
-    if name.startswith("UCX_"):
-        return (*software.ucx_variables, *_of_families(software.ucx_variables)) or _UCX
-    if name.startswith("NIXL_"):
-        return (*software.nixl_variables, *_OTHER_NIXL)
-    if name.startswith("FI_"):
-        known = (*software.fabric_variables, *_FABRIC)
-        family = "_".join(name.split("_")[:2]) + "_"
-        # This libfabric lists no variables of providers that it was built without.
-        ours = any(each.startswith(family) for each in software.fabric_variables) or not software.fabric_variables
-        return known if ours or get_close_matches(name, known, n=1, cutoff=0.8) else None
-    return None
-
-
-def _of_families(names: tuple[str, ...]) -> Iterator[str]:
-    """Yield the names that set a value for several transports: ``UCX_RC_TIMEOUT`` is for rc_verbs and rc_mlx5."""
-    for name in names:
-        match = _TRANSPORT_VARIABLE.match(name)
-        if match:
-            yield f"UCX_{match[1]}_{match[2]}"
-            yield f"UCX_IB_{match[2]}"
-
-
-@check("transports-allowed", "Does UCX_TLS allow the transports that this host supports?")
-def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge UCX_TLS: a list without RDMA on an RDMA host, one that cannot carry NIXL, or a name unknown to UCX."""
-    if "UCX" not in wanted.backends:
-        return not_applicable("UCX is not requested")
-    if "UCX_TLS" not in facts.environment.steering:
-        return passed("UCX_TLS is not set: UCX chooses its transports")
-    text = facts.environment.get("UCX_TLS")
-    tls = _Transports.of(text, facts)
-    if not "".join(tls.names):
-        return failed(f"UCX_TLS={text} names no transport, and UCX refuses an empty list", "unset UCX_TLS")
-    made = facts.software.backend("UCX")
-    works = made is not None and not made.error and bool(made.memories)
-    if has_rdma(facts, wanted):
-        rdma = [name for name in tls.names if name in _RDMA_TLS or name == "all"]
-        shut = tls.without and (
-            {"ib", "all"} & set(rdma) or {"rc", "dc", "ud"} <= {name.partition("_")[0] for name in rdma}
-        )
-        if shut or (not tls.without and not rdma):
-            return failed(
-                f"UCX_TLS={text} excludes every RDMA transport, but this host has RDMA{tls.meant()}",
-                "unset UCX_TLS, or add rc, dc or ud (for EFA: srd), and cuda_copy and cuda_ipc for GPUs",
-            )
-    if not tls.carriers() and not works:
-        strange, absent = tls.strange(), tls.absent()
-        if strange or absent:
-            told = " and ".join(filter(None, [
-                f"UCX does not know {named(map(ascii, strange))}{tls.meant()}" if strange else "",
-                f"this host has no device for {named(absent)}" if absent else "",
-            ]))  # fmt: skip
-            return failed(f"UCX_TLS={text} names no transport that can carry NIXL on this host: {told}", tls.remedy())
-        return failed(
-            f"UCX_TLS={text} {'leaves' if tls.without else 'names'} no transport that reports a failed peer, "
-            "so NIXL refuses UCX (NIXL_ERR_BACKEND)",
-            "unset UCX_TLS, or do not exclude tcp" if tls.without else "add tcp to UCX_TLS, or unset UCX_TLS",
-        )
-    if tls.strange():
-        return warned(
-            f"UCX_TLS={text} contains names that UCX does not know: {named(map(ascii, tls.strange()))}{tls.meant()}",
-            tls.remedy(),
-        )
-    gpu = bool(facts.gpu.gpus) and not tls.without and "all" not in tls.names
-    if gpu and not any(name.startswith("cuda") for name in tls.names):
-        return warned(f"UCX_TLS={text} excludes cuda_copy and cuda_ipc, but this host has GPUs", "add cuda to UCX_TLS")
-    return passed(f"UCX_TLS={text}")
-
-
-@dataclass(frozen=True)
-class _Transports:
-    """The value of UCX_TLS as UCX reads it: case and white space count.
-
-    :param without: whether the value begins with ``^`` and so lists transports to exclude.
-    :param names: the listed names, without a leading backslash (which forbids aliases) and without ``:aux``.
-    :param auxiliary: the listed names with ``:aux``, which may only set up connections.
-    :param has_rdma: whether this host has RDMA devices.
-    :param efa_only: whether this host has RDMA devices and all are EFA.
-    :param refused: transports that UCX says it cannot use.
-    :param offered: transports that UCX says it can use.
-    """
-
-    without: bool
-    names: tuple[str, ...]
-    auxiliary: frozenset[str]
-    has_rdma: bool
-    efa_only: bool
-    has_gpu: bool
-    refused: frozenset[str]
-    offered: frozenset[str]
-
-    @classmethod
-    def of(cls, text: str, facts: Facts) -> _Transports:
-        parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
-        names = [part.partition(":")[0] for part in parts]
-        made = facts.software.backend("UCX")
-        refused: set[str] = set()
-        offered: set[str] = set()
-        for match in filter(None, map(_NOT_AVAILABLE.search, made.said if made is not None else ())):
-            refused |= set(re.findall("'([^']*)'", match[1]))
-            offered |= set(re.split(", *", match[2]))
-        return cls(
-            without=text.startswith("^"),
-            names=tuple(name for name in names if name),
-            auxiliary=frozenset(part.partition(":")[0] for part in parts if part.endswith(":aux")),
-            has_rdma=bool(facts.rdma) or bool(offered & _RDMA_TLS),
-            efa_only=bool(facts.rdma) and all(device.kind == "efa" for device in facts.rdma),
-            has_gpu=bool(facts.gpu.gpus),
-            refused=frozenset(refused),
-            offered=frozenset(offered),
-        )
-
-    def strange(self) -> list[str]:
-        """Return the names that no release of UCX knows."""
-        return [name for name in self.names if name not in _KNOWN_TLS and name not in self.offered]
-
-    def absent(self) -> list[str]:
-        """Return the known names for which this host has no device, or which this UCX says it cannot use."""
-        return [name for name in self.names if name in _KNOWN_TLS and not self._here(name)]
-
-    def _here(self, name: str) -> bool:
-        if name in self.refused:
-            return False
-        if name in _RDMA_TLS:
-            return self.has_rdma and (not self.efa_only or name in _EFA_TLS)
-        return self.has_gpu if name in _GPU_TLS else True
-
-    def carriers(self) -> list[str]:
-        """Return the allowed transports that can carry NIXL by themselves: tcp, and RDMA if this host has it."""
-        able = {"tcp", *(_RDMA_TLS if self.has_rdma else ())}
-        if self.without:
-            return sorted(able - set(self.names)) if "all" not in self.names else []
-        usable = [name for name in self.names if name not in self.auxiliary and self._here(name)]
-        return [name for name in usable if name in able or name == "all"]
-
-    def meant(self) -> str:
-        """Return a hint with the known names that are similar to the unknown ones; empty if there are none."""
-        known = sorted(self.offered | _KNOWN_TLS)
-        found = {}
-        for name in self.strange():
-            near = get_close_matches(re.sub(r"\s", "", name).lower(), known, n=1, cutoff=0.6)
-            if near:
-                found[name] = near[0]
-        return f" (did you mean {named(found.values())}?)" if found else ""
-
-    def remedy(self) -> str:
-        """Return the remedy, with the transports that can carry NIXL on this host."""
-        carry = sorted(self.offered & (_RDMA_TLS | {"tcp"})) or ["tcp"]
-        return f"correct or unset UCX_TLS; transports that can carry NIXL on this host: {named(carry, 12)}"
 
 
 @check("devices-there", "Does this host have every network device that a variable names?")

@@ -11,7 +11,7 @@ from pytest_nixl.host.software import Lacking
 from pytest_nixl.model.verdicts import Judgement
 
 #: Libraries that the host's driver provides when a container starts; no image contains them.
-_OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
+OF_THE_DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 #: Libraries with global state: a process with two copies works with two separate states.
 _ONCE = (
     "libucs",
@@ -27,7 +27,7 @@ _ONCE = (
 _CRASH_AT_THE_END = ("libibverbs", "libnl")
 
 
-def _absent(facts: Facts) -> Judgement | None:
+def not_loaded(facts: Facts) -> Judgement | None:
     """Return the verdict of a NIXL that cannot be loaded; None if it was loaded."""
     nixl = facts.software.nixl
     if nixl.value is not None:
@@ -41,7 +41,7 @@ def _absent(facts: Facts) -> Judgement | None:
 @check("nixl-loads", "Can NIXL be loaded and create an agent?", image=True)
 def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether NIXL loads in a separate process."""
-    absent = _absent(facts)
+    absent = not_loaded(facts)
     if absent is not None:
         return absent
     software = facts.software
@@ -53,7 +53,7 @@ def nixl_loads(facts: Facts, wanted: Requirements) -> Judgement:
 @check("backend-loads", "Can every requested backend be created?", image=True)
 def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge whether each backend can be created and supports host memory."""
-    absent = _absent(facts)
+    absent = not_loaded(facts)
     if absent is not None:
         return absent
     made = []
@@ -61,7 +61,7 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
         found = facts.software.backend(name)
         if found is None:
             return unknown(f"creating {name} was not tried", f"add --backend={name}")
-        if found.error and wanted.image and any(each.soname in _OF_THE_DRIVER for each in found.missing):
+        if found.error and wanted.image and any(each.soname in OF_THE_DRIVER for each in found.missing):
             if len(found.missing) > 1:
                 continue  # plugin-libraries says what else is missing
             made.append(f"{name} needs {found.missing[0].soname}, which comes with the host's driver")
@@ -95,7 +95,7 @@ def _remedy(plugin: str) -> str:
 )
 def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge the plugins' libraries, including symbol versions and indirect dependencies."""
-    absent = _absent(facts)
+    absent = not_loaded(facts)
     if absent is not None:
         return absent
     lacking: list[Lacking] = []
@@ -106,7 +106,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
             return unknown(f"the libraries of {name} were not examined", f"add --backend={name}")
         if not found.plugin:
             without.append(name)
-        lacking += [each for each in found.missing if not (wanted.image and each.soname in _OF_THE_DRIVER)]
+        lacking += [each for each in found.missing if not (wanted.image and each.soname in OF_THE_DRIVER)]
     if without:
         return failed(
             f"NIXL has no plugin file for {named(without)}: it has {named(facts.software.plugins, 12)}",
@@ -118,7 +118,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
             remedy = (
                 "install the library version that the plugin needs, or a NIXL that was linked with the installed one"
             )
-        if any(each.soname in _OF_THE_DRIVER for each in lacking):
+        if any(each.soname in OF_THE_DRIVER for each in lacking):
             remedy += "; libcuda.so.1 comes with the host's driver (docker run --gpus all, the NVIDIA device plugin)"
         return failed(named((each.words for each in lacking), 6), remedy)
     return passed(f"the plugins of {named(wanted.backends)} find all libraries that they need")
@@ -127,7 +127,7 @@ def plugin_libraries(facts: Facts, wanted: Requirements) -> Judgement:
 @check("libraries-once", "Does a process with NIXL load each library only once?", image=True)
 def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge duplicate libraries. LD_PRELOAD, LD_LIBRARY_PATH or another package can bring a second copy."""
-    absent = _absent(facts)
+    absent = not_loaded(facts)
     if absent is not None:
         return absent
     copies = facts.software.copies()
@@ -154,7 +154,7 @@ def libraries_once(facts: Facts, wanted: Requirements) -> Judgement:
 @check("etcd-client-library", "Does NIXL load its client library of etcd?", image=True)
 def etcd_client_library(facts: Facts, wanted: Requirements) -> Judgement:
     """Judge etcd's client library. Without it, agents exchange metadata only by side channel."""
-    absent = _absent(facts)
+    absent = not_loaded(facts)
     if absent is not None:
         return absent
     client = facts.software.etcd_client

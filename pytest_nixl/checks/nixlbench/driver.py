@@ -18,13 +18,14 @@ from functools import partial
 
 from pytest_nixl.checks.nixlbench.command import Meeting
 from pytest_nixl.checks.nixlbench.group import Group
-from pytest_nixl.checks.nixlbench.table import Fault, NixlbenchOutput, Trouble, read_output
+from pytest_nixl.checks.nixlbench.output import Fault, NixlbenchOutput, Trouble
+from pytest_nixl.checks.nixlbench.table import read_output
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.processes.external_program import RunningProgram, Tool, ended, others_beside
 
 #: Seconds for which nixlbench sleeps at one point of its ETCD runtime, without any output.
-_SLEEPS = 20.0
+SLEEPS = 20.0
 #: Seconds that one poll of a process waits for its output or end.
 _LOOK = 0.2
 #: Seconds that the second process may take to end, or to print what it saw, after the first has ended.
@@ -32,7 +33,7 @@ _GRACE = 3.0
 #: Seconds for which an etcd may fail to answer before it is reported as the cause.
 _ETCD_DOUBT = 10.0
 #: Ports for the ASIO runtime, below the usual ephemeral range, and the number of attempts.
-_PORTS, _TRIES = range(20000, 32000), 5
+_PORTS, TRIES = range(20000, 32000), 5
 #: Number of output lines per process that an error shows, and of characters per line.
 _TAIL_LINES, _QUOTED = 8, 200
 
@@ -138,13 +139,13 @@ def run_at(
     :param timeout: seconds without output after which the run fails.
     :raises NixlPluginError: if the run fails.
     """
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         try:
             return _Run(tools, arguments(free_meeting(address)), variables, timeout, None).finish()
         except _PortTaken:
             continue
     raise NixlbenchError(
-        f"nixlbench cannot listen on {address} of the initiator's host: {_TRIES} random ports were in use, or the host "
+        f"nixlbench cannot listen on {address} of the initiator's host: {TRIES} random ports were in use, or the host "
         "does not have this address",
         "let the ranks meet in an etcd: --nixl-nixlbench-runtime=ETCD",
     )
@@ -184,7 +185,7 @@ class _Run:
         self._arguments = arguments
         self._variables = variables
         self._group = group
-        self._timeout = timeout + (_SLEEPS if group is not None else 0.0)
+        self._timeout = timeout + (SLEEPS if group is not None else 0.0)
         self._ranks: list[_Rank] = []
 
     def finish(self) -> Ran:
@@ -244,7 +245,7 @@ class _Run:
             dead = [rank for rank in self._ranks if rank.over and _how_far(rank) == 0]
             if any(rank.killed or rank.faults or not whole for rank in dead):
                 break  # the other process cannot be the cause
-            deadline = deadline or time.monotonic() + (_SLEEPS if whole else _GRACE)
+            deadline = deadline or time.monotonic() + (SLEEPS if whole else _GRACE)
             if time.monotonic() > deadline:
                 break
             for rank in self._ranks:

@@ -21,7 +21,6 @@ from pytest_nixl.host.network import read_network
 from pytest_nixl.host.rdma import read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.row_source import backend_of
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import Tool
@@ -66,14 +65,14 @@ class Nixlbench:
     @staticmethod
     def plain(row: RowKey) -> RowKey:
         """Return the key of the same row as measured by pytest-nixl itself."""
-        return replace(row, backend=backend_of(row.backend))
+        return replace(row, backend=row.plain_backend)
 
     def why_not(self, row: RowKey) -> str | None:
         """Return why nixlbench cannot measure a row; None if it can.
 
         :raises NixlPluginError: if a rank does not answer, or its nixlbench does not work.
         """
-        if row.memory.target == "FILE":
+        if row.memory.stored:
             return f"{self.plain(row).backend} moves bytes to storage, but nixlbench is run between two ranks"
         if "VRAM" in (row.memory.initiator, row.memory.target) and not Path("/dev/nvidiactl").exists():
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"

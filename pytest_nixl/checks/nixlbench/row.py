@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
-from pytest_nixl.checks.nixlbench.table import REMEDIES, NixlbenchRow, Trouble
+from pytest_nixl.checks.nixlbench.output import REMEDIES, NixlbenchRow, Trouble
 from pytest_nixl.checks.nixlbench.verdict import judge_latency
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
@@ -69,17 +69,8 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
     judgement = judge_latency(row, judge(samples, bare, profile.machine), describe(plain), expectation)
     ceiling = row_ceiling(samples, expectation, profile.machine)
-    figures = Figures(
-        bandwidth=row.bandwidth,
-        p50=math.nan,
-        p99=math.nan,
-        transfers=transfers[0],
-        floor=(expectation and expectation.floor) or 0.0,
-        ceiling=ceiling.value if ceiling else 0.0,
-        transports=transports,
-        values=(row.bandwidth,),
-        p90=math.nan,
-        p999=math.nan,
+    figures = replace(
+        Figures.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)
     )
     notes = [*_utilisation(name, row, transports, ceiling, rates), *ran.remarks]
     return JudgedRow(

@@ -7,26 +7,28 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nixl.checks.nixlbench.table import Configuration, NixlbenchOutput, NixlbenchRow, Trouble
+from pytest_nixl.checks.nixlbench.counters import (
+    RANKS_REMEDY,
+    CardLimit,
+    card_limit,
+    counter_notes,
+    is_bound,
+    judge_counters,
+    transports_of,
+)
+from pytest_nixl.checks.nixlbench.output import STORAGE, Configuration, NixlbenchOutput, NixlbenchRow, Trouble
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
-from pytest_nixl.model.device_counters import CounterComparison, Moved, compare, devices_that_moved
+from pytest_nixl.model.device_counters import Moved, devices_that_moved
 from pytest_nixl.model.expectation import Expectation
-from pytest_nixl.model.machine import EMULATED, Machine
+from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
-
-#: Backends whose target is storage and not memory of a rank, although nixlbench prints a segment type.
-_STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
-            "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
-
-#: Transports without a network card. The line rate of the cards does not limit a row that may use one of them.
-_WITHIN_A_HOST = {"self", "cma", "posix", "sysv", "xpmem", "knem", "shm", "cuda_ipc", "cuda_copy", "rocm_ipc"}
 
 _OUTPUTS_REMEDY = (
     "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
@@ -40,16 +42,6 @@ _LOSS_REMEDY = (
     "Read the output of the other ranks: one of them died, or one process too many joined the group. Such a process is "
     "refused and deletes the keys of all ranks. Use a new --benchmark_group for each run."
 )
-_RANKS_REMEDY = "Judge the output of rank 0, with stdout and stderr in one file (nixlbench ... > FILE 2>&1)."
-_COUNTERS_REMEDY = (
-    "Read the counters of every device of the initiator's host just before and just after the run, while nothing else "
-    "uses the devices; if they still differ, look in the ranks' logs for the transports and devices that they opened."
-)
-_EMULATED_REMEDY = (
-    "Check that FI_EFA_USE_DEVICE_RDMA is unset or 1 on every rank, and that libfabric, rdma-core and the efa driver "
-    "come from the same EFA installer. If the cards have no RDMA write (before Nitro v4), or if the backend is UCX, "
-    "which does not use it over srd, add efa-emulated or srd-emulated to the profile's transports."
-)
 
 
 @dataclass(frozen=True)
@@ -58,16 +50,6 @@ class JudgedRun:
 
     results: tuple[Result, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Limit:
-    """The ceiling of the network cards together in bytes per second, and a description of the cards."""
-
-    value: float
-    words: str
-    #: Whether only these cards carried the bytes, so that the ceiling holds for all initiators together.
-    of_the_run: bool = False
 
 
 def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Moved] | None = None) -> JudgedRun:
@@ -86,14 +68,14 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
     comparison = None
     results: list[Result] = list(_crashed(output, planned, missing))
     if moved is not None and output.rows:
-        judgement, comparison = _compared(output, moved, profile, complete=planned is not None and not missing)
+        judgement, comparison = judge_counters(output, moved, profile, complete=planned is not None and not missing)
         results.append(_result("counters", judgement))
     carriers = comparison.devices if comparison else ()
     if moved is not None and comparison is None and output.rows:
         carriers = devices_that_moved(moved, configuration.op)
     transports: tuple[str, ...] = ()
     if comparison is not None and (comparison.agrees or comparison.emulated):
-        transports = _transports(configuration.backend, carriers, emulated=comparison.emulated)
+        transports = transports_of(configuration.backend, carriers, emulated=comparison.emulated)
     unheard = _unheard(output)
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
     for row in output.rows:
@@ -102,14 +84,14 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
         judged = []
         for row in alike:
             ways = transports or _reported(output, row)
-            limit = _limit(machine, carriers, comparison)
+            limit = card_limit(machine, carriers)
             judged.append(_unproven(_judged(row, configuration, profile, limit, ways, machine), unheard))
         results.append(judged[0] if len(judged) == 1 else _doubted(judged))
     results.extend(_missing(output, missing))
     results.extend(_faults(output))
-    notes = [*_described(output), *_counted(moved, carriers, comparison, configuration.op)]
+    notes = [*_described(output), *counter_notes(moved, carriers, comparison, configuration.op)]
     notes += _exit(output, missing)
-    limit = _limit(machine, carriers, comparison) if carriers else None
+    limit = card_limit(machine, carriers) if carriers else None
     if limit is not None and (peak := _peak(output.rows)) is not None:
         notes.append(
             f"utilisation: {rate(peak.bandwidth)} with blocks of {units.format_size(peak.block)} is "
@@ -132,27 +114,15 @@ def _check(output: NixlbenchOutput) -> None:
         )
 
 
-def _key(configuration: Configuration, block: int, batch: int) -> RowKey:
-    target = _STORAGE.get(configuration.backend, configuration.target_memory)
-    return RowKey(
-        backend=configuration.backend,
-        op=configuration.op,
-        memory=MemoryPair(configuration.initiator_memory, target),
-        block=block,
-        batch=batch,
-        depth=configuration.count("pipeline_depth") or 1,
-    )
-
-
 def _judged(
     row: NixlbenchRow,
     configuration: Configuration,
     profile: Profile,
-    limit: _Limit | None,
+    limit: CardLimit | None,
     transports: tuple[str, ...],
     machine: Machine | None,
 ) -> Result:
-    key = _key(configuration, row.block, row.batch)
+    key = configuration.key(row.block, row.batch)
     expectation = profile.expectation(key)
     if not 0 < row.bandwidth < math.inf:
         reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
@@ -164,7 +134,7 @@ def _judged(
             f"{describe(key)}: nixlbench printed a time below zero: the clock of its host was set back during the run"
         )
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again."), key)
-    if limit is not None and not _bound(key, expectation, limit, machine, transports):
+    if limit is not None and not is_bound(key, expectation, limit, machine, transports):
         limit = None
     transfers = (configuration.transfers(row.block) or (1, 0))[0]
     seconds = transfers * row.block * row.batch / row.bandwidth
@@ -195,7 +165,7 @@ def _reported(output: NixlbenchOutput, row: NixlbenchRow) -> tuple[str, ...]:
     """Return the transports of a row that UCX or libfabric report in the output; empty if none."""
     configuration = output.configuration
     backend = BACKENDS.get(configuration.backend)
-    if backend is None or configuration.op not in ("WRITE", "READ") or configuration.backend in _STORAGE:
+    if backend is None or configuration.op not in ("WRITE", "READ") or configuration.backend in STORAGE:
         return ()
     memory = MemoryPair(configuration.initiator_memory, configuration.target_memory)
     try:
@@ -209,7 +179,7 @@ def _unheard(output: NixlbenchOutput) -> str:
     configuration = output.configuration
     if configuration.values.get("check_consistency") != "1":
         return ""
-    role = "target" if configuration.op == "WRITE" and configuration.backend not in _STORAGE else "initiator"
+    role = "target" if configuration.op == "WRITE" and configuration.backend not in STORAGE else "initiator"
     devices = configuration.count(f"num_{role}_dev") if configuration.values.get("mode") == "SG" else 1
     expected = output.expected.get(role) or devices or 1
     here = len({rank for rank, its in output.roles if its == role})
@@ -251,10 +221,10 @@ def _crashed(
         return
     at = "before its first row"
     if missing:
-        key = _key(output.configuration, *missing[0])
+        key = output.configuration.key(*missing[0])
         at = f"in the row {key}, after {len(planned or ()) - len(missing)} of {len(planned or ())} rows"
     elif output.rows:
-        at = f"after the row {_key(output.configuration, output.rows[-1].block, output.rows[-1].batch)}"
+        at = f"after the row {output.configuration.key(output.rows[-1].block, output.rows[-1].batch)}"
     if output.crashes:
         words, remedy = f"nixlbench crashed {at}: {causes[0]}", _CRASH_REMEDY
     else:
@@ -266,7 +236,7 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
     """Yield a note about a crash after all rows were printed."""
     causes = output.crashes or output.losses
     if causes and output.rows and not missing and output.configuration.planned():
-        last = _key(output.configuration, output.rows[-1].block, output.rows[-1].batch)
+        last = output.configuration.key(output.rows[-1].block, output.rows[-1].batch)
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
 
 
@@ -293,43 +263,8 @@ def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectatio
     )
 
 
-def _bound(
-    key: RowKey, expectation: Expectation | None, limit: _Limit, machine: Machine | None, transports: tuple[str, ...]
-) -> bool:
-    """Whether the line rate of the network cards limits this row."""
-    if transports and all(name.partition("/")[0] in _WITHIN_A_HOST for name in transports):
-        return False
-    if key.backend in _STORAGE:
-        return False
-    if limit.of_the_run:
-        return True
-    if expectation is not None and expectation.transports and _WITHIN_A_HOST & set(expectation.transports):
-        return False
-    # The rate that one GPU reaches does not limit rows between host memories, which may use every card.
-    return "VRAM" in (key.memory.initiator, key.memory.target) or (machine is not None and machine.nics == 1)
-
-
-def _limit(machine: Machine | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None) -> _Limit | None:
-    if machine is None:
-        return None
-    count = len(carriers) or None
-    value = machine.ceiling(count)
-    if value is None:
-        return None
-    if count is None:
-        return _Limit(value, "the line rate of the network cards that one GPU there reaches")
-    known = machine.nics
-    if known is not None and known < count:
-        cards = "the one network card" if known == 1 else f"the {known} network cards"
-        words = f"the line rate of {cards} that the profile knows, although {count} devices carried it"
-        return _Limit(value, words, of_the_run=True)
-    number = "the device that carried it" if count == 1 else f"the {count} devices that carried it"
-    names = ", ".join(str(item.device) for item in carriers)
-    return _Limit(value, f"the line rate of {number} ({names})", of_the_run=True)
-
-
 def _implausible(
-    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: _Limit | None
+    row: NixlbenchRow, name: str, judgement: Judgement, expectation: Expectation | None, limit: CardLimit | None
 ) -> Judgement:
     """Return IMPLAUSIBLE if a row exceeds a ceiling, even if the judgement so far is UNKNOWN."""
     if judgement.verdict in (Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE):
@@ -352,71 +287,18 @@ def _implausible(
     return judgement
 
 
-def _compared(
-    output: NixlbenchOutput, moved: Mapping[str, Moved], profile: Profile, *, complete: bool
-) -> tuple[Judgement, CounterComparison | None]:
-    configuration = output.configuration
-    payloads = [configuration.payload(row.block, row.batch) for row in output.rows]
-    if not complete:
-        words = "the table is incomplete, so the counters cannot be compared with the bytes of the run"
-        return Judgement(Verdict.UNKNOWN, words, _RANKS_REMEDY), None
-    if configuration.backend in _STORAGE:
-        words = f"{configuration.backend} moves bytes to storage, which network devices do not count"
-        return Judgement(Verdict.NOT_APPLICABLE, words), None
-    if any(payload is None for payload in payloads):
-        words = "the number of bytes follows from the options only with --scheme=pairwise"
-        return Judgement(
-            Verdict.UNKNOWN, words, "Judge a run with --scheme=pairwise, or judge this run without counters."
-        ), None
-    comparison = compare(moved, configuration.op, sum(payload or 0 for payload in payloads))
-    if comparison.emulated:
-        return _emulated(output, comparison, profile), comparison
-    if comparison.agrees:
-        return Judgement(Verdict.PASS, comparison.words), comparison
-    # A device without usable counters may have carried the missing bytes.
-    doubt = comparison.devices or any(item.faults for item in moved.values())
-    verdict = Verdict.UNKNOWN if doubt else Verdict.WRONG_TRANSPORT
-    return Judgement(verdict, comparison.words, _COUNTERS_REMEDY), comparison
-
-
-def _emulated(output: NixlbenchOutput, comparison: CounterComparison, profile: Profile) -> Judgement:
-    """Judge a payload that EFA moved without RDMA: WRONG-TRANSPORT if the profile accepts RDMA only."""
-    configuration = output.configuration
-    (name,) = {each.partition("/")[0] for each in _transports(configuration.backend, comparison.devices, emulated=True)}
-    expectations = [profile.expectation(_key(configuration, row.block, row.batch)) for row in output.rows]
-    accepted = [each.transports for each in expectations if each is not None and each.transports is not None]
-    if any(name not in transports for transports in accepted):
-        return Judgement(
-            Verdict.WRONG_TRANSPORT, f"{comparison.words}, and the profile does not accept {name}", _EMULATED_REMEDY
-        )
-    if not comparison.agrees:
-        return Judgement(Verdict.UNKNOWN, comparison.words, _COUNTERS_REMEDY)
-    return Judgement(Verdict.PASS if accepted else Verdict.WARN, comparison.words, "" if accepted else _EMULATED_REMEDY)
-
-
-def _transports(backend: str, carriers: tuple[Moved, ...], *, emulated: bool = False) -> tuple[str, ...]:
-    """Return the transports that carried the bytes according to the counters, in the backend's names; empty if unknown.
-
-    They are unknown for adapters other than EFA, whose counters do not separate RDMA from TCP.
-    """
-    names = {"efa": ("srd" if backend == "UCX" else "efa") + (EMULATED if emulated else ""), "net": "tcp"}
-    if any(item.device.kind not in names for item in carriers):
-        return ()
-    return tuple(dict.fromkeys(f"{names[item.device.kind]}/{item.device.name}" for item in carriers))
-
-
 def _missing(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[Result]:
     configuration = output.configuration
     cut = "the text ends within a line" if output.unfinished else "the text ends before it"
     if output.rows or output.tables:
         for block, batch in missing:
-            key = _key(configuration, block, batch)
+            key = configuration.key(block, batch)
             reason = f"{describe(key)}: nixlbench was to print this row, but did not: {cut}"
-            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, _RANKS_REMEDY), key)
+            yield _result("bandwidth", Judgement(Verdict.MISSING, reason, RANKS_REMEDY), key)
     if not output.rows:
         ranks = sorted({one.rank for one in output.registrations})
         whose = f": this is the output of rank {ranks[0]}, but rank 0 prints the table" if ranks and ranks[0] else ""
-        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", _RANKS_REMEDY))
+        yield _result("bandwidth", Judgement(Verdict.MISSING, f"nixlbench printed no row{whose}", RANKS_REMEDY))
 
 
 def _faults(output: NixlbenchOutput) -> Iterator[Result]:
@@ -438,7 +320,7 @@ def _faults(output: NixlbenchOutput) -> Iterator[Result]:
 def _described(output: NixlbenchOutput) -> Iterator[str]:
     configuration = output.configuration
     if configuration.backend:
-        key = _key(configuration, 1, 1)
+        key = configuration.key(1, 1)
         size = max((one.size for one in output.registrations), default=0)
         ranks = f", {size} ranks" if size else ""
         yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
@@ -450,27 +332,10 @@ def _described(output: NixlbenchOutput) -> Iterator[str]:
         yield f"nixlbench: {warning}"
 
 
-def _counted(
-    moved: Mapping[str, Moved] | None, carriers: tuple[Moved, ...], comparison: CounterComparison | None, op: str
-) -> Iterator[str]:
-    if moved is None:
-        yield "counters: none given, so it is unknown which devices carried the bytes"
-        return
-    if comparison is not None:
-        yield f"counters: {comparison.words}"
-    for item in carriers:
-        emulated = comparison is not None and comparison.emulated
-        yield f"counters: {item.device} carried {item.packets(op) if emulated else item.carried(op):,} bytes"
-    for item in moved.values():
-        for fault in item.faults:
-            yield f"counters: {fault}"
-
-
 def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
     finite = [row for row in rows if 0 < row.bandwidth < math.inf]
     return max(finite, key=lambda row: row.bandwidth, default=None)
 
 
 def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: Figures | None = None) -> Result:
-    row = str(key) if key is not None else ""
-    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=row, figures=figures)
+    return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=key, figures=figures)

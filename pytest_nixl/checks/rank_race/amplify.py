@@ -17,7 +17,7 @@ from enum import Enum
 from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
 from pytest_nixl.checks.rank_race.order import describe_order, overlap
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
-from pytest_nixl.etcd.client import EtcdClient, Lease
+from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
 
 #: Timeout in seconds of each step of all claimants: the first request, the first write or lock, and the rank.
@@ -117,7 +117,7 @@ def amplify(
         for way in ways:
             way.close()
         for lease in granted:
-            Lease(etcd, lease, 0).revoke()
+            etcd.revoke(lease)
         etcd.delete_prefix(subject.keys(group))
 
 

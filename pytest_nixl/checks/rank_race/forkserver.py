@@ -101,6 +101,7 @@ class ForkServer:
         self._channel = ours
         self._channel.settimeout(_START_SECONDS)
         self._claimants: list[ForkedClaimant] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> ForkServer:
         return self
@@ -111,7 +112,7 @@ class ForkServer:
     def start(
         self, function: str, arguments: Mapping[str, Any], changed: threading.Condition | None = None
     ) -> ForkedClaimant:
-        """Fork a claimant.
+        """Fork a claimant. May be called from any thread.
 
         :param function: ``module:function`` that the claimant calls.
         :param arguments: arguments of the function by name.
@@ -120,8 +121,9 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             request = json.dumps({"function": function, "arguments": dict(arguments)}).encode()
-            socket.send_fds(self._channel, [len(request).to_bytes(4, "big") + request], [theirs.fileno()])
-        answer = self._channel.recv(4)
+            with self._lock:
+                socket.send_fds(self._channel, [len(request).to_bytes(4, "big") + request], [theirs.fileno()])
+                answer = self._channel.recv(4)
         if len(answer) < 4:
             ours.close()
             raise RuntimeError(f"the process that forks claimants ended with exit code {self._process.wait()}")

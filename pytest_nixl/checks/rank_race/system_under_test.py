@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_nixl.checks.nixlbench.table import REMEDIES, Trouble, read_output
+from pytest_nixl.checks.nixlbench.output import REMEDIES, Trouble
+from pytest_nixl.checks.nixlbench.table import read_output
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.proxy import ProxyClient, State

@@ -13,14 +13,14 @@ from pytest_nixl.judge.raw import RawComparison, judge_ratio, judge_raw, same_wa
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
 from pytest_nixl.model.raw_comparison import RawRatio
-from pytest_nixl.model.results import Result
+from pytest_nixl.model.results import Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import TOOLS
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.external_program import ToolError
 from pytest_nixl.session.cluster import Cluster
-from pytest_nixl.session.run import Run, asked_links
+from pytest_nixl.session.run import Run
 
 #: Maximum number of rank pairs that are measured.
 MOST_PAIRS = 4
@@ -42,8 +42,7 @@ class LinkKind:
 
 def link_kinds(run: Run) -> list[LinkKind]:
     """Return the kinds of links that the settings request."""
-    links = asked_links(run.settings, run.asked)
-    return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in links))
+    return list(dict.fromkeys(LinkKind(link.backend, link.op, link.memory) for link in run.links))
 
 
 def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tuple[Judgement, tuple[RawRatio, ...]]:
@@ -57,7 +56,9 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
         return _not_applicable(f"{kind.backend} moves bytes to files, not between two ranks"), ()
     rows = _measured(kind, run)
     if not rows:
-        return _not_applicable(f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 was measured"), ()
+        return _not_applicable(
+            f"no row of {kind.backend} {kind.op} {kind.memory} with batch 1 and --nixl-footprint=row was measured"
+        ), ()
     tool = RAW_TOOLS[kind.backend]
     found: list[RawComparison] = []
     fault: Judgement | None = None
@@ -80,7 +81,7 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
                 break
     for one in found:
         if one.failed:
-            run.explain(str(one.key), judge_ratio(one).reason.partition(": ")[2])
+            run.recorder.explain(one.key, judge_ratio(one).reason.partition(": ")[2])
     judgement = judge_raw(found) if found else fault
     assert judgement is not None
     if fault is not None and judgement.verdict is not Verdict.FAIL:
@@ -93,7 +94,7 @@ def _beside(pair: RawPair, key: RowKey, result: Result, profile: Profile) -> Raw
     figures = result.figures
     assert figures is not None
     raw = pair.measure(key, figures.bandwidth, figures.transports)
-    ratio = RawRatio(str(key), figures.bandwidth, raw, same_way(figures.transports, raw.transports))
+    ratio = RawRatio(key, figures.bandwidth, raw, same_way(figures.transports, raw.transports))
     return RawComparison(key, ratio, profile.expectation(key), _failed(result))
 
 
@@ -106,9 +107,8 @@ def _wanted(key: RowKey, result: Result, profile: Profile) -> bool:
 def _measured(kind: LinkKind, run: Run) -> dict[RowKey, Result]:
     """Return the rows of a kind that a raw tool can repeat: rows of batch 1 with the largest depth."""
     rows = {}
-    for result in run.results:
-        key = run.keys.get(result.row)
-        if key is None or result.figures is None or result.verdict in _NO_BANDWIDTH or key.batch != 1:
+    for key, result in measured_rows(run.found.results):
+        if result.verdict in _NO_BANDWIDTH or key.batch != 1 or key.kv or key.pattern or key.walks:
             continue
         if LinkKind(key.backend, key.op, key.memory) == kind:
             rows[key] = result

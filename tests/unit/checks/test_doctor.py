@@ -21,8 +21,6 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
-pytestmark = pytest.mark.apart
-
 BACKENDS = ("UCX", "LIBFABRIC")
 FAIL, WARN, UNKNOWN = Verdict.FAIL, Verdict.WARN, Verdict.UNKNOWN
 
@@ -145,6 +143,11 @@ FAULTS = (
           "huge-pages", ("no huge pages",), WARN),
     Fault("huge-pages-spent", lambda tree: tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 0),
           "huge-pages", ("0 of 5128", "2 MiB"), WARN),
+    # Processors.
+    Fault("governor", lambda tree: tree.write("/sys/devices/system/cpu/cpufreq/policy3/scaling_governor", "powersave"),
+          "cpu-governor", ("1 core of the 192", "3 (governor powersave of acpi-cpufreq", "policy3"), WARN),
+    Fault("cores-of-node-0", lambda tree: tree.replace("/proc/self/status", "0-191", "0-40"), "numa-cores",
+          ("cores 0-40 of NUMA node 0", "GPU 4 is at node 1", "GPU 7 is at node 1"), WARN),
     # RDMA devices.
     Fault("efa-missing", lambda tree: without_efa(tree, "rdmap79s0"), "rdma-devices",
           ("31 EFA devices", "32")),
@@ -328,10 +331,14 @@ def bad(judged: dict[str, Judgement]) -> Iterator[str]:
     return (id for id, one in judged.items() if one.verdict not in (Verdict.PASS, Verdict.NOT_APPLICABLE))
 
 
+#: The checks that do not apply to the healthy host, by its profile.
+NOT_ASKED = {"image-versions", "nic-rate", "peer-reachable", "storage-queues"}
+
+
 def test_healthy_host_passes_every_check(healthy: Tree, wanted: Requirements) -> None:
     judged = verdicts(facts_of(healthy), wanted)
     assert list(bad(judged)) == []
-    assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == {"nic-rate", "peer-reachable"}
+    assert {id for id, one in judged.items() if one.verdict is Verdict.NOT_APPLICABLE} == NOT_ASKED
 
 
 def test_healthy_host_passes_every_required_check(healthy: Tree, wanted: Requirements) -> None:
@@ -354,6 +361,7 @@ def test_fault_is_reported_by_its_check(fault: Fault, healthy: Tree, wanted: Req
     assert set(bad(judged)) <= {fault.check, *CONSEQUENCES.get(fault.id, ())}
 
 
+OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-providers")
 #: Other checks that a fault makes fail.
 CONSEQUENCES = {
     "ucx-tls-rc": {"backend-loads"},
@@ -363,7 +371,14 @@ CONSEQUENCES = {
     "fi-provider-no-efa": {"rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
     "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
-    "nixl-absent": {"backend-loads", "plugin-libraries", "libraries-once", "etcd-client-library"},
+    "nixl-absent": {
+        "backend-loads",
+        "plugin-libraries",
+        "libraries-once",
+        "etcd-client-library",
+        "nixl-cuda",
+        "nixl-plugins",
+    },
     "backend-name": {"plugin-libraries"},
     "library-absent": {"backend-loads"},
     "symbol-version": {"backend-loads"},
@@ -373,8 +388,11 @@ CONSEQUENCES = {
 
 
 def test_every_check_has_a_fault() -> None:
-    # nic-rate applies only without RDMA and has its own test below; etcd-client-patch never fails.
-    assert set(checks()) - {fault.check for fault in FAULTS} == {"nic-rate", "etcd-client-patch"}
+    # nic-rate applies only without RDMA and has its own test below; etcd-client-patch never fails. Those of images
+    # judge by what a profile wants: test_doctor_image.py makes their faults.
+    # test_storage_queues.py makes those of storage-queues.
+    untested = set(checks()) - {fault.check for fault in FAULTS}
+    assert untested == {"nic-rate", "etcd-client-patch", "storage-queues", *OF_IMAGES}
 
 
 def test_interface_below_the_rate_of_the_profile_fails(healthy: Tree, tmp_path: Path) -> None:

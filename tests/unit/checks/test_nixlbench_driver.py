@@ -34,7 +34,7 @@ from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
 #: Seconds within which a death is reported, even on a busy machine that starts four Pythons: nixlbench takes 181.
@@ -161,7 +161,7 @@ def test_a_rank_without_partner_is_reported(play: Play) -> None:
 def test_a_target_that_never_registers_is_reported_after_the_timeout(
     play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(driver, "_SLEEPS", 0.0)
+    monkeypatch.setattr(driver, "SLEEPS", 0.0)
     with pytest.raises(NixlbenchError) as raised:
         play("silent:unregistered", timeout=2.0, STANDIN_FLAG=str(tmp_path / "flag"))
     reason = raised.value.reason
@@ -171,7 +171,7 @@ def test_a_target_that_never_registers_is_reported_after_the_timeout(
 
 
 def test_a_silent_rank_is_reported_after_the_timeout(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_SLEEPS", 0.0)
+    monkeypatch.setattr(driver, "SLEEPS", 0.0)
     with pytest.raises(NixlbenchError, match=" for 2 s, while waiting for the next row"):
         play("silent:1", timeout=2.0)
 
@@ -262,16 +262,16 @@ def test_a_slow_or_restored_etcd_is_not_reported(etcd: EmbeddedServer) -> None:
         way = path.client("a slow one")
         direct.put("xferbench/slow//size", b"1")
         with EtcdWatch(way.endpoint, "xferbench/slow/") as watch:
-            wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 30, "the watch has seen the key")
+            wait_until(lambda: watch.keys == {"xferbench/slow//size"}, 60, "the watch has seen the key")
             way.delay(1.5)
             count = len(way.requests)
-            wait_until(lambda: len(way.requests) > count + 2, 30, "answers come late")
+            wait_until(lambda: len(way.requests) > count + 2, 60, "answers come late")
             assert watch.settled(10.0) is None
             way.delay(0.0)
             way.cut()
-            wait_until(lambda: watch.last_failure != "", 30, "the watch is refused")
+            wait_until(lambda: watch.last_failure != "", 60, "the watch is refused")
             way.restore()
-            wait_until(lambda: watch.last_failure == "", 30, "the watch goes on")
+            wait_until(lambda: watch.last_failure == "", 60, "the watch goes on")
             assert watch.trouble() is None
         direct.delete_prefix("xferbench/slow/")
 
@@ -295,7 +295,7 @@ def test_a_taken_port_is_replaced_by_another(play: Play, monkeypatch: pytest.Mon
 def test_a_missing_address_is_reported(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "free_meeting", lambda _: Meeting("ASIO", {
         "runtime_type": "ASIO", "asio_address": "192.0.2.1", "asio_port": "1"}))  # fmt: skip
-    monkeypatch.setattr(driver, "_TRIES", 1)
+    monkeypatch.setattr(driver, "TRIES", 1)
     with pytest.raises(NixlPluginError, match="nixlbench cannot listen on 127"):
         play("normal", endpoint="ASIO")
 
@@ -323,4 +323,4 @@ with connect(parse_endpoints(sys.argv[1])) as client, Group(client, sys.argv[1],
     done = subprocess.run([sys.executable, "-c", script, etcd.endpoint], check=False, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     with etcd.client() as client:
-        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 10, "the supervisor has deleted the keys")
+        wait_until(lambda: not client.count_prefix("xferbench/pytest-nixl-"), 60, "the supervisor has deleted the keys")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.checks.nixlbench.table import (
+from pytest_nixl.checks.nixlbench.output import (
     Fault,
     NixlbenchOutput,
     NixlbenchRegistration,
     NixlbenchRow,
     Trouble,
-    read_output,
 )
+from pytest_nixl.checks.nixlbench.table import read_output
 from pytest_nixl.core.units import KIB, MIB
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"

@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl import cli
-from pytest_nixl.checks.nixlbench.table import LONGEST_LINE, Trouble, read_files, read_output
+from pytest_nixl.checks.nixlbench.output import Trouble
+from pytest_nixl.checks.nixlbench.table import LONGEST_LINE, read_files, read_output
 from pytest_nixl.checks.nixlbench.verdict import JudgedRun, judge_run
 from pytest_nixl.judge.profiles import Profile, load_profile
 from pytest_nixl.model.verdicts import Verdict
-
-pytestmark = pytest.mark.apart
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 RECORDINGS = FIXTURES / "nixlbench"

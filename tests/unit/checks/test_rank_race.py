@@ -40,8 +40,6 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, Request
 from pytest_nixl.etcd.proxy.connection import ProxiedConnection
 
-pytestmark = pytest.mark.apart
-
 #: For three clients of the membership: the number of orders, and the number of orders that are not equivalent.
 ORDERS_OF_THREE = {"none": (90, 6), "losses": (3150, 120), "crashes": (11484, 216)}
 FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
@@ -170,6 +168,7 @@ class TestAmplified:
         assert "claimant 1 neither wrote nor waited in a lock within 3 s; its last request: Range(" in done.unmet
 
 
+@pytest.mark.long
 class TestExplored:
     def test_the_known_race_is_found_and_replayed(self, explorer: Callable[..., Explorer]) -> None:
         exploring = explorer(f"{FUNCTIONS}:read_modify_write")
@@ -305,7 +304,7 @@ class TestExplored:
         self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A lock request may reach etcd late. Until then its queue is empty, which is not an error."""
-        send = ProxyClient._send
+        send = ProxyClient.send_on
 
         def send_late(
             self: ProxyClient, request: Request, link: ProxiedConnection, forward: Callable[[], None]
@@ -315,7 +314,7 @@ class TestExplored:
             else:
                 send(self, request, link, forward)
 
-        monkeypatch.setattr(ProxyClient, "_send", send_late)
+        monkeypatch.setattr(ProxyClient, "send_on", send_late)
         subject = FunctionSubject(forkserver, f"{FUNCTIONS}:locked_read_modify_write")
         report = Explorer(path, direct, subject, 1, group="/r/", losses=True).explore()
         assert any(event.label.startswith("Lock(") and event.fault for run in report.bad for event in run.events)
@@ -467,6 +466,7 @@ class TestRecorded:
         assert "etcdctl del --prefix xferbench" in remedy_for(outcomes)
 
 
+@pytest.mark.long
 class TestNursery:
     def test_claimants_end_with_it(self) -> None:
         with ForkServer() as forkserver:
@@ -478,7 +478,7 @@ class TestNursery:
             waiting = forkserver.start(f"{FUNCTIONS}:membership", arguments)
             assert running(waiting.pid)
         assert waiting.wait_until_ended(10)
-        wait_until(lambda: not running(waiting.pid), 5, "the claimant has ended")
+        wait_until(lambda: not running(waiting.pid), 60, "the claimant has ended")
 
     def test_all_processes_end_with_a_killed_parent(self) -> None:
         code = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run
+from helpers.cli_run import BANDWIDTH_OF_RANKS, Finished, profile, run, undisturbed
 
 from pytest_nixl.checks.raw_tools.check import few
 from pytest_nixl.checks.raw_tools.fabtests import TOOL as FI_RMA_BW
@@ -29,6 +29,8 @@ from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.store.record_reader import parse_recorded
 
+pytestmark = pytest.mark.long
+
 HOST = MemoryPair("DRAM", "DRAM")
 WRITE = RowKey("UCX", "WRITE", HOST, 65536)
 #: A line of the table: the ratio and its source.
@@ -37,15 +39,6 @@ RATIO = re.compile(
     r"\((ucp_put_bw|ucp_get), UCX [\d.]+\) over (\S+)$",
     re.MULTILINE,
 )
-#: A stand-in: no contention is reported, because on this machine it would make every row undecided.
-STILL = """
-from pytest_nixl.measure import link
-from pytest_nixl.checks.raw_tools import pair
-
-pair.others_beside = lambda *_: 0.0
-samples = link.Samples
-link.Samples = lambda **found: samples(**{**found, "others": ()})
-"""
 #: Slows only NIXL: its workers, but not the raw tool, have tiny buffers, and the target is stopped for nine tenths of
 #: the time while a row is timed.
 SLOWED = """
@@ -85,13 +78,14 @@ Link._timed = held
 def raw_run(
     path: Path, expectation: str, *arguments: str, plugin: str = "", env: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run the rows and the comparison with the raw tool, with a profile of one expectation."""
+    """Run the rows and the comparison with the raw tool, with a profile of one expectation and without contention."""
+    env = {"UCX_TLS": "tcp", **(env or {})}
     if plugin:
         (path / "changed_run.py").write_text(plugin)
         arguments = ("-p", "changed_run", *arguments)
-        env = {**(env or {}), "PYTHONPATH": str(path)}
+        env["PYTHONPATH"] = str(path)
     given = f"--nixl-profile={profile(path / 'p.toml', expectation)}"
-    return run(BANDWIDTH_OF_RANKS, given, "--nixl-duration=20ms", *arguments, env={"UCX_TLS": "tcp", **(env or {})})
+    return run(BANDWIDTH_OF_RANKS, given, "--nixl-duration=20ms", *arguments, **undisturbed(env))
 
 
 LOW = "floor = '0.000001 GB/s'"
@@ -103,7 +97,7 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
     path = tmp_path_factory.mktemp("tcp")
     reports = f"--nixl-report={path / 'run.html'}"
     summary = {"GITHUB_STEP_SUMMARY": str(path / "summary.md"), "GITHUB_ACTIONS": "true"}
-    done = raw_run(path, LOW, "--nixl-blocks=4KiB,1MiB", reports, f"--nixl-store={path / 'store'}", env=summary)
+    done = raw_run(path, LOW, "-v", "--nixl-blocks=4KiB,1MiB", reports, f"--nixl-store={path / 'store'}", env=summary)
     return done, path
 
 
@@ -136,7 +130,7 @@ def test_the_ratio_is_in_record_page_and_summary_but_in_no_row_key(tcp: tuple[Fi
     assert "| row | NIXL : raw | raw GB/s | by | over |" in summary
     assert f" | {first} | " in summary
     [again] = [one for one in parse_recorded(record, "record").results if one.check == "nixl-to-raw"][:1]
-    assert [ratio.row for ratio in again.ratios] == [ratio["row"] for ratio in ratios][: len(again.ratios)]
+    assert [str(ratio.row) for ratio in again.ratios] == [ratio["row"] for ratio in ratios][: len(again.ratios)]
     for result in record["nixl"]["results"]:
         del result["ratios"]  # as in a record of an earlier version
     assert {one.ratios for one in parse_recorded(record, "record").results} == {()}
@@ -154,7 +148,7 @@ floor = '0.05 GB/s'"""
 
 def test_if_only_nixl_is_slow_the_run_and_the_failed_row_report_it(tmp_path: Path) -> None:
     rows = ("--nixl-blocks=256KiB,1MiB", "--nixl-op=READ", "--nixl-iterations=10")
-    done = raw_run(tmp_path, BOTH, *rows, plugin=STILL + SLOWED)
+    done = raw_run(tmp_path, BOTH, *rows, plugin=SLOWED)
     row = r"^FAIL: UCX READ DRAM:DRAM of 1MiB: .* of the floor of .*; NIXL is slow: it moves "
     assert re.search(row, done.output, re.MULTILINE), done.output
     [said] = re.findall(r"^FAIL nixl-to-raw: (.*)$", done.output, re.MULTILINE)
@@ -293,7 +287,7 @@ def beside(
 ) -> RawComparison:  # fmt: skip
     figure = RawMeasurement("ucx_perftest", "ucp_put_bw", raw, "UCX 1.13.1", ("tcp/eth0",), others)
     expected = Expectation("made by a test", floor=floor, raw=bound)
-    return RawComparison(WRITE, RawRatio(str(WRITE), nixl, figure, comparable), expected, failed)
+    return RawComparison(WRITE, RawRatio(WRITE, nixl, figure, comparable), expected, failed)
 
 
 @pytest.mark.parametrize(

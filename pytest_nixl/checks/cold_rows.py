@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``bandwidth-cold``: some rows again, with transfers that walk a buffer larger than the last-level cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.units import KIB, format_size
+from pytest_nixl.host.memory import available_memory, in_bytes
+from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.judge.profiles import Profile
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.expectation import Expectation
+from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.session.footprint import automatic_footprint, ends_here
+from pytest_nixl.session.requested_links import LinkRow
+from pytest_nixl.session.run import Run
+
+__all__ = ["LinkRow", "cold_link", "cold_rows", "expected_of"]
+
+#: The least block size in bytes. The time of smaller transfers is that of their posts, whatever the caches hold.
+LEAST_BLOCK = 64 * KIB
+
+
+def cold_rows(run: Run) -> list[LinkRow]:
+    """Return what the check measures: the smallest, a middle and the largest block of each link between two agents."""
+    settings = run.settings
+    if settings.footprint is not None:
+        return []
+    blocks = sorted(block for block in settings.blocks if block >= LEAST_BLOCK) or [max(settings.blocks)]
+    sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
+    footprint, _ = automatic_footprint(settings.blocks, settings.batch, settings.depth)
+    links = [replace(link, footprint=footprint) for link in run.links if not BACKENDS[link.backend].STORAGE]
+    return [LinkRow(*each) for each in product(links, sizes, settings.batch, settings.depth)]
+
+
+def cold_link(row: LinkRow | None, settings: Settings, pairs: WorkerPairs) -> Link:
+    """Return the link that measures a row.
+
+    :raises NotApplicableError: there is nothing to measure, or the buffers do not fit into the memory of this host.
+    """
+    if row is None and settings.footprint is not None:
+        raise NotApplicableError(f"all rows walk the {format_size(settings.footprint)} of --nixl-footprint")
+    if row is None:
+        raise NotApplicableError(
+            "no requested backend moves bytes between two agents",
+            "give --nixl-backend=UCX or LIBFABRIC, and a --nixl-memory without FILE",
+        )
+    link = row.link
+    wanted, available = ends_here(settings) * link.footprint, available_memory(FactsRoot())
+    if available is not None and wanted > available.size:
+        raise NotApplicableError(
+            f"buffers that the last-level cache cannot hold need {in_bytes(wanted)}, but {available} are available",
+            "give a smaller --nixl-footprint, which all rows then walk",
+        )
+    return pairs.link(link.backend, link.op, link.memory, link.ranks, link.devices, link.agent_options, link.footprint)
+
+
+def expected_of(key: RowKey, profile: Profile, settings: Settings) -> Expectation | None:
+    """Return what a profile expects of a row.
+
+    Its floors and latency bounds are those of rows in place. They are not for the rows of this check. They are for the
+    rows of a run with ``--nixl-footprint``, because whoever gives that option chooses the profile as well.
+    """
+    found = profile.expectation(key)
+    if found is None or not key.walks or settings.footprint is not None:
+        return found
+    return replace(found, floor=None, p50=None, p99=None, raw=None)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the software that an image must contain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_nixl.checks.doctor.check import (
+    Requirements,
+    check,
+    failed,
+    named,
+    not_applicable,
+    passed,
+    plural,
+    unknown,
+    warned,
+)
+from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
+from pytest_nixl.host.device_code import capability, dotted
+from pytest_nixl.host.etcd_library import PATCH
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.plugin_files import PluginFile, plugin_name
+from pytest_nixl.model.image import SOFTWARE
+from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.nixl.backends import plugin_of
+
+_MOST = 12
+
+
+@check("nixl-plugins", "Can every NIXL plugin that the profile wants be loaded, and which others can?", image=True)
+def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the plugin files against ``[image] plugins`` of the profile, and report the others in one line."""
+    absent = not_loaded(facts)
+    if absent is not None:
+        return absent
+    plugins = facts.image.plugins
+    if plugins.value is None:
+        remedy = "set NIXL_PLUGIN_DIR to the folder of NIXL's plugins; record the tree again if it is a recorded one"
+        return unknown(f"which plugins NIXL has is unknown: {plugins.why}", remedy)
+    files = {each.name: _in_use(each, facts, wanted) for each in plugins.value}
+    loading = sorted({*(name for name in facts.software.plugins if name not in files),  # part of NIXL's library
+                      *(name for name, file in files.items() if not file.error)})  # fmt: skip
+    asked = wanted.profile.image.plugins
+    bad, remedies = [], dict[str, None]()
+    for name in asked:
+        if name in loading:
+            continue
+        if name not in files:
+            bad.append(f"{name}: there is no libplugin_{name}.so")
+            remedies[f"build NIXL with {name}, or set NIXL_PLUGIN_DIR to the folder that has it"] = None
+            continue
+        file = files[name]
+        bad.append(f"{name}: {file.words}")
+        files_absent = [each for each in file.missing if not each.versions]
+        remedies |= dict.fromkeys(file.remedies.get(each.soname, f"install {each.soname}") for each in files_absent)
+        if not file.missing or any(each.versions for each in file.missing):
+            remedies[_remedy(file)] = None
+    if bad:
+        told = f"{len(bad)} of the {plural(len(asked), 'plugin')} that the profile wants cannot be loaded"
+        return failed(f"{told} (folder {plugins.source}): {'; '.join(bad)}", "; ".join(remedies))
+    rest = [
+        f"{name} ({named((each.soname for each in file.missing), 3) or file.error})"
+        for name, file in files.items()
+        if file.error
+    ]
+    told = f"{named(loading, _MOST) or 'none'} can be loaded"
+    return passed(f"{told}; not wanted and cannot be loaded: {named(rest, _MOST)}" if rest else told)
+
+
+def _in_use(file: PluginFile, facts: Facts, wanted: Requirements) -> PluginFile:
+    """Return a plugin without the error of libraries that it has when it is used."""
+    tried = facts.software.backend(file.name)
+    if file.error and tried is not None and not tried.error and tried.plugin == file.path:
+        return replace(file, error="", missing=())  # the worker had loaded the libraries
+    return file.without(OF_THE_DRIVER) if wanted.image else file
+
+
+def _remedy(file: PluginFile) -> str:
+    if any(each.versions for each in file.missing):
+        return "install the library version that the plugin needs, or a NIXL that was linked with the installed one"
+    return f"run `LD_DEBUG=libs python -c 'import ctypes; ctypes.CDLL(\"{file.path}\")'` and read where it stops"
+
+
+@check("nixl-cuda", "Is the loaded NIXL built for torch's CUDA version, and does the driver support it?", image=True)
+def nixl_cuda(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the loaded package of NIXL, which need not be the only installed one, by its CUDA version."""
+    absent = not_loaded(facts)
+    if absent is not None:
+        return absent
+    software, image = facts.software, facts.image
+    package, version, cuda = software.nixl_package.value or "NIXL", software.nixl.value, image.nixl_cuda.value
+    others = [f"{name} {each}" for name, each in image.nixl_packages.items() if name not in (package, "nixl")]
+    beside = f"; installed, but not loaded: {named(others)}" if others else ""
+    if cuda is None:
+        return not_applicable(f"{package} {version} is loaded, and its CUDA version is unknown: {image.nixl_cuda.why}")
+    told = f"{package} {version} is loaded, built for CUDA {cuda} ({image.nixl_cuda.source}){beside}"
+    if image.torch_cuda.value is not None and int(image.torch_cuda.value.partition(".")[0]) != cuda:
+        fitting = f"nixl-cu{image.torch_cuda.value.partition('.')[0]}"
+        remedy = f"run `pip install --no-deps {fitting}=={version}`"
+        if fitting in image.nixl_packages:
+            remedy = (
+                f"import torch before nixl, because NIXL takes the CUDA version of what is imported first (torch, "
+                f"cuda-python, cupy); or run `pip uninstall {package}`"
+            )
+        return failed(
+            f"{told}, but torch {image.torch.value} is built for CUDA {image.torch_cuda.value} "
+            f"({image.torch_cuda.source})",
+            remedy,
+        )
+    highest = None if wanted.image else facts.gpu.cuda.value
+    if highest is not None and int(highest.partition(".")[0]) < cuda:
+        return failed(
+            f"{told}, but the driver supports CUDA only up to {highest}",
+            f"install nixl-cu{highest.partition('.')[0]}, or a newer driver on the host",
+        )
+    torch = f"torch {image.torch.value} is built for CUDA {image.torch_cuda.value}"
+    if image.torch_cuda.value is None:
+        torch = image.torch_cuda.why
+    return passed(f"{told}; {torch}" + (f"; the driver supports CUDA up to {highest}" if highest else ""))
+
+
+@check("image-versions", "Does the software have the versions that the profile wants?", image=True)
+def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the versions against ``[versions]`` of the profile, and the patch against ``[image] etcd_uri_patch``."""
+    image = wanted.profile.image
+    good, bad, unread = list[str](), list[str](), list[str]()
+    for key, accepted in image.versions.items():
+        name, found = SOFTWARE[key], facts.image.versions.get(key)
+        if found is None or found.value is None:
+            unread.append(f"{name}: {found.why if found is not None else 'not recorded'}")
+            continue
+        try:
+            fits = accepted.accepts(found.value)
+        except ValueError as error:
+            unread.append(f"{name}: {error} ({found.source})")
+            continue
+        told = f"{name} {found.value} ({found.source})"
+        if fits:
+            good.append(told)
+        else:
+            bad.append(f"{told}, not {accepted.text}")
+    patched = facts.software.etcd_client_patched
+    if image.etcd_uri_patch is not None:
+        has = f"{PATCH} is {'' if patched.value else 'not '}in {patched.source}"
+        if patched.value is None:
+            unread.append(f"the patch of etcd-cpp-apiv3: {patched.why}")
+        else:
+            (good if patched.value is image.etcd_uri_patch else bad).append(has)
+    if bad:
+        rest = f"; cannot be read: {'; '.join(unread)}" if unread else ""
+        return failed(
+            f"not as the profile wants: {'; '.join(bad)}{rest}",
+            "install these versions in the image, or correct [versions] and [image] of the profile",
+        )
+    if unread:
+        return unknown(
+            f"cannot be read: {'; '.join(unread)}",
+            "install what is missing, or remove it from [versions] and [image] of the profile",
+        )
+    if not good:
+        return not_applicable("the profile wants no version: it has no [versions]")
+    return passed("; ".join(good))
+
+
+@check("verbs-providers", "Does libibverbs accept the EFA provider that is installed?", image=True)
+def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge whether a provider of EFA has the interface number of each copy of libibverbs."""
+    if not (wanted.efa or facts.efa):
+        return not_applicable("this host has no EFA, and the profile expects none")
+    if not facts.image.verbs:
+        return unknown(
+            "no libibverbs is loaded with NIXL or found by the loader",
+            "install rdma-core (apt: libibverbs1 ibverbs-providers) or run the EFA installer",
+        )
+    providers = [each for each in facts.image.providers if each.name == "efa"]
+    have = named(each.path for each in providers) or "none"
+    bad = [each for each in facts.image.verbs if each.abi not in {one.abi for one in providers}]
+    if bad:
+        told = named(f"{each.path} needs libefa-rdmav{each.abi}.so" for each in bad)
+        judgement = failed if len(bad) == len(facts.image.verbs) else warned
+        return judgement(
+            f"{told}, and the EFA providers are: {have}; what uses this libibverbs sees no EFA device, and falls back "
+            "to TCP",
+            "install libibverbs and its providers from one release of rdma-core (apt: libibverbs1 ibverbs-providers, "
+            "or the EFA installer); with NIXL's wheel, whose libibverbs is its own, use a NIXL built on this image",
+        )
+    return passed(f"{named(each.path for each in facts.image.verbs)} accepts {have}")
+
+
+@check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)
+def gpu_code(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the CUDA code of plugins by the GPU's compute capability: as NVML says, otherwise by the GPU's name."""
+    codes = {plugin_name(each.path): each for each in facts.image.device_code}
+    if not codes:
+        return not_applicable("no plugin of NIXL contains CUDA code")
+    here = () if wanted.image else facts.gpu.gpus
+    models = {gpu.name or f"GPU {gpu.index}": gpu.capability for gpu in here if gpu.name or gpu.capability is not None}
+    if not models and wanted.machine is not None and wanted.machine.gpu:
+        models = {wanted.machine.gpu: None}
+    capabilities = {model: capability(model) if by_nvml is None else by_nvml for model, by_nvml in models.items()}
+    known = {model: number for model, number in capabilities.items() if number is not None}
+    told = "; ".join(f"{name}: {code.words}" for name, code in codes.items())
+    if not known:
+        why = f"the compute capability of {named(models)} is not known" if models else "no GPU is known"
+        return not_applicable(f"{why}, here and from the profile; CUDA code of plugins: {told}")
+    gpus = named(f"{model} ({dotted(number)})" for model, number in known.items())
+    without = [name for name, code in codes.items() if not all(map(code.runs_on, known.values()))]
+    asked = {*wanted.profile.image.plugins, *map(plugin_of, wanted.backends)}
+    bad = [name for name in without if name in asked]
+    if bad:
+        return failed(
+            f"no CUDA code for {gpus} in {named(f'{name} (it has {codes[name].words})' for name in bad)}",
+            "use a NIXL whose plugins are built for this GPU, or do not ask for the plugin",
+        )
+    rest = f"; not wanted, and without code for {gpus}: {named(without)}" if without else f", which fits {gpus}"
+    return passed(f"CUDA code of plugins: {told}{rest}")

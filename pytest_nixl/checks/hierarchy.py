@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``hierarchy``: bytes go from an object through two hosts' memory to a file, each leg by its own backend."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.units import MIB
+from pytest_nixl.core.wire import Ref
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.s3_server import S3Bucket
+from pytest_nixl.nixl.worker.s3 import ObjectStoreError
+
+#: The bytes that move.
+SIZE = 4 * MIB
+OBJECT, FILE = "OBJ", "POSIX"
+_KEY = "pytest-nixl/hierarchy"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One step of the way.
+
+    :param name: from where to where, such as ``object to host memory``.
+    :param backend: the backend that was chosen for it.
+    :param used: the plugin that NIXL says it uses.
+    :param seconds: the time from the post of the transfer until it was complete.
+    :param wrong: the offset of the first wrong byte at its end; None: every byte is right.
+    """
+
+    name: str
+    backend: str
+    used: str
+    seconds: float
+    wrong: int | None
+
+
+def add_storage(reader: NixlAgent, writer: NixlAgent, bucket: S3Bucket) -> None:
+    """Add OBJ to the reader, whose worker has the bucket's variables, and POSIX to the writer.
+
+    :raises NotApplicableError: this NIXL has no such plugin.
+    """
+    secret = ("access_key", "secret_key", "session_token")
+    parameters = {name: value for name, value in bucket.parameters.items() if name not in secret}
+    for agent, name, given in ((reader, OBJECT, parameters), (writer, FILE, {})):
+        plugins = agent.get_plugin_list()
+        if name not in plugins:
+            raise NotApplicableError(f"this NIXL has no plugin {name}: it has {', '.join(plugins)}")
+        agent.create_backend(name, given)
+
+
+def move_through(
+    reader: NixlAgent, writer: NixlAgent, network: str, bucket: S3Bucket, *, directory: str, seconds: float
+) -> list[Leg]:
+    """Move bytes from an object to the reader's memory, to the writer's memory, and to the writer's file.
+
+    :param reader: an agent with OBJ and the network's backend.
+    :param writer: an agent with POSIX and the network's backend.
+    :param network: the backend between the two.
+    :param bucket: where the object is stored, by a client that is not NIXL's.
+    :param directory: the directory of the file; empty for the system's temporary directory.
+    :param seconds: the time that each leg may take.
+    :raises LateError: a leg was not complete in time.
+    :raises NixlError: NIXL refused a transfer.
+    """
+    content = random.randbytes(SIZE)
+    bucket.client.put(_KEY, content)
+    near, far = reader.allocate(SIZE), writer.allocate(SIZE)
+    file = writer.allocate(SIZE, "FILE", directory=directory, alignment=4096)
+    reader.register(near)
+    reader.register_memory([(0, SIZE, 1, _KEY)], "OBJ")
+    writer.register(far)
+    writer.register(file)
+    metadata = writer.get_agent_metadata()
+    with writer.polled():
+        reader.add_remote_agent(metadata)
+    legs = []
+    try:
+        for name, agent, op, backend, local, remote, owner in (
+            ("object to host memory", reader, "READ", OBJECT, near, (0, SIZE, 1), reader),
+            ("host memory to host memory", reader, "WRITE", network, near, far.descriptor(), writer),
+            ("host memory to file", writer, "WRITE", FILE, far, file.descriptor(), writer),
+        ):
+            kind = {OBJECT: "OBJ", FILE: "FILE"}.get(backend, "DRAM")
+            sides = agent.get_xfer_descs([local.descriptor()], "DRAM"), agent.get_xfer_descs([remote], kind)
+            plugin = BACKENDS[backend].PLUGIN
+            told = b"" if owner is agent else b"hierarchy"
+            handle = agent.initialize_xfer(op, *sides, owner.name, told, backends=[plugin])
+            used = agent.query_xfer_backend(handle)
+            took = _complete(agent, handle, owner if told else None, name, seconds)
+            agent.release_xfer_handle(handle)
+            ends = {OBJECT: near, FILE: file}.get(backend, far)
+            legs.append(Leg(name, backend, used, took, _first_wrong(ends.read(), content)))
+    finally:
+        with contextlib.suppress(ObjectStoreError):
+            bucket.client.delete(_KEY)
+    return legs
+
+
+def _complete(agent: NixlAgent, handle: Ref, target: NixlAgent | None, name: str, seconds: float) -> float:
+    """Post a transfer and wait until it is complete; return the seconds that it took."""
+    began = time.monotonic()
+    state = [agent.transfer(handle)]
+    arrived = [target is None]
+
+    def done() -> bool:
+        # Poll both agents in turn, because they make progress only when polled.
+        if state[0] != "DONE":
+            state[0] = agent.check_xfer_state(handle)
+        if target is not None and not arrived[0]:
+            arrived[0] = target.check_remote_xfer_done(agent.name, b"hierarchy")
+        return state[0] == "DONE" and arrived[0]
+
+    remedy = "read the workers' logs"
+    wait_until(done, f"the leg {name}", seconds=seconds, remedy=lambda: f"its state is {state[0]}; {remedy}")
+    return time.monotonic() - began
+
+
+def _first_wrong(found: bytes, content: bytes) -> int | None:
+    if found == content:
+        return None
+    return next((at for at, pair in enumerate(zip(found, content, strict=False)) if pair[0] != pair[1]), len(found))
+
+
+def judge_legs(legs: Sequence[Leg]) -> Judgement:
+    """Judge the way of the bytes: the first leg that delivered wrong bytes, or that another backend moved."""
+    for leg in legs:
+        if leg.wrong is not None:
+            return Judgement(
+                Verdict.CORRUPT,
+                f"{leg.name} by {leg.backend}: of {SIZE} bytes the first wrong one is at offset {leg.wrong}",
+                f"do not use {leg.backend} in an agent with several backends, and keep the workers' logs",
+            )
+        if leg.used != BACKENDS[leg.backend].PLUGIN:
+            return Judgement(
+                Verdict.FAIL,
+                f"{leg.name}: NIXL uses {leg.used}, although {leg.backend} was chosen",
+                "create one agent for each backend",
+            )
+    told = ", ".join(f"{leg.name} by {leg.backend} in {leg.seconds * 1000:.3g} ms" for leg in legs)
+    return Judgement(Verdict.PASS, f"{SIZE} bytes are right after each leg: {told}")

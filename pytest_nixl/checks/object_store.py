@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``object-store``: can the S3 server be used, by another client and by NIXL, before rows are measured?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pytest_nixl.core.errors import LateError
+from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.units import KIB
+from pytest_nixl.model.agent_options import AgentOptions, BackendParameter
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends import plugin_of
+from pytest_nixl.nixl.worker.objects import PREFIX
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
+from pytest_nixl.nixl.worker.s3_faults import BY_CODE, CHECKSUM, MOST_SKEW
+from pytest_nixl.processes.worker_errors import NixlError
+
+BACKEND = "OBJ"
+#: The bytes of the object.
+SIZE = 64 * KIB
+#: The time that NIXL has for one transfer, in seconds. It would try again for minutes.
+SECONDS = 25.0
+#: A larger difference of the clocks is a WARN, in seconds.
+_LITTLE_SKEW = 60.0
+_CHECKSUM_MODE = "req_checksum"
+
+
+class _RefusedError(Exception):
+    """NIXL failed to move or find the object."""
+
+
+def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str, str] = os.environ) -> Judgement:
+    """Judge the S3 server of the rows of OBJ: first by a client that shares nothing with NIXL, then by NIXL.
+
+    :param agents: starts agents with the run's settings.
+    :param environ: the variables that name the server, the bucket and the key.
+    """
+    names = [name for name in settings.backend if plugin_of(name) == BACKEND]
+    if not names:
+        asked = ",".join(settings.backend)
+        return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={asked} uses no S3 server: only {BACKEND} does")
+    options = settings.agents[0]
+    try:
+        store = ObjectStore.of(options.parameters_of(names[0]), environ)
+    except ObjectStoreError as error:
+        return Judgement(Verdict.FAIL, error.reason, error.remedy)
+    key = f"{PREFIX}/{secrets.token_hex(8)}/check"
+    with contextlib.closing(ObjectClient(store)) as client:
+        if (fault := _fault(client, key)) is not None:
+            return fault
+        try:
+            found = _by_nixl(agents, names[0], options, client, key)
+        except _RefusedError as error:
+            return _fault(client, key) or _compared(agents, names[0], options, client, key, str(error))
+        finally:
+            with contextlib.suppress(ObjectStoreError):
+                client.delete(key)
+        return found or _clock(client) or Judgement(Verdict.PASS, _described(client, options, names[0]))
+
+
+def _described(client: ObjectClient, options: AgentOptions, name: str) -> str:
+    store, mode = client.store, options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
+    return (
+        f"the S3 server {store.url} stores, returns and deletes objects of bucket {store.bucket}, and NIXL writes, "
+        f"finds and reads them ({_CHECKSUM_MODE}={mode})"
+    )
+
+
+def _fault(client: ObjectClient, key: str) -> Judgement | None:
+    """Return what the other client finds wrong with the server; None: nothing."""
+    try:
+        client.probe(key)
+    except ObjectStoreError as error:
+        # Some servers refuse a wrong time as a wrong signature.
+        refused = error.kind in ("credentials", "rights", "clock")
+        if refused and client.ahead is not None and abs(client.ahead) > MOST_SKEW:
+            reason = f"{error.reason}: {_skew(client.ahead)}, and S3 refuses more than {MOST_SKEW:g} s"
+            return Judgement(Verdict.FAIL, reason, BY_CODE["RequestTimeTooSkewed"].remedy)
+        return Judgement(Verdict.FAIL, error.reason, error.remedy)
+    return None
+
+
+def _clock(client: ObjectClient) -> Judgement | None:
+    if client.ahead is None or abs(client.ahead) <= _LITTLE_SKEW:
+        return None
+    reason = f"the S3 server {client.store.url}: {_skew(client.ahead)}; S3 refuses more than {MOST_SKEW:g} s"
+    return Judgement(Verdict.WARN, reason, BY_CODE["RequestTimeTooSkewed"].remedy)
+
+
+def _skew(ahead: float) -> str:
+    return f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's"
+
+
+def _compared(
+    agents: Agents, name: str, options: AgentOptions, client: ObjectClient, key: str, reason: str
+) -> Judgement:
+    """Judge what NIXL alone cannot do: does it help to send no checksums that the server may not know?"""
+    says = f"{reason}; another client stores, reads and deletes objects of {client.store.url}"
+    mode = options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
+    if mode != "required":
+        others = tuple(each for each in options.parameters if (each.backend, each.name) != (name, _CHECKSUM_MODE))
+        required = (*others, BackendParameter(name, _CHECKSUM_MODE, "required"))
+        with contextlib.suppress(_RefusedError):
+            if _by_nixl(agents, name, replace(options, parameters=tuple(sorted(required))), client, key) is None:
+                return Judgement(
+                    Verdict.FAIL,
+                    f"{says}, and so does NIXL with {_CHECKSUM_MODE}=required: this server does not accept the "
+                    f"checksums that NIXL sends with {_CHECKSUM_MODE}={mode}",
+                    CHECKSUM.remedy,
+                )
+    return Judgement(
+        Verdict.FAIL, says, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
+    )
+
+
+def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: ObjectClient, key: str) -> Judgement | None:
+    """Write an object, look for it and read it by NIXL, and compare with what the other client sees.
+
+    :returns: what NIXL does wrong; None: nothing.
+    :raises _RefusedError: NIXL reports an error, or is not done in time.
+    """
+    agent = agents.start(backends=[name], agent_options=options, progress_thread=False)
+    try:
+        buffer = agent.allocate(SIZE)
+        agent.register(buffer)
+        agent.register_memory([(0, SIZE, 1, key)], "OBJ")
+        content = secrets.token_bytes(SIZE)
+        buffer.write(content)
+        _transfer(agent, "WRITE", buffer.descriptor())
+        if client.get(key, 0, SIZE) != content:
+            return _corrupt("NIXL's WRITE", client, key)
+        if (unfound := _unfound(agent, key)) is not None:
+            return unfound
+        buffer.write(bytes(SIZE))
+        _transfer(agent, "READ", buffer.descriptor())
+        return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
+    except NixlError as error:
+        raise _RefusedError(error.reason) from None
+    finally:
+        # NIXL's own end would wait for its retries.
+        agent.worker.kill()
+
+
+def _unfound(agent: NixlAgent, key: str) -> Judgement | None:
+    """Return what is wrong with NIXL's answers for an object that exists and one that does not; None: nothing."""
+    try:
+        present, absent = agent.query_memory([(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")], BACKEND, "OBJ")
+    except NixlError as error:
+        says = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
+    else:
+        if present is not None and absent is None:
+            return None
+        says = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
+    return Judgement(
+        Verdict.FAIL, says, "give this key s3:GetObject and s3:ListBucket: query_memory sends HEAD requests"
+    )
+
+
+def _transfer(agent: NixlAgent, op: str, memory: tuple[int, int, int]) -> None:
+    local, remote = agent.get_xfer_descs([memory], "DRAM"), agent.get_xfer_descs([(0, SIZE, 1)], "OBJ")
+    handle = agent.initialize_xfer(op, local, remote, agent.name, b"", backends=[BACKEND])
+    state = agent.transfer(handle)
+    try:
+        wait_until(lambda: state == "DONE" or agent.check_xfer_state(handle) == "DONE", "NIXL", seconds=SECONDS)
+    except LateError:
+        raise _RefusedError(f"NIXL's {op} of an object of {SIZE} bytes is not done after {SECONDS:g} s") from None
+    agent.release_xfer_handle(handle)
+
+
+def _corrupt(what: str, client: ObjectClient, key: str) -> Judgement:
+    return Judgement(
+        Verdict.CORRUPT,
+        f"{what} of object {key} on {client.store.url} is DONE, but its bytes are not those that were written",
+        "use another release of NIXL or of the server, and keep the worker's log",
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The setting of a rank race check: claimants, an etcd to disturb, and a proxy to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant, ForkServer
+from pytest_nixl.checks.rank_race.invariants import faults
+from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, FunctionSubject, MembershipSubject
+from pytest_nixl.core.host_load import HostLoad
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request, State
+from pytest_nixl.etcd_servers.sources import OwnServer
+
+FUNCTIONS = "pytest_nixl.checks.rank_race.functions"
+#: Start of error messages that a busy machine may cause too, because a claimant or its lease was late.
+_LATE = ("MissingRanksError", "MemberLostError", "LeaseLostError", "EtcdError: etcd at")
+_IN_TIME = "has no rank in time"
+
+
+@dataclass
+class Race:
+    """An etcd to disturb, a proxy to it, and claimants."""
+
+    server: OwnServer
+    #: A client that does not use the proxy.
+    etcd: EtcdClient
+    path: EtcdProxy
+    forkserver: ForkServer
+    #: Prefix of the keys of this test.
+    prefix: str
+    claimants: list[ForkedClaimant] = field(default_factory=list)
+    #: One sentence for each event that came too late. On a busy host that proves nothing.
+    late: list[str] = field(default_factory=list)
+    load: HostLoad = field(default_factory=HostLoad)
+
+    @property
+    def membership(self) -> MembershipSubject:
+        """The membership of pytest-nixl."""
+        return MembershipSubject(self.forkserver)
+
+    @property
+    def known_bad(self) -> FunctionSubject:
+        """A way to claim ranks with a known race."""
+        return FunctionSubject(self.forkserver, f"{FUNCTIONS}:read_modify_write")
+
+    def claim(self, group: str, size: int, *, endpoint: str = "", function: str = "membership_with_barrier",
+              **more: Any) -> ForkedClaimant:  # fmt: skip
+        """Start a claimant as a process. ``group`` is without the test's prefix."""
+        arguments = {"endpoint": endpoint or self.server.endpoint, "group": f"{self.prefix}{group}/", "size": size}
+        claimant = self.forkserver.start(f"{FUNCTIONS}:{function}", {**arguments, **more})
+        self.claimants.append(claimant)
+        return claimant
+
+    def let_through(self, way: ProxyClient, count: int, *, seconds: float) -> None:
+        """Let ``count`` requests of a client of the proxy pass, and wait for the answer to each."""
+        for _ in range(count):
+            [request] = self.path.wait(lambda: way.held, f"a request of {way.name}", seconds=seconds)
+            way.release(request)
+            self.path.wait(partial(_answered, request), f"the answer to {request}", seconds=seconds)
+
+    def outcomes(self, claimants: Sequence[ForkedClaimant], seconds: float) -> list[ClaimOutcome]:
+        """Return the results of claims; wait up to ``seconds`` for all together."""
+        deadline = time.monotonic() + seconds
+        return [
+            _outcome(number, claimant, max(0.0, deadline - time.monotonic()))
+            for number, claimant in enumerate(claimants)
+        ]
+
+    def faults(self, claimants: Sequence[ForkedClaimant], size: int, group: str, seconds: float) -> list[str]:
+        """Wait for claims and return the faults of their ranks; faults that are only late go to ``late``."""
+        found = self.outcomes(claimants, seconds)
+        wrong = faults(found, size, self.etcd.get_prefix(f"{self.prefix}{group}/"))
+        ranks = [outcome.rank for outcome in found if outcome.rank is not None]
+        sound = len(set(ranks)) == len(ranks) and set(ranks) <= set(range(size))
+        if sound and any(is_late(outcome) for outcome in found):
+            self.late += wrong
+            return []
+        return wrong
+
+
+def is_transaction(request: Request) -> bool:
+    """Whether a request may write several keys at once, as each step of the membership does."""
+    return request.method == "Txn"
+
+
+def lost_an_answer(way: ProxyClient) -> bool:
+    """Whether the proxy has kept the answer of an executed request from this client."""
+    return any(request.state is State.ANSWER_LOST for request in way.requests)
+
+
+def _answered(request: Request) -> bool:
+    return request.state is State.ANSWERED
+
+
+def is_late(outcome: ClaimOutcome) -> bool:
+    """Whether a claim failed only because of a timeout."""
+    words = outcome.error
+    return outcome.rank is None and (
+        words == _IN_TIME or (words.startswith(_LATE) and (not words.startswith("EtcdError") or ": timeout, " in words))
+    )
+
+
+def _outcome(number: int, claimant: ForkedClaimant, seconds: float) -> ClaimOutcome:
+    name, message = f"claimant {number}", claimant.wait(seconds)
+    if message is None:
+        return ClaimOutcome(name, pid=claimant.pid, error=_IN_TIME)
+    if "rank" in message:
+        return ClaimOutcome(name, message["rank"], message["host"], claimant.pid)
+    return ClaimOutcome(name, None, message["host"], claimant.pid, f"{message['kind']}: {message['error']}")

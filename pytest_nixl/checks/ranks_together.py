@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks ``rank-to-blame`` and ``pairs-together``: which rank slows a pair, and do pairs slow each other?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.judge.concurrent import ConcurrentVerdict, at_once, disjoint
+from pytest_nixl.judge.culprit import ACTION, MOST_PAIRS, RetestResult, blame, by_direction, failed_pairs, trials
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.session.cluster import Cluster
+from pytest_nixl.session.run import Run
+
+
+def judge_culprit(
+    run: Run,
+    cluster: Cluster,
+    pairs: WorkerPairs,
+    measure: Callable[[Link, int, int, int], Samples],
+    expect: Callable[[Samples], Judgement],
+) -> Judgement:
+    """Measure each end of a failed pair again with a rank that is not suspected, and name the culprit.
+
+    :param measure: measures a row (block in bytes, batch, depth) of a link in as many launches as it takes.
+    :param expect: judges samples by what the profile expects of their row.
+    :raises NotApplicableError: the run has only one rank.
+    """
+    if not cluster.several:
+        raise NotApplicableError("this run has only one rank")
+    failed = failed_pairs(run.found.results)
+    if not failed:
+        return Judgement(Verdict.PASS, "no pair of ranks has failed")
+    names = cluster.names
+    if cluster.ranks == 2:
+        directions = list(by_direction(failed, run.found.results, names))
+        return Judgement(Verdict.FAIL, "; ".join(dict.fromkeys(directions)), f"start a third rank, or {ACTION}")
+    guilty, said = [], []
+    for each in failed[:MOST_PAIRS]:
+        tried = []
+        for trial in trials(each, failed, cluster.ranks):
+            key = trial.key
+            samples = measure(pairs.link_of(key, trial.ranks), key.block, key.batch, key.depth)
+            tried.append(RetestResult(trial, expect(samples), samples.transports))
+        ranks, sentence = blame(each, tried, names)
+        guilty += ranks
+        said.append(sentence)
+    return Judgement(Verdict.FAIL if guilty else Verdict.WARN, "; ".join(said), ACTION)
+
+
+def judge_pairs_together(run: Run, settings: Settings, cluster: Cluster, pairs: WorkerPairs) -> Judgement:
+    """Let pairs without a common rank transfer at the same time, and judge whether one of them starves.
+
+    :raises NotApplicableError: the run has fewer than four ranks.
+    """
+    apart = disjoint(cluster.ranks)
+    if len(apart) < 2:
+        raise NotApplicableError("this check needs two pairs without a common rank, and so at least four ranks")
+    block, depth = max(settings.blocks), max(settings.depth)
+    said: list[ConcurrentVerdict] = []
+    for backend, op, memory in {(link.backend, link.op, link.memory): None for link in run.links}:
+        if not memory.stored:
+            said.append(at_once(f"{backend} {op}", pairs.together(backend, op, memory, apart), block, depth))
+    bad = next((each for each in said if each.verdict is not Verdict.PASS), None)
+    reasons = "; ".join(each.words for each in said)
+    return Judgement(bad.verdict if bad else Verdict.PASS, reasons, bad.remedy if bad else "")

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exporters of NIXL's telemetry: how an agent is told to use one, and where its counts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_nixl.checks.telemetry.event_buffer import read_event_buffer
+from pytest_nixl.checks.telemetry.scrape import ScrapeError, scrape
+from pytest_nixl.core.metrics_text import MetricSample
+from pytest_nixl.core.strict import StrictError, printable
+
+BUFFER, PROMETHEUS, PROMETHEUS_MP = "BUFFER", "prometheus", "prometheus_mp"
+EXPORTERS = (BUFFER, PROMETHEUS, PROMETHEUS_MP)
+#: In place of an exporter: the agents have no telemetry.
+NO_EXPORTER = "none"
+#: The variables of telemetry. A worker of these checks has no other value of them than the check gives.
+VARIABLES = (
+    "NIXL_TELEMETRY_ENABLE",
+    "NIXL_TELEMETRY_EXPORTER",
+    "NIXL_TELEMETRY_DIR",
+    "NIXL_TELEMETRY_MULTIPROC_DIR",
+    "NIXL_TELEMETRY_PROMETHEUS_PORT",
+    "NIXL_TELEMETRY_PROMETHEUS_LOCAL",
+    "NIXL_TELEMETRY_ENABLED_METRICS",
+    "NIXL_TELEMETRY_BUFFER_SIZE",
+    "NIXL_TELEMETRY_RUN_INTERVAL",
+    "NIXL_TELEMETRY_HISTOGRAM_BUCKETS_US",
+)
+#: The interval at which NIXL exports, in milliseconds.
+_INTERVAL = 50
+_ERROR = "agent_err_"
+
+
+class UnreadableTelemetryError(Exception):
+    """The telemetry of an agent cannot be read. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class TelemetrySink:
+    """Where the agents of one check leave their telemetry.
+
+    :param exporter: one of :data:`EXPORTERS`, or :data:`NO_EXPORTER`.
+    :param folder: an empty folder for files.
+    :param ports: the port of each agent's endpoint, by the agent's name.
+    :param seconds: the deadline of one reading.
+    """
+
+    exporter: str
+    folder: Path
+    ports: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 10.0
+
+    def variables(self, agent: str) -> dict[str, str | None]:
+        """Return the variables of the worker of an agent; None unsets one."""
+        told: dict[str, str | None] = dict.fromkeys(VARIABLES)
+        if self.exporter == NO_EXPORTER:
+            return told
+        told |= {"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_RUN_INTERVAL": str(_INTERVAL)}
+        if self.exporter == BUFFER:
+            # NIXL 1.4 has no exporter of this name: it uses the buffer if there is a folder and no exporter.
+            return told | {"NIXL_TELEMETRY_DIR": str(self.folder)}
+        told |= {
+            "NIXL_TELEMETRY_EXPORTER": self.exporter,
+            "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+            "NIXL_TELEMETRY_PROMETHEUS_PORT": str(self.ports[agent]),
+        }
+        return told | ({"NIXL_TELEMETRY_MULTIPROC_DIR": str(self.folder)} if self.exporter == PROMETHEUS_MP else {})
+
+    def place(self, agent: str) -> str:
+        """Return where the counts of an agent are read: a URL or a file."""
+        if self.exporter == BUFFER:
+            return str(self.folder / agent)
+        return f"http://127.0.0.1:{self.ports[agent]}/metrics"
+
+    def spelled(self, metric: str) -> str:
+        """Return how this exporter spells a metric, such as ``agent_tx_bytes_total`` for ``agent_tx_bytes``."""
+        if self.exporter == BUFFER:
+            return metric
+        if metric.startswith(_ERROR):
+            return f'agent_errors_total{{status="{metric.removeprefix(_ERROR)}"}}'
+        return f"{metric}_total"
+
+    def counts(self, agent: str) -> dict[str, float]:
+        """Return what has been exported for an agent until now, by metric as ``BUFFER`` spells it.
+
+        Histograms keep the exporter's own spelling, such as ``agent_xfer_time_us_count``.
+
+        :raises UnreadableTelemetryError: there is nothing of the agent, or it cannot be read.
+        :raises NotApplicableError: the file has a format that the plugin does not read.
+        """
+        place = self.place(agent)
+        if self.exporter == BUFFER:
+            try:
+                return read_event_buffer(Path(place).read_bytes())
+            except OSError as error:
+                raise UnreadableTelemetryError(f"{place} cannot be read ({error.strerror})") from None
+            except StrictError as error:
+                raise UnreadableTelemetryError(f"{place} is not an event buffer: {error}") from None
+        try:
+            samples = scrape(place, self.seconds)
+        except ScrapeError as error:
+            raise UnreadableTelemetryError(error.reason) from None
+        return _counts_of(agent, samples, place)
+
+
+def _counts_of(agent: str, samples: Sequence[MetricSample], place: str) -> dict[str, float]:
+    """Return the counters and histogram sums of one agent. Series that differ only in other labels are added."""
+    own = [each for each in samples if each.labels.get("agent_name") == agent]
+    if not own:
+        others = sorted({each.labels["agent_name"] for each in samples if "agent_name" in each.labels})
+        has = f"it has those of {', '.join(map(printable, others))}" if others else "it has those of no agent"
+        raise UnreadableTelemetryError(f"{place} has no metrics of agent {agent}: {has}")
+    found: dict[str, float] = {}
+    for each in own:
+        name = each.name.removesuffix("_total")
+        if name == "agent_errors":
+            name = _ERROR + each.labels.get("status", "")
+        elif name == each.name and not name.endswith(("_us_count", "_us_sum")):
+            continue  # a gauge or a histogram's bucket
+        found[name] = found.get(name, 0) + each.value
+    return found

@@ -1,0 +1,659 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted differences between a prefill and a decode engine are named, alone and together; equal ones say so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_nixl import cli
+from pytest_nixl.checks.connector.comparison import ConnectorComparison, compare_connectors
+from pytest_nixl.checks.connector.containers import read_engine
+from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
+from pytest_nixl.model.verdicts import Verdict
+
+#: A side before it is written to a file: ``options``, ``transfer``, ``env``, ``image`` and ``command``.
+Side = dict[str, Any]
+
+
+def vllm_side(role: str) -> Side:
+    """Return one side of vLLM."""
+    return {
+        "image": "vllm/vllm-openai:v0.14.0",
+        "command": ["vllm", "serve"],
+        "options": {
+            "--model": "Qwen/Qwen3-32B",
+            "--dtype": "bfloat16",
+            "--kv-cache-dtype": "fp8",
+            "--block-size": "64",
+            "--tensor-parallel-size": "4",
+            "--attention-backend": "FLASH_ATTN",
+        },
+        "transfer": {
+            "kv_connector": "NixlConnector",
+            "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[role],
+            "engine_id": role,
+            "kv_buffer_device": "cuda",
+            "kv_connector_extra_config": {"backends": ["UCX"]},
+        },
+        "env": {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": {"prefill": "10.0.0.1", "decode": "10.0.0.2"}[role],
+            "VLLM_KV_CACHE_LAYOUT": "HND",
+            "UCX_TLS": "rc,cuda_copy,cuda_ipc",
+            "NIXL_ETCD_ENDPOINTS": "http://etcd:2379",
+            "NIXL_ETCD_NAMESPACE": "/nixl/qwen",
+        },
+    }
+
+
+def sglang_side(role: str) -> Side:
+    """Return one side of SGLang."""
+    return {
+        "image": "lmsysorg/sglang:v0.5.9",
+        "command": ["python3", "-m", "sglang.launch_server"],
+        "options": {
+            "--model-path": "Qwen/Qwen3-32B",
+            "--dtype": "bfloat16",
+            "--kv-cache-dtype": "fp8_e4m3",
+            "--page-size": "64",
+            "--tp-size": "4",
+            "--host": "0.0.0.0",
+            "--disaggregation-mode": role,
+            "--disaggregation-transfer-backend": "nixl",
+            "--disaggregation-bootstrap-port": "8998",
+        },
+        "env": {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "UCX", "UCX_TLS": "rc,cuda_copy"},
+    }
+
+
+def dynamo_side(role: str) -> Side:
+    """Return one side of vLLM under Dynamo."""
+    side = vllm_side(role)
+    side["command"] = ["python3", "-m", "dynamo.vllm"]
+    side["image"] = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.0.0"
+    side["options"]["--disaggregation-mode"] = role
+    side["env"] |= {"DYN_NAMESPACE": "qwen", "ETCD_ENDPOINTS": "http://etcd:2379", "NATS_SERVER": "nats://nats:4222"}
+    return side
+
+
+SIDES = {"vLLM": vllm_side, "SGLang": sglang_side, "Dynamo": dynamo_side}
+
+
+def change(part: str, name: str, value: Any, role: str = "decode") -> Callable[[dict[str, Side]], None]:
+    """Return a function that plants a value on one side."""
+
+    def plant(sides: dict[str, Side]) -> None:
+        sides[role][part][name] = value
+
+    return plant
+
+
+def of_image(tag: str) -> Callable[[dict[str, Side]], None]:
+    """Return a function that plants another tag of the image."""
+
+    def plant(sides: dict[str, Side]) -> None:
+        sides["decode"]["image"] = f"{sides['decode']['image'].partition(':')[0]}:{tag}"
+
+    return plant
+
+
+#: For each engine, planted differences by the field that must be named.
+PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
+    "vLLM": {
+        "image": of_image("v0.13.0"),
+        "UCX_TLS": change("env", "UCX_TLS", "tcp,cuda_copy"),
+        "NIXL_ETCD_ENDPOINTS": change("env", "NIXL_ETCD_ENDPOINTS", "http://etcd:2379/"),
+        "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/qwen/"),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": change("env", "VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
+        "backends": change("transfer", "kv_connector_extra_config", {"backends": ["LIBFABRIC"]}),
+        "kv_buffer_device": change("transfer", "kv_buffer_device", "cpu"),
+        "kv_connector": change("transfer", "kv_connector", "NixlPushConnector"),
+        "kv_role": change("transfer", "kv_role", "kv_producer"),
+        "engine_id": change("transfer", "engine_id", "prefill"),
+        "--model": change("options", "--model", "Qwen/Qwen3-8B"),
+        "--dtype": change("options", "--dtype", "half"),
+        "--kv-cache-dtype": change("options", "--kv-cache-dtype", "auto"),
+        "--block-size": change("options", "--block-size", "16"),
+        "--tensor-parallel-size": change("options", "--tensor-parallel-size", "3"),
+        "--attention-backend": change("options", "--attention-backend", "FLASHINFER"),
+        "VLLM_KV_CACHE_LAYOUT": change("env", "VLLM_KV_CACHE_LAYOUT", "NHD", "prefill"),
+        "--disable-hybrid-kv-cache-manager": change("options", "--disable-hybrid-kv-cache-manager", ""),
+        "speculative method": change("options", "--speculative-config", '{"method": "mtp"}'),
+    },
+    "SGLang": {
+        "image": of_image("v0.5.8"),
+        "UCX_TLS": change("env", "UCX_TLS", "^all"),
+        "UCX_NET_DEVICES": change("env", "UCX_NET_DEVICES", "lo"),
+        "--host": change("options", "--host", "127.0.0.1", "prefill"),
+        "SGLANG_DISAGGREGATION_NIXL_BACKEND": change("env", "SGLANG_DISAGGREGATION_NIXL_BACKEND", "ucx"),
+        "--disaggregation-mode": change("options", "--disaggregation-mode", "prefill"),
+        "--disaggregation-transfer-backend": change("options", "--disaggregation-transfer-backend", "mooncake"),
+        "--disaggregation-bootstrap-port": change("options", "--disaggregation-bootstrap-port", "9000"),
+        "--model-path": change("options", "--model-path", "Qwen/Qwen3-8B"),
+        "--dtype": change("options", "--dtype", "float16"),
+        "--kv-cache-dtype": change("options", "--kv-cache-dtype", "auto"),
+        "--page-size": change("options", "--page-size", "16"),
+        "--tp-size": change("options", "--tp-size", "6"),
+        "--pp-size": change("options", "--pp-size", "2"),
+        "--disaggregation-decode-tp": change("options", "--disaggregation-decode-tp", "8", "prefill"),
+    },
+    "Dynamo": {
+        "image": of_image("0.9.0"),
+        "ETCD_ENDPOINTS": change("env", "ETCD_ENDPOINTS", "http://other:2379"),
+        "NATS_SERVER": change("env", "NATS_SERVER", "nats://localhost:4222"),
+        "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/other"),
+        "--namespace": change("env", "DYN_NAMESPACE", "other"),
+        "--discovery-backend": change("options", "--discovery-backend", "kubernetes"),
+        "--request-plane": change("env", "DYN_REQUEST_PLANE", "nats"),
+        "--response-plane": change("env", "DYN_RESPONSE_PLANE", "quic"),
+        "worker role": change("options", "--disaggregation-mode", "agg", "prefill"),
+        "--block-size": change("options", "--block-size", "100"),
+        "--kv-cache-dtype": change("options", "--kv-cache-dtype", "auto"),
+        "kv_role": change("transfer", "kv_role", "kv_consumer", "prefill"),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": change("env", "VLLM_NIXL_SIDE_CHANNEL_HOST", "0.0.0.0"),
+    },
+}
+ONE_BY_ONE = [(engine, field) for engine, planted in PLANTED.items() for field in planted]
+
+
+def pod(side: Side, name: str = "engine") -> dict[str, Any]:
+    """Return a Deployment with one container."""
+    args = [word for option, value in side["options"].items() for word in (option, value) if word]
+    if side.get("transfer"):
+        args += ["--kv-transfer-config", json.dumps(side["transfer"])]
+    container = {
+        "name": "engine",
+        "image": side["image"],
+        "command": side["command"],
+        "args": args,
+        "env": [{"name": key, "value": value} for key, value in side["env"].items()],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "envoy:1"}, container]}}},
+    }
+
+
+def sides_of(engine: str) -> dict[str, Side]:
+    """Return both sides of an engine, which match."""
+    return {role: SIDES[engine](role) for role in ("prefill", "decode")}
+
+
+def files(folder: Path, sides: dict[str, Side]) -> tuple[str, str]:
+    """Write both sides: prefill as JSON, decode as YAML."""
+    prefill, decode = folder / "prefill.json", folder / "decode.yaml"
+    prefill.write_text(json.dumps(pod(sides["prefill"], "prefill")))
+    decode.write_text(yaml.safe_dump(pod(sides["decode"], "decode")))
+    return str(prefill), str(decode)
+
+
+def compared(folder: Path, sides: dict[str, Side]) -> ConnectorComparison:
+    """Write both sides, and compare them."""
+    return compare_connectors(*map(read_engine, files(folder, sides)))
+
+
+def wrong(comparison: ConnectorComparison) -> set[str]:
+    """Return the fields that fail."""
+    return {result.rule.field for result in comparison.results if result.verdict is Verdict.FAIL}
+
+
+def doubtful(comparison: ConnectorComparison) -> set[str]:
+    """Return the fields that may be wrong."""
+    return {
+        result.rule.field
+        for result in comparison.results
+        if result.verdict in (Verdict.WARN, Verdict.INCONCLUSIVE)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", SIDES)
+def test_equal_configurations_say_so(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(tmp_path, sides_of(engine))
+    comparison = compare_connectors(*map(read_engine, paths))
+    assert wrong(comparison) == doubtful(comparison) == set()
+    assert cli.main(["connector", *paths, "--gate"]) == 0
+    assert "PASS: prefill and decode match in all" in capsys.readouterr().out
+
+
+def test_at_least_ten_differences_of_each_engine_are_planted() -> None:
+    assert {engine for engine, planted in PLANTED.items() if len(planted) >= 10} == set(SIDES)
+
+
+@pytest.mark.parametrize(("engine", "field"), ONE_BY_ONE)
+def test_a_planted_difference_is_named_alone(engine: str, field: str, tmp_path: Path) -> None:
+    sides = sides_of(engine)
+    PLANTED[engine][field](sides)
+    comparison = compared(tmp_path, sides)
+    assert wrong(comparison) == {field}
+    named = next(result for result in comparison.results if result.rule.field == field)
+    assert field in named.sentence
+    assert named.prefill in named.sentence
+    assert named.decode in named.sentence
+    assert named.remedy
+    assert named.rule.source
+
+
+@pytest.mark.parametrize("engine", SIDES)
+def test_all_planted_differences_are_named_together(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sides_of(engine)
+    for plant in PLANTED[engine].values():
+        plant(sides)
+    assert wrong(compared(tmp_path, sides)) == set(PLANTED[engine])
+    assert cli.main(["connector", *files(tmp_path, sides)]) == 1
+    layers = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL ")]
+    order = [f"{layer.value}:" for layer in ConfigurationLayer]
+    assert layers == sorted(layers, key=order.index)
+    assert len(layers) == len(PLANTED[engine])
+
+
+def test_every_rule_says_what_to_do_and_who_says_so() -> None:
+    assert all(rule.requirement and rule.remedy and rule.source for rule in RULES)
+    assert [rule.layer for rule in RULES] == sorted((rule.layer for rule in RULES), key=list(ConfigurationLayer).index)
+
+
+def test_swapped_files_are_named_by_their_roles(tmp_path: Path) -> None:
+    prefill, decode = files(tmp_path, sides_of("SGLang"))
+    assert wrong(compare_connectors(read_engine(decode), read_engine(prefill))) == {"--disaggregation-mode"}
+
+
+def test_different_engines_are_named(tmp_path: Path) -> None:
+    sides = {"prefill": vllm_side("prefill"), "decode": sglang_side("decode")}
+    assert wrong(compared(tmp_path, sides)) >= {"engine"}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "field"),
+    [
+        ("http://etcd:2379", "http://other:2379", "FAIL"),
+        ("http://etcd:2379", "etcd:2379", "WARN"),
+        ("http://etcd:2379", "http://ETCD:2379", "WARN"),
+        ("http://a:2379,http://b:2379", "http://b:2379,http://a:2379", "WARN"),
+        ("http://etcd:2379", "http://etcd.default.svc:2379", "INCONCLUSIVE"),
+        ("http://127.0.0.1:2379", "http://127.0.0.1:2379", "FAIL"),
+        ("http://etcd:2379/", "http://etcd:2379/", "FAIL"),
+        ("http://etcd:2379", "", "FAIL"),
+    ],
+)
+def test_an_etcd_in_two_spellings(prefill: str, decode: str, field: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for role, text in (("prefill", prefill), ("decode", decode)):
+        sides[role]["env"]["NIXL_ETCD_ENDPOINTS"] = text
+    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
+    assert results["NIXL_ETCD_ENDPOINTS"] == field
+
+
+@pytest.mark.parametrize(
+    ("sizes", "verdict"),
+    [(("16", "64"), "INCONCLUSIVE"), (("64", "16"), "FAIL"), (("64", "0"), "FAIL"), (("64", "many"), "FAIL")],
+)
+def test_block_sizes_may_differ_in_one_direction(sizes: tuple[str, str], verdict: str, tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for role, size in zip(sides, sizes, strict=True):
+        sides[role]["options"]["--block-size"] = size
+    results = {result.rule.field: result.verdict for result in compared(tmp_path, sides).results}
+    assert results["--block-size"] == verdict
+
+
+def test_tp_sizes_may_differ_unless_heads_cannot_be_split(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["options"]["--tensor-parallel-size"] = "8"
+    assert wrong(compared(tmp_path, sides)) == set()
+    for side in sides.values():
+        side["env"]["VLLM_KV_CACHE_LAYOUT"] = "NHD"
+    assert wrong(compared(tmp_path, sides)) == {"--tensor-parallel-size"}
+
+
+def test_decode_may_permute_the_layout(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["env"]["VLLM_KV_CACHE_LAYOUT"] = "NHD"
+    assert wrong(compared(tmp_path, sides)) == {"VLLM_KV_CACHE_LAYOUT"}
+    sides["decode"]["transfer"]["enable_permute_local_kv"] = True
+    assert wrong(compared(tmp_path, sides)) == set()
+
+
+def test_ports_on_one_host_must_differ(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        side["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "10.0.0.1"
+    assert wrong(compared(tmp_path, sides)) == {"VLLM_NIXL_SIDE_CHANNEL_PORT", "--port"}
+    sides["decode"]["options"]["--port"] = "8001"
+    sides["decode"]["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] = "5601"
+    assert wrong(compared(tmp_path, sides)) == set()
+    sides["prefill"]["options"]["--data-parallel-size"] = "2"
+    assert wrong(compared(tmp_path, sides)) == {"VLLM_NIXL_SIDE_CHANNEL_PORT"}
+
+
+def test_loopback_is_right_on_one_host(tmp_path: Path) -> None:
+    sides = sides_of("SGLang")
+    sides["prefill"]["options"]["--host"] = "127.0.0.1"
+    sides["decode"]["options"]["--port"] = "30001"
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths]) == 1
+    assert cli.main(["connector", *paths, "--one-host"]) == 0
+
+
+def test_two_containers_of_one_pod_are_on_one_host(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    both = pod(sides["prefill"])
+    containers = both["spec"]["template"]["spec"]["containers"]
+    containers.append({**pod(sides["decode"])["spec"]["template"]["spec"]["containers"][1], "name": "decode"})
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps(both))
+    comparison = compare_connectors(read_engine(f"{path}#engine/engine"), read_engine(f"{path}#decode"))
+    assert wrong(comparison) == {"VLLM_NIXL_SIDE_CHANNEL_PORT", "--port"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("UCCX", "no release of NIXL has a backend UCCX"),
+        ("GDS", "reaches storage only"),
+        ("MOONCAKE", "MOONCAKE is not built in"),
+    ],
+)
+def test_a_backend_that_cannot_carry_the_cache(
+    backend: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = sides_of("SGLang")
+    for side in sides.values():
+        side["env"]["SGLANG_DISAGGREGATION_NIXL_BACKEND"] = backend
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "libplugin_UCX.so").touch()
+    given = ["--plugin-dir", str(plugins)] if backend == "MOONCAKE" else []
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths, *given]) == 1
+    assert words in capsys.readouterr().out
+    if given:
+        assert cli.main(["connector", *paths]) == 0
+
+
+def test_no_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo
+
+    def numeric_only(*given: Any) -> Any:
+        assert given[5] & socket.AI_NUMERICHOST, given
+        return real(*given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", numeric_only)
+    sides = sides_of("Dynamo")
+    for side in sides.values():
+        side["env"]["NIXL_ETCD_ENDPOINTS"] = "http://etcd:2379,http://10.0.0.9:2379,http://[::2]:2379"
+    assert wrong(compared(tmp_path, sides)) == set()
+
+
+# What the files may be
+
+SCRIPT = """\
+#!/bin/bash
+# The {role} side.
+export UCX_TLS=rc,cuda_copy
+POD_IP=10.0.0.{last}
+VLLM_NIXL_SIDE_CHANNEL_HOST=${{POD_IP}} \\
+numactl -N 0 vllm serve Qwen/Qwen3-32B \\
+  --block_size={block} -tp 4 \\
+  --kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role kv_both \\
+  --kv-transfer-config.kv_connector_extra_config.backends+ UCX > log 2>&1 &
+"""
+
+
+def test_a_shell_script_is_read(tmp_path: Path) -> None:
+    paths = []
+    for role, last, block in (("prefill", 1, 64), ("decode", 2, 48)):
+        path = tmp_path / f"{role}.sh"
+        path.write_text(SCRIPT.format(role=role, last=last, block=block))
+        paths.append(str(path))
+    comparison = compare_connectors(*map(read_engine, paths))
+    assert wrong(comparison) == {"--block-size"}
+    values = comparison.pair.prefill.values
+    assert [values[name].text for name in ("--model", "--tensor-parallel-size", "kv_role", "backends")] == [
+        "Qwen/Qwen3-32B", "4", "kv_both", "UCX",
+    ]  # fmt: skip
+    assert values["VLLM_NIXL_SIDE_CHANNEL_HOST"].text == "10.0.0.1"
+
+
+def test_a_container_that_runs_a_shell_is_read(tmp_path: Path) -> None:
+    sides = sides_of("SGLang")
+    for side in sides.values():
+        words = [word for option, value in side["options"].items() for word in (option, value)]
+        side["env"]["PAGE"] = side["options"]["--page-size"]
+        text = " ".join(words).replace("--page-size 64", '--page-size "${PAGE}"')
+        side["command"] = [
+            "/bin/bash",
+            "-ec",
+            f"pip install nixl==1.5.1 && exec python3 -m sglang.launch_server {text}",
+        ]
+        side["options"] = {}
+    assert wrong(compared(tmp_path, sides)) == set()
+    sides["decode"]["env"]["PAGE"] = "16"
+    sides["decode"]["command"][2] = sides["decode"]["command"][2].replace("1.5.1", "1.4.0")
+    assert wrong(compared(tmp_path, sides)) == {"--page-size", "installed releases"}
+
+
+def test_env_files_are_compared_by_what_they_contain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for number, layout in enumerate(("HND", "NHD"), 1):
+        path = tmp_path / f"{number}.env"
+        path.write_text(
+            f"# a comment\nVLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.{number}\nexport VLLM_KV_CACHE_LAYOUT='{layout}'\n"
+        )
+        paths.append(str(path))
+    comparison = compare_connectors(*map(read_engine, paths))
+    assert wrong(comparison) == {"VLLM_KV_CACHE_LAYOUT"}
+    skipped = {result.rule.field for result in comparison.results if result.verdict is Verdict.NOT_APPLICABLE}
+    assert {"--model", "kv_connector", "image"} <= skipped
+    assert cli.main(["connector", *paths]) == 1
+    assert "fields that are not in both files" in capsys.readouterr().out
+
+
+def test_a_kv_transfer_config_is_read_alone(tmp_path: Path) -> None:
+    paths = []
+    for role in ("prefill", "decode"):
+        path = tmp_path / f"{role}.json"
+        path.write_text(json.dumps(vllm_side(role)["transfer"] | {"kv_buffer_device": role}))
+        paths.append(str(path))
+    assert wrong(compare_connectors(*map(read_engine, paths))) == {"kv_buffer_device"}
+
+
+def test_a_config_file_of_vllm_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("model: m\ntensor-parallel-size: 2\nkv-transfer-config:\n  kv_connector: NixlConnector\n")
+    values = compare_connectors(read_engine(str(path)), read_engine(str(path))).pair.prefill.values
+    assert (values["--tensor-parallel-size"].text, values["kv_connector"].text) == ("2", "NixlConnector")
+
+
+def test_a_graph_of_dynamo_is_read(tmp_path: Path) -> None:
+    sides = sides_of("Dynamo")
+    services = {}
+    for role, side in sides.items():
+        container = pod(side)["spec"]["template"]["spec"]["containers"][1]
+        services[role] = {"dynamoNamespace": role, "extraPodSpec": {"mainContainer": container}}
+        container["env"] = [item for item in container["env"] if item["name"] != "DYN_NAMESPACE"]
+    services["Frontend"] = {"extraPodSpec": {"mainContainer": {"image": "vllm-runtime:1"}}}
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({"metadata": {"name": "g"}, "spec": {"services": services}}))
+    comparison = compare_connectors(read_engine(f"{path}#prefill"), read_engine(f"{path}#g/decode"))
+    assert wrong(comparison) == {"--namespace"}
+
+
+def test_a_compose_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "compose.yaml"
+    path.write_text(
+        "services:\n"
+        "  prefill:\n    image: vllm/vllm-openai:v1\n    command: --model m --block-size 16\n"
+        "    environment: [UCX_TLS=tcp]\n"
+        "  decode:\n    image: vllm/vllm-openai:v1\n    command: [--model, m, --block-size, '8']\n"
+        "    environment: {UCX_TLS: tcp, VLLM_NIXL_SIDE_CHANNEL_PORT: 5601}\n"
+    )
+    comparison = compare_connectors(read_engine(f"{path}#prefill"), read_engine(f"{path}#decode"))
+    assert {"--block-size", "kv_connector", "VLLM_NIXL_SIDE_CHANNEL_HOST"} == wrong(comparison)
+    assert comparison.pair.decode.values["VLLM_NIXL_SIDE_CHANNEL_PORT"].text == "5601"
+
+
+def test_variables_of_other_objects_are_read_if_the_file_has_them(tmp_path: Path) -> None:
+    sides = sides_of("vLLM")
+    prefill, decode = files(tmp_path, sides)
+    document = pod(sides["decode"], "decode")
+    container = document["spec"]["template"]["spec"]["containers"][1]
+    container["envFrom"] = [{"configMapRef": {"name": "shared"}}, {"secretRef": {"name": "hf"}}]
+    container["env"] += [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
+        {"name": "VLLM_KV_CACHE_LAYOUT", "valueFrom": {"configMapKeyRef": {"name": "shared", "key": "layout"}}},
+        {"name": "NIXL_ETCD_NAMESPACE", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "ns"}}},
+    ]
+    config = {"kind": "ConfigMap", "metadata": {"name": "shared"}, "data": {"layout": "NHD", "UCX_NET_DEVICES": "eth0"}}
+    Path(decode).write_text(yaml.safe_dump_all([config, document]))
+    comparison = compare_connectors(read_engine(prefill), read_engine(decode))
+    assert wrong(comparison) == {"VLLM_KV_CACHE_LAYOUT"}
+    assert doubtful(comparison) == {"NIXL_ETCD_NAMESPACE"}
+    assert comparison.unread == ("decode has variables from Secret hf, which is not in the file",)
+    assert comparison.pair.decode.values["UCX_NET_DEVICES"].text == "eth0"
+
+
+def test_undecided_fields_fail_only_with_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = sides_of("vLLM")
+    del sides["decode"]["options"]["--block-size"]
+    paths = files(tmp_path, sides)
+    assert cli.main(["connector", *paths]) == 0
+    assert "may not" in capsys.readouterr().out
+    assert cli.main(["connector", *paths, "--gate"]) == 1
+
+
+def test_json_has_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = sides_of("vLLM")
+    sides["decode"]["options"]["--model"] = "other"
+    assert cli.main(["connector", *files(tmp_path, sides), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "FAIL"
+    named = {field["field"]: field for field in told["fields"]}
+    assert named["--model"]["verdict"] == "FAIL"
+    assert {"requirement", "prefill", "decode", "why", "remedy", "source", "layer"} <= set(named["--model"])
+
+
+def test_secrets_and_control_characters_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = sides_of("Dynamo")
+    sides["decode"]["env"] |= {
+        "HF_TOKEN": "hf_abcdef",
+        "ETCD_ENDPOINTS": "http://root:pa55word@etcd:2379",
+        "NATS_SERVER": "nats://me:n4tspass@nats:4222",
+        "NIXL_ETCD_ENDPOINTS": "http://root:pa55word@etcd:2379/",
+    }
+    sides["decode"]["options"]["--model"] = "hf_abcdef/\x1b[31mmodel\u202e"
+    paths = files(tmp_path, sides)
+    for options in ([], ["--json"]):
+        assert cli.main(["connector", *paths, *options]) == 1
+        out = capsys.readouterr().out
+        assert not {secret for secret in ("hf_abcdef", "pa55word", "n4tspass", "\x1b", "\u202e") if secret in out}
+        assert "***" in out
+
+
+# Bad inputs
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10)
+)
+TWO = "".join(
+    f"---\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: c, command: [vllm, serve, m]}}]}}\n"
+    for name in ("one", "two")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("none.yaml", b"kind: Pod\nspec: {containers: [{name: a, image: nginx}]}\n", "starts no engine"),
+        ("empty.txt", b"", "starts no engine"),
+        ("words.txt", b"just some words\n", "starts no engine"),
+        ("broken.json", b'{"kind": ', "is not JSON"),
+        ("deep.json", b"[" * 200_000, "is not JSON"),
+        ("digits.json", b"[" + b"9" * 10_000 + b"]", "is not JSON"),
+        ("broken.yaml", b"kind: [\n", "is not YAML"),
+        ("deep.yaml", b"a: " + b"[" * 100_000, "is YAML that cannot be read"),
+        ("tag.yaml", b"kind: !!python/object/apply:os.system [id]\n", "is not YAML"),
+        ("control.yaml", b"kind: a\x07b\n", "is not YAML"),
+        ("bomb.yaml", BOMB.encode(), "has more than 100000 values"),
+        ("large.yaml", b"a: 1\n" * 60_000, "is YAML with more than 256 KiB"),
+        ("script.sh", b"vllm serve m\n" * 6_000, "has a script of 78000 characters"),
+        ("long.json", b'{"kv_connector": "' + b"x" * 5000 + b'"}', "has a value of 5000 characters"),
+        ("many.yaml", b"a: &a 1\nb: [" + b"*a," * 101 + b"]\n", "more than 100 aliases"),
+        ("merge.yaml", MERGE_BOMB.encode(), "merge keys"),
+        ("two.yaml", TWO.encode(), "starts 2 engines: choose one with FILE#NAME, NAME is one/c or two/c"),
+        ("binary.bin", bytes(range(256)), "is a binary file"),
+        ("zero.txt", b"vllm serve\0", "is a binary file"),
+        ("trt.txt", b"python3 -m dynamo.trtllm --model m\n", "starts TensorRT-LLM"),
+        ("quotes.txt", b"vllm serve 'm\n", "starts no engine"),
+        ("transfer.txt", b"vllm serve m --kv-transfer-config '{'\n", "is not a JSON object"),
+        ("quoted.json", b'{"containers": [{"command": ["vllm", "serve"], "args": ["--kv-transfer-config", "\'{}\'"]}]}',
+         "quotes that no shell removes"),
+        ("shell.json", b'{"containers": [{"command": ["sh", "-c", "vllm serve \'m"]}]}', "quotes are not closed"),
+        ("long.txt", b"vllm serve m --dtype " + b"x" * 5000, "has a value of 5000 characters"),
+    ],
+)  # fmt: skip
+def test_a_bad_input_ends_in_one_sentence(
+    name: str, data: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert cli.main(["connector", str(path), str(path)]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as stream:
+        stream.truncate(100 << 20)
+    assert cli.main(["connector", str(path), str(path)]) == 2
+    assert "has more than 1 MiB" in capsys.readouterr().err
+
+
+def test_a_missing_file_or_container_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO)
+    assert cli.main(["connector", f"{path}#three", f"{path}#two"]) == 2
+    assert "has no 'three' that starts an engine; it has one/c or two/c" in capsys.readouterr().err
+    assert cli.main(["connector", str(tmp_path / "none"), f"{path}#two"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert cli.main(["connector", str(tmp_path), f"{path}#two"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_yaml_needs_a_package_and_json_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = files(tmp_path, sides_of("vLLM"))
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert cli.main(["connector", prefill, decode]) == 2
+    told = capsys.readouterr().err
+    assert "needs PyYAML" in told
+    assert "pip install 'pytest-nixl[connector]'" in told
+    sides = copy.deepcopy(sides_of("vLLM"))
+    Path(decode).with_suffix(".json").write_text(json.dumps(pod(sides["decode"])))
+    assert cli.main(["connector", prefill, str(Path(decode).with_suffix(".json"))]) == 0
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "fails"), [("4", "1", False), ("4", "4", False), ("4", "2", True), ("1", "2", True)]
+)
+def test_pipeline_stages_of_sglang(tmp_path: Path, prefill: str, decode: str, fails: bool) -> None:
+    sides = sides_of("SGLang")
+    sides["prefill"]["options"]["--pp-size"] = prefill
+    sides["decode"]["options"]["--pipeline-parallel-size"] = decode
+    assert wrong(compared(tmp_path, sides)) == ({"--pp-size"} if fails else set())

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted leaks are found by the figure of what leaks, and the real NIXL is healthy, except for its findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from helpers.cli_run import repeats
+
+from pytest_nixl.checks.endurance import (
+    CYCLES,
+    RESOURCES,
+    CycleKind,
+    Endurance,
+    endure,
+    judge_endurance,
+    kept_sockets,
+)
+from pytest_nixl.judge.figure_bounds import judge_figures
+from pytest_nixl.model.figure import FIGURE_KINDS
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+Run = Callable[..., Judgement]
+#: The method of the agent that each cycle calls once.
+ONCE = {
+    "transfer": "release_xfer_handle",
+    "connection": "remove_remote_agent",
+    "registration": "deregister_memory",
+    "agent": "create_backend",
+}
+
+
+def judged(endurance: Endurance, kind: CycleKind) -> Judgement:
+    """Repeat the cycles, and judge them by the default limits."""
+    return judge_endurance(judge_figures(endure(endurance, ()), kind.limits), endurance)
+
+
+@pytest.fixture
+def run(nixl_settings: Settings) -> Run:
+    """Repeat a cycle with UCX, with a leak planted in the worker, and judge it by the default limits."""
+
+    def repeated(cycle: str, leak: str = "", **given: str) -> Judgement:
+        with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as agents:
+            agent = agents.start(progress_thread=None)
+            if leak:
+                agent.run(f"helpers.leak_functions:{leak}", **given)
+            return judged(Endurance(agent, CYCLES[cycle], "UCX", 0.0), CYCLES[cycle])
+
+    return repeated
+
+
+LEAKS = [
+    ("kibibyte", "growth-heap (UCX {cycle}): "),
+    ("descriptor", "growth-descriptors (UCX {cycle}): 1, above its bound of 0.1 (default of the check, from: docs/"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("leak", "words"), LEAKS)
+@pytest.mark.parametrize("cycle", ["transfer", "registration"])
+def test_a_leak_of_a_kibibyte_or_a_descriptor_is_found(run: Run, cycle: str, leak: str, words: str) -> None:
+    judgement = run(cycle, leak, method=ONCE[cycle])
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.startswith(words.format(cycle=cycle))
+    assert f" times {CYCLES[cycle].what}; growth with each (99 % interval): " in judgement.reason
+    assert judgement.remedy.startswith("Run suites/endurance again with a longer --nixl-duration")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cycle", ["transfer", "registration"])
+def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
+    judgement = run(cycle, "nothing", method=ONCE[cycle])
+    assert judgement.verdict is Verdict.PASS, judgement.reason
+    assert f"times {CYCLES[cycle].what}" in judgement.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cycle", "leak", "given", "figure"),
+    [
+        ("transfer", "connected", {"method": "release_xfer_handle"}, "growth-sockets"),
+        ("registration", "region", {}, "growth-metadata"),
+        ("registration", "slower", {"method": "register_memory"}, "slowdown"),
+        ("connection", "descriptor", {"method": "remove_remote_agent"}, "growth-descriptors"),
+        ("connection", "thread", {"method": "remove_remote_agent"}, "growth-threads"),
+        ("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"),
+        ("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"),
+    ],
+)
+def test_what_grows_is_named(run: Run, cycle: str, leak: str, given: dict[str, str], figure: str) -> None:
+    judgement = run(cycle, leak, **given)
+    assert judgement.verdict is Verdict.FAIL
+    assert f"{figure} (UCX {cycle}): " in judgement.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("function", "kept"), [("nothing", True), ("close_connections", False)])
+def test_sockets_of_removed_agents_are_a_finding_only_if_they_stay(
+    nixl_settings: Settings, function: str, kept: bool
+) -> None:
+    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as agents:
+        agent = agents.start(progress_thread=None)
+        given = {"method": "remove_remote_agent"} if function == "nothing" else {}
+        agent.run(f"helpers.leak_functions:{function}", **given)
+        figures = Endurance(agent, CYCLES["connection"], "UCX", 0.0).figures()
+    assert kept_sockets(figures) is kept
+    assert judge_figures(figures, CYCLES["connection"].limits).verdict is Verdict.PASS
+
+
+def test_each_resource_has_a_figure_and_each_cycle_a_limit_for_it() -> None:
+    assert {f"growth-{name}" for name in RESOURCES} < set(FIGURE_KINDS)
+    for kind in CYCLES.values():
+        named = {bound.figure for bound in kind.limits}
+        missing = {f"growth-{name}" for name in (*RESOURCES, "etcd-keys")} | {"slowdown"}
+        assert missing - named == ({"growth-sockets"} if kind.kept_sockets else set())
+        assert all(bound.default and bound.at_most for bound in kind.limits)
+
+
+@pytest.mark.long
+@pytest.mark.soak
+@pytest.mark.parametrize("number", repeats())
+@pytest.mark.parametrize("leak", ["kibibyte", "descriptor", "nothing"])
+def test_leaks_are_found_and_healthy_cycles_pass_every_time(run: Run, leak: str, number: int) -> None:
+    cycle = ("transfer", "registration")[number % 2]
+    judgement = run(cycle, leak, method=ONCE[cycle])
+    assert judgement.verdict is (Verdict.PASS if leak == "nothing" else Verdict.FAIL), judgement.reason

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way from an object to a file by two agents with several backends, on the real NIXL and moto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.checks.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.nixl.s3_server import S3Bucket, open_bucket
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+NAMES = ["object to host memory", "host memory to host memory", "host memory to file"]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[S3Bucket]:
+    with open_bucket("embedded", {}, supervisor) as made:
+        yield made
+        assert made.client.keys() == []
+
+
+@pytest.fixture
+def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[tuple[NixlAgent, NixlAgent]]:
+    """A reader and a writer with UCX."""
+    with Agents(LocalHost(supervisor()), make_settings()) as agents:
+        reader, writer = agents.start_each(
+            ["initiator", "target"], environment={**bucket.environment}, progress_thread=None
+        )
+        yield reader, writer
+
+
+def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket) -> None:
+    add_storage(*pair, bucket)
+    legs = move_through(*pair, "UCX", bucket, directory="", seconds=60)
+    assert [(leg.name, leg.backend, leg.used, leg.wrong) for leg in legs] == [
+        (NAMES[0], "OBJ", "OBJ", None),
+        (NAMES[1], "UCX", "UCX", None),
+        (NAMES[2], "POSIX", "POSIX", None),
+    ]
+    assert all(leg.seconds > 0 for leg in legs)
+    judged = judge_legs(legs)
+    assert judged.verdict is Verdict.PASS
+    assert f"{SIZE} bytes are right after each leg: {NAMES[0]} by OBJ in " in judged.reason
+
+
+def test_leg_that_delivers_a_wrong_byte_is_named(
+    pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Buffer.read
+
+    def flipped(buffer: Buffer, *arguments: Any) -> bytes:
+        content = bytearray(read(buffer, *arguments))
+        if buffer.memory == "FILE":
+            content[77] ^= 1
+        return bytes(content)
+
+    monkeypatch.setattr(Buffer, "read", flipped)
+    add_storage(*pair, bucket)
+    judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=60))
+    assert judged.verdict is Verdict.CORRUPT
+    assert f"{NAMES[2]} by POSIX: of {SIZE} bytes the first wrong one is at offset 77" in judged.reason
+
+
+def test_leg_that_another_backend_moved_fails() -> None:
+    good = [
+        Leg(name, backend, backend, 0.1, None) for name, backend in zip(NAMES, ("OBJ", "UCX", "POSIX"), strict=True)
+    ]
+    assert judge_legs(good).verdict is Verdict.PASS
+    judged = judge_legs([good[0], replace(good[1], used="LIBFABRIC"), good[2]])
+    assert judged.verdict is Verdict.FAIL
+    assert "NIXL uses LIBFABRIC, although UCX was chosen" in judged.reason
+    assert judge_legs([replace(good[0], wrong=0), *good[1:]]).verdict is Verdict.CORRUPT
+
+
+def test_nixl_without_the_plugin_is_not_asked(
+    pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NixlAgent, "get_plugin_list", lambda _: ["UCX", "POSIX"])
+    with pytest.raises(NotApplicableError, match="no plugin OBJ: it has UCX, POSIX"):
+        add_storage(*pair, bucket)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check ``object-store`` on the real NIXL and moto, and with each fault that it is for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from email.message import Message
+from typing import Any
+
+import pytest
+from helpers.s3 import KEYS, S3Server, use_s3
+from helpers.s3_faults import faulty_s3
+
+from pytest_nixl.checks import object_store
+from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.model.agent_options import BackendParameter
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.worker.s3 import ObjectClient
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import NixlError
+
+Ask = Callable[..., Judgement]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    made = S3Server()
+    yield made
+    assert made.keys == []
+    made.kill()
+
+
+@pytest.fixture
+def ask(make_settings: Callable[..., Settings], server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Return a function that makes the check with parameters of OBJ, after it set variables."""
+
+    def ask(url: str = "", parameters: tuple[BackendParameter, ...] = (), **variables: str) -> Judgement:
+        use_s3(monkeypatch, url or server.url)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        settings = make_settings(backend=("OBJ",), backend_params=parameters)
+        with Agents(LocalHost(supervisor()), settings) as agents:
+            return judge_object_store(agents, settings)
+
+    return ask
+
+
+def test_good_server_passes_and_keeps_nothing(ask: Ask, server: S3Server) -> None:
+    judged = ask()
+    assert judged.verdict is Verdict.PASS, judged.reason
+    assert f"the S3 server {server.url} stores, returns and deletes objects of bucket bucket" in judged.reason
+    assert server.keys == []
+
+
+def test_run_without_objects_is_not_asked(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings()
+    with Agents(LocalHost(supervisor()), settings) as agents:
+        assert judge_object_store(agents, settings).verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason", "remedy"),
+    [
+        ({"AWS_DEFAULT_BUCKET": "no-bucket"}, "answered NoSuchBucket", "AWS_DEFAULT_BUCKET"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be reached", "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "http://no-host.invalid:80"}, "does not resolve", "AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "https"}, "does not speak TLS", "write http://"),
+        ({"AWS_DEFAULT_BUCKET": ""}, "no bucket is named", "AWS_DEFAULT_BUCKET="),
+        ({"AWS_SECRET_ACCESS_KEY": ""}, "AWS_SECRET_ACCESS_KEY is not set", "set AWS_ACCESS_KEY_ID"),
+    ],
+    ids=["bucket", "closed-port", "host", "tls", "no-bucket", "no-key"],
+)
+def test_fault_is_named_before_nixl_is_loaded(
+    ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str, remedy: str
+) -> None:
+    monkeypatch.setattr(Agents, "start", _never)
+    judged = ask(**{n: server.url.replace("http", "https") if v == "https" else v for n, v in variables.items()})
+    assert judged.verdict is Verdict.FAIL
+    assert reason in judged.reason
+    assert remedy in judged.remedy
+
+
+def _never(*_: Any, **__: Any) -> NixlAgent:
+    raise AssertionError("NIXL is not needed to find this fault")
+
+
+def test_credentials_that_a_real_server_refuses_are_named(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = S3Server(INITIAL_NO_AUTH_ACTION_COUNT="1")  # the first action creates the bucket
+    try:
+        use_s3(monkeypatch, strict.url)
+        settings = make_settings(backend=("OBJ",))
+        with Agents(LocalHost(supervisor()), settings) as agents:
+            judged = judge_object_store(agents, settings)
+    finally:
+        strict.kill()
+    assert judged.verdict is Verdict.FAIL
+    assert "answered InvalidAccessKeyId to PUT of an object in bucket bucket" in judged.reason
+    assert "AWS_ACCESS_KEY_ID" in judged.remedy
+
+
+def region_of(headers: Message) -> str:
+    return str(headers["authorization"]).split("/")[2]
+
+
+@pytest.mark.parametrize(
+    ("refuse", "skew", "reason", "remedy"),
+    [
+        # A bucket of another region, as AWS refuses the region of a signature.
+        (lambda *each: "" if region_of(each[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
+         "answered AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
+        (lambda *_: "SlowDown", 0, "answered SlowDown", "limits requests"),
+        (lambda *_: "RequestTimeTooSkewed", 4000, "clock is 4000 s ahead of this host's, and S3 refuses", "chronyc"),
+        # As servers that find the time by the signature.
+        (lambda *_: "SignatureDoesNotMatch", -4000, "clock is 4000 s behind this host's, and S3", "chronyc"),
+        (lambda *_: "SignatureDoesNotMatch", 0, "answered SignatureDoesNotMatch", "correct AWS_SECRET_ACCESS_KEY"),
+    ],
+    ids=["region", "busy", "clock", "clock-by-signature", "secret"],
+)  # fmt: skip
+def test_fault_of_other_servers_is_named_before_nixl_is_loaded(
+    ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch, refuse: Any, skew: float, reason: str, remedy: str
+) -> None:
+    monkeypatch.setattr(Agents, "start", _never)
+    monkeypatch.setattr(object_store, "_skew", _rounded(object_store._skew))
+    with faulty_s3(server.url, refuse, skew=skew) as (url, _):
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert reason in judged.reason
+    assert remedy in judged.remedy
+
+
+def _rounded(real: Callable[[float], str]) -> Callable[[float], str]:
+    """Round the skew, because the answer took time."""
+    return lambda ahead: real(round(ahead, -3))
+
+
+def test_clock_that_runs_away_is_a_warning(ask: Ask, server: S3Server) -> None:
+    with faulty_s3(server.url, skew=-500) as (url, _):
+        judged = ask(url)
+    assert judged.verdict is Verdict.WARN
+    assert "behind this host's; S3 refuses more than 900 s" in judged.reason
+
+
+def test_server_that_refuses_the_checksums_of_nixl_is_told_from_others(ask: Ask, server: S3Server) -> None:
+    def refuse(method: str, path: str, headers: Message) -> str:
+        return "InvalidArgument" if "x-amz-trailer" in headers else ""
+
+    with faulty_s3(server.url, refuse) as (url, requests):
+        judged = ask(url)
+        assert judged.verdict is Verdict.FAIL
+        assert "so does NIXL with req_checksum=required" in judged.reason
+        assert judged.remedy.startswith("use --nixl-backend-params=OBJ:req_checksum=required")
+        assert any(each.startswith("HEAD") for each in requests)  # query_memory
+        # The remedy helps.
+        assert ask(url, (BackendParameter("OBJ", "req_checksum", "required"),)).verdict is Verdict.PASS
+
+
+def test_server_that_fails_nixl_alone_says_so(ask: Ask, server: S3Server) -> None:
+    def refuse(method: str, path: str, headers: Message) -> str:
+        return "InvalidArgument" if "aws-sdk" in headers.get("user-agent", "") and method == "PUT" else ""
+
+    with faulty_s3(server.url, refuse) as (url, _):
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert "NIXL_ERR_BACKEND" in judged.reason
+    assert "another client stores, reads and deletes objects" in judged.reason
+    assert "NIXL_LOG_LEVEL=debug" in judged.remedy
+
+
+def test_server_that_fails_after_nixl_began_is_the_cause(ask: Ask, server: S3Server) -> None:
+    began: list[str] = []
+
+    def refuse(method: str, path: str, headers: Message) -> str:
+        began.extend([path] if "x-amz-trailer" in headers else [])
+        return "InternalError" if began else ""
+
+    with faulty_s3(server.url, refuse) as (url, _):
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert "answered InternalError to PUT" in judged.reason
+    server.client.delete_object(Bucket="bucket", Key=began[0].removeprefix("/bucket/"))
+
+
+def test_query_memory_that_finds_nothing_is_named(ask: Ask, server: S3Server) -> None:
+    # A key that may not make HEAD requests.
+    with faulty_s3(server.url, lambda method, *_: "AccessDenied" if method == "HEAD" else "") as (url, _):
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert "query_memory" in judged.reason
+
+
+def test_wrong_bytes_are_corruption(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = ObjectClient.get
+    monkeypatch.setattr(
+        ObjectClient, "get", lambda *each: bytes(each[3]) if each[3] == object_store.SIZE else get(*each)
+    )
+    judged = ask()
+    assert judged.verdict is Verdict.CORRUPT
+    assert "NIXL's WRITE of object pytest-nixl/" in judged.reason
+
+
+def test_object_that_is_missing_fails_a_read_quickly_and_query_memory_knows_it(
+    make_settings: Callable[..., Settings], server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_s3(monkeypatch, server.url)
+    with Agents(LocalHost(supervisor()), make_settings(backend=("OBJ",))) as agents:
+        agent = agents.start(backends=["OBJ"], progress_thread=False)
+        buffer = agent.allocate(object_store.SIZE)
+        agent.register(buffer)
+        agent.register_memory([(0, object_store.SIZE, 1, "absent")], "OBJ")
+        assert agent.query_memory([(0, 1, 0, "absent")], "OBJ", "OBJ") == [None]
+        began = time.monotonic()
+        with pytest.raises(NixlError, match="NIXL_ERR_BACKEND"):
+            object_store._transfer(agent, "READ", buffer.descriptor())
+        assert time.monotonic() - began < object_store.SECONDS + 30
+        agent.worker.kill()
+    assert os.environ["AWS_ACCESS_KEY_ID"] == KEYS["AWS_ACCESS_KEY_ID"]

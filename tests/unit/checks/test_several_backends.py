@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent with several backends, with the real NIXL, and with the faults that the check is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_nixl.checks.several_backends import SIZE, BackendUse, add_storage, backends_of, judge_uses, use_each
+from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import NixlError
+
+BOTH = ("UCX", "POSIX")
+Pair = tuple[NixlAgent, NixlAgent]
+
+
+@pytest.fixture
+def pair(make_settings: Callable[..., Settings]) -> Iterator[Pair]:
+    """An initiator with UCX and POSIX, and a target with UCX."""
+    with Agents(LocalHost(supervisor()), make_settings()) as agents:
+        initiator, target = agents.start_each(
+            ["initiator", "target"], environment={"UCX_PROTO_INFO": "y"}, progress_thread=None
+        )
+        add_storage(initiator)
+        yield initiator, target
+
+
+def test_bytes_go_to_an_agent_by_one_backend_and_to_a_file_by_another(pair: Pair) -> None:
+    uses = use_each(*pair, BOTH, directory="", seconds=30)
+    assert [(each.chosen, each.used, str(each.memory), each.wrong) for each in uses] == [
+        ("UCX", "UCX", "DRAM:DRAM", None),
+        ("POSIX", "POSIX", "DRAM:FILE", None),
+    ]
+    assert all(each.transports for each in uses)
+    judged = judge_uses(uses)
+    assert judged.verdict is Verdict.PASS
+    assert judged.reason.startswith("an agent with UCX and POSIX: DRAM:DRAM by UCX over ")
+    assert "; DRAM:FILE by POSIX over " in judged.reason
+
+
+def test_a_backend_that_cannot_move_the_bytes_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # NIXL does not take another backend instead of the chosen one.
+    start: Any = NixlAgent.initialize_xfer
+
+    def other(self: NixlAgent, *arguments: Any, **_: Any) -> Any:
+        return start(self, *arguments, backends=["POSIX"])
+
+    monkeypatch.setattr(NixlAgent, "initialize_xfer", other)
+    with pytest.raises(NixlError, match="NIXL_ERR_NOT_FOUND"):
+        use_each(*pair, ["UCX"], directory="", seconds=30)
+
+
+def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # NIXL cannot be made to lose a transfer: here the one to the file is never posted.
+    post = NixlAgent.transfer
+
+    def lost(self: NixlAgent, handle: Any, notification: bytes = b"") -> str:
+        return "DONE" if self.query_xfer_backend(handle) == "POSIX" else post(self, handle, notification)
+
+    monkeypatch.setattr(NixlAgent, "transfer", lost)
+    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=30))
+    assert judged.verdict is Verdict.CORRUPT
+    assert judged.reason.startswith(f"an agent with UCX and POSIX: {SIZE} of {SIZE} bytes of DRAM:FILE by POSIX ")
+    assert "are wrong, the first at offset 0: expected 0x" in judged.reason
+    assert "create one agent for each backend" in judged.remedy
+
+
+def test_another_backend_than_the_chosen_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    # NIXL cannot be made to choose another one: here it says so.
+    monkeypatch.setattr(NixlAgent, "query_xfer_backend", lambda *_: "UCX")
+    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=30))
+    assert judged.verdict is Verdict.FAIL
+    assert judged.reason == (
+        "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX was chosen"
+    )
+
+
+def test_wrong_bytes_count_before_a_wrong_backend() -> None:
+    use = BackendUse("UCX", "POSIX", MemoryPair("DRAM", "DRAM"), (), None)
+    wrong = {"wrong_bytes": 1, "total_bytes": 8, "offset": 3, "expected": 1, "found": 2}
+    assert judge_uses([use]).verdict is Verdict.FAIL
+    assert judge_uses([use, replace(use, wrong=wrong)]).verdict is Verdict.CORRUPT
+
+
+def test_an_agent_has_every_requested_backend_and_the_one_for_files() -> None:
+    assert backends_of(("POSIX", "UCX", "LIBFABRIC")) == ("UCX", "LIBFABRIC", "POSIX")
+    assert backends_of(("UCX",)) == BOTH
+
+
+def test_a_nixl_without_the_plugin_for_files_is_not_accused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NixlAgent, "get_plugin_list", lambda _: ["UCX"])
+    with pytest.raises(NotApplicableError, match="this NIXL has no plugin POSIX: it has UCX"):
+        add_storage(pair[0])

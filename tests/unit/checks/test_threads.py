@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concurrent use of the real NIXL is byte-exact, and each fault of it is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.checks.threads import (
+    AGENTS,
+    LOCKED,
+    NOTIFICATIONS,
+    THREADS,
+    TRANSFERS,
+    ConcurrentUse,
+    create_in_threads,
+    has_modes,
+    judge_concurrent_use,
+    notify_at_once,
+    transfer_in_threads,
+)
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+GOOD = ConcurrentUse("threads on one agent", "UCX", "1.5.1", 400, moved=400)
+
+
+@pytest.fixture
+def agents(nixl_settings: Settings) -> Iterator[Agents]:
+    """Agents with UCX in workers of their own."""
+    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=("UCX",), timeout=120)) as started:
+        yield started
+
+
+@pytest.fixture
+def agent(agents: Agents) -> NixlAgent:
+    """An agent without a progress thread."""
+    return agents.start(progress_thread=None)
+
+
+def test_a_good_outcome_passes_in_words() -> None:
+    judgement = judge_concurrent_use([GOOD, GOOD])
+    assert judgement.verdict is Verdict.PASS
+    assert judgement.reason == (
+        "threads on one agent (UCX of NIXL 1.5.1): all 800 are there once, and every byte is correct"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (replace(GOOD, ended="was ended by SIGSEGV"), "the process was ended by SIGSEGV"),
+        (replace(GOOD, moved=399), "1 missing"),
+        (replace(GOOD, wrong_bytes=3, lost=1), "3 bytes are wrong, 1 notifications are lost"),
+        (replace(GOOD, doubled=2), "2 notifications arrived twice"),
+        (replace(GOOD, errors=("nixlBackendError", "nixlBackendError")), "nixlBackendError"),
+    ],
+)
+def test_each_fault_fails_among_good_outcomes(bad: ConcurrentUse, words: str) -> None:
+    judgement = judge_concurrent_use([GOOD, bad])
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason == f"threads on one agent (UCX of NIXL 1.5.1): {words}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", LOCKED)
+def test_threads_on_one_agent_move_every_byte(agent: NixlAgent, mode: str) -> None:
+    assert has_modes(agent)
+    outcome = transfer_in_threads(agent, "UCX", mode)
+    assert (outcome.faults, outcome.moved) == ([], THREADS * TRANSFERS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("crash_in_threads", ["the process was ended by SIGSEGV"]),
+        ("double", ["1 notifications arrived twice"]),
+        ("spoil", [f"{THREADS * TRANSFERS} bytes are wrong"]),
+    ],
+)
+def test_a_fault_of_threads_is_seen(agent: NixlAgent, function: str, words: list[str]) -> None:
+    agent.run(f"helpers.thread_functions:{function}")
+    assert transfer_in_threads(agent, "UCX", "strict").faults == words
+
+
+@pytest.mark.long
+def test_agents_that_are_created_at_once_move_bytes(agent: NixlAgent) -> None:
+    (outcome,) = create_in_threads([agent], "UCX")
+    assert (outcome.faults, outcome.moved) == ([], AGENTS)
+
+
+@pytest.mark.long
+def test_an_agent_that_cannot_be_created_beside_others_is_missing(agent: NixlAgent) -> None:
+    agent.run("helpers.thread_functions:refuse_second_agent")
+    (outcome,) = create_in_threads([agent], "UCX")
+    assert outcome.faults == ["1 missing", "RuntimeError: refused by the test"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [("", []), ("lose", ["1 missing", "1 notifications are lost"]), ("double", ["1 notifications arrived twice"])],
+)
+def test_notifications_of_many_peers_are_counted(agents: Agents, function: str, words: list[str]) -> None:
+    receiver, *senders = agents.start_each([None] * 3, progress_thread=None)
+    if function:
+        receiver.worker.timeout = 5
+        receiver.run(f"helpers.thread_functions:{function}")
+    outcome = notify_at_once(receiver, senders, "UCX")
+    assert outcome.faults == words
+    assert outcome.moved == 2 * NOTIFICATIONS - (function == "lose")

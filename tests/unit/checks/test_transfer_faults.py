@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of transfers in flight are made with the real NIXL, and each defect is seen if a call of NIXL has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pytest_nixl.checks import transfer_faults
+from pytest_nixl.checks.fault_outcome import MUST_TELL, FaultOutcome, fault_reason, judge_faults, without
+from pytest_nixl.checks.fault_scene import FaultScene
+from pytest_nixl.checks.transfer_faults import FAULTS, environments, make_fault
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+GOOD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.02, wrong_bytes=0)
+Make = Callable[..., FaultOutcome]
+
+
+@pytest.fixture
+def make(nixl_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Make a fault with UCX over tcp, with a call of the initiator's NIXL replaced by a function."""
+
+    def made(fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, **given: object) -> FaultOutcome:
+        class Replaced(FaultScene):
+            def __init__(self, *arguments: object) -> None:
+                super().__init__(*arguments)  # type: ignore[arg-type]
+                if function:
+                    self.initiator.run(f"helpers.misuse_functions:{function}", **given)
+
+        monkeypatch.setattr(transfer_faults, "FaultScene", Replaced)
+        with Agents(LocalHost(supervisor()), replace(nixl_settings, timeout=timeout)) as agents:
+            return make_fault(fault, agents, "UCX", op, {"UCX_TLS": "tcp"})
+
+    return made
+
+
+def test_a_good_outcome_passes_in_words() -> None:
+    judgement = judge_faults([GOOD, replace(GOOD, op="READ", transports="tcp")])
+    assert judgement.verdict is Verdict.PASS
+    assert judgement.reason == (
+        "target-killed (WRITE, UCX of NIXL 1.5.1): nixlRemoteDisconnectError after 0.02 s; target-killed (READ, UCX of "
+        "NIXL 1.5.1 with UCX_TLS=tcp): nixlRemoteDisconnectError after 0.02 s; the survivor moves correct bytes to "
+        "another agent"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (replace(GOOD, survivor="was ended by SIGSEGV", wrong_bytes=None), "the surviving agent was ended by SIGSEGV"),
+        (replace(GOOD, wrong_bytes=None), "the surviving agent could not move bytes to another agent"),
+        (replace(GOOD, wrong_bytes=3), "3 bytes of the survivor's next transfer are wrong"),
+        (replace(GOOD, unended=2), "2 of 4 transfers did not end"),
+        (replace(GOOD, changed=9), "9 bytes were written after NIXL had reported the end of the transfers"),
+        (
+            replace(GOOD, lost_requests=1),
+            "NIXL lost 1 request for the metadata of the restarted target without an error",
+        ),
+        (replace(GOOD, said="PROC", seconds=30), "NIXL did not tell the initiator of the target's death in 30 s"),
+    ],
+)
+def test_each_defect_fails_among_good_outcomes(bad: FaultOutcome, words: str) -> None:
+    judgement = judge_faults([GOOD, bad])
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason.endswith(f"; {words}")
+
+
+def test_a_stopped_target_need_not_be_reported() -> None:
+    assert set(FAULTS) > set(MUST_TELL)
+    assert judge_faults([replace(GOOD, fault="target-stopped", said="PROC")]).verdict is Verdict.PASS
+
+
+def test_a_known_defect_does_not_hide_another() -> None:
+    both = [replace(GOOD, changed=9, wrong_bytes=3)]
+    assert "and 9 bytes were written after that" in fault_reason(both)
+    assert judge_faults(without(both, changed=0)).reason.endswith("; 3 bytes of the survivor's next transfer are wrong")
+
+
+def test_lost_requests_are_counted_in_words() -> None:
+    lost = [replace(GOOD, fault="listener-restarted", lost_requests=2)]
+    assert fault_reason(lost).endswith("0.02 s, and NIXL lost 2 requests for the metadata of the restarted target")
+    assert judge_faults(without(lost, lost_requests=0)).verdict is Verdict.PASS
+
+
+def test_ucx_is_also_tried_over_tcp() -> None:
+    assert environments("UCX") == [{}, {"UCX_TLS": "tcp"}]
+    assert environments("LIBFABRIC") == [{}]
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_death_of_a_target_is_told_and_survived(make: Make, op: str) -> None:
+    outcome = make("target-killed", op)
+    assert judge_faults([outcome]).verdict is Verdict.PASS
+    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+
+
+@pytest.mark.long
+def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
+    outcome = make("target-killed", function="never_fail", timeout=20)
+    assert outcome.said == "PROC"
+    assert "NIXL did not tell the initiator of the target's death in 1" in judge_faults([outcome]).reason
+
+
+@pytest.mark.long
+def test_a_nixl_that_tells_of_one_transfer_only_is_caught(make: Make) -> None:
+    outcome = make("target-killed", function="never_fail", told=1)
+    assert outcome.said == "nixlRemoteDisconnectError"
+    assert outcome.unended > 0
+    assert judge_faults([outcome]).verdict is Verdict.FAIL
+
+
+def test_a_survivor_that_crashes_is_caught(make: Make) -> None:
+    outcome = make("target-killed", function="crash", method="add_remote_agent")
+    assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
+
+
+def test_a_survivor_that_reaches_no_other_agent_is_caught(make: Make) -> None:
+    outcome = make("target-killed", function="refuse", method="add_remote_agent")
+    assert judge_faults([outcome]).reason.endswith("; the surviving agent gets nixlInvalidParamError from NIXL")
+
+
+def test_a_crash_while_memory_is_withdrawn_is_caught(make: Make) -> None:
+    outcome = make("source-deregistered", function="crash", method="deregister_memory")
+    assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
+
+
+def test_a_late_write_is_caught(make: Make) -> None:
+    outcome = make("transfer-released", "READ", "write_late")
+    assert outcome.changed == 1
+
+
+def test_a_nixl_that_waits_before_it_releases_has_no_late_write(make: Make) -> None:
+    outcome = make("transfer-released", "READ", "wait_before_release")
+    assert outcome.changed == 0
+    assert judge_faults([outcome]).verdict is Verdict.PASS
+
+
+def test_a_target_that_listens_is_fetched_again_after_its_restart(make: Make) -> None:
+    outcome = make("listener-restarted")
+    assert outcome.lost_requests > 0  # the finding NIXL-RESTARTED-LISTENER-LOSES-FETCH
+    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+    assert judge_faults(without([outcome], lost_requests=0)).verdict is Verdict.PASS
+
+
+def test_a_nixl_that_asks_the_restarted_target_again_loses_no_request(make: Make) -> None:
+    outcome = make("listener-restarted", function="fetch_until_known")
+    assert outcome.lost_requests == 0
+    assert judge_faults([outcome]).verdict is Verdict.PASS
+
+
+def test_a_nixl_that_refuses_to_fetch_again_is_caught(make: Make) -> None:
+    outcome = make("listener-restarted", function="refuse", method="fetch_remote_metadata")
+    assert judge_faults([outcome]).reason.endswith("; the surviving agent gets nixlInvalidParamError from NIXL")
