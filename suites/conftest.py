@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from typing import Any, Protocol
@@ -12,10 +12,12 @@ import pytest
 
 from pytest_nixl import (
     FINDINGS,
+    Figure,
     Judgement,
     Link,
     LocalHost,
     Profile,
+    Run,
     Samples,
     Settings,
     WorkerPairs,
@@ -23,18 +25,23 @@ from pytest_nixl import (
     format_size,
     judge_finding,
     load_profile,
+    shake_hands,
     supervisor,
 )
+from pytest_nixl.checks.cold_rows import expected_of
 from pytest_nixl.checks.raw_tools.check import link_kinds
 from pytest_nixl.fixtures.agents import parametrize_values
+from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.interleaved import alternate
-from pytest_nixl.model.results import FIGURES, Figures
+from pytest_nixl.model.bound import Bound
+from pytest_nixl.model.results import FIGURES, MEASURED, Figures
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
-from pytest_nixl.session.benchmark import CLOCK, record_samples, versions_of
+from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
 from pytest_nixl.session.outcome import conclude
-from pytest_nixl.session.run import Run
+
+from . import concurrent_checks
 
 
 class FindingFixture(Protocol):
@@ -45,6 +52,19 @@ class FindingFixture(Protocol):
 
         What the profile accepts until a day that is not over warns; what it accepts and is not there fails.
         """
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    concurrent_checks.before_setup(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    run = Run.of(pyfuncitem.config)
+    if not run.usable or run.settings.extended or run.in_cluster or shake_hands(run.settings.backend):
+        return None  # the longest checks and many processes or spinning threads would delay each other
+    return concurrent_checks.call(pyfuncitem)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -58,6 +78,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     backends = between_agents(run.settings.backend)
     if "agent_backend" in metafunc.fixturenames and len(backends) > 1:
         metafunc.parametrize("agent_backend", backends)
+    progress = run.settings.progress_thread
+    if "agent_progress" in metafunc.fixturenames and len(progress) > 1:
+        metafunc.parametrize("agent_progress", progress, ids=lambda value: f"progress-thread={value}")
     parametrize_values(metafunc, "block", run.settings.blocks, format_size)
     parametrize_values(metafunc, "batch", run.settings.batch, lambda count: f"batch{count}")
     parametrize_values(metafunc, "depth", run.settings.depth, lambda count: f"depth{count}")
@@ -92,9 +115,9 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 
 
 @pytest.fixture
-def expect(profile: Profile) -> Callable[[Samples], Judgement]:
+def expect(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
-    return lambda samples: judge(samples, profile.expectation(samples.key), profile.machine)
+    return lambda samples: judge(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
 
 
 @pytest.fixture
@@ -102,11 +125,12 @@ def another(nixl_run: Run, profile: Profile) -> Callable[[Samples], bool]:
     """Whether one more launch is required, or could decide what the launches so far leave open."""
 
     def wanted(samples: Samples) -> bool:
+        nixl_run.recorder.samples_so_far = samples
         if samples.corruption is not None:
             return False
         return (
             len(samples.values) < nixl_run.settings.fewest_launches
-            or another_launch(samples, profile.expectation(samples.key), profile.machine)
+            or another_launch(samples, expected_of(samples.key, profile, nixl_run.settings), profile.machine)
             or another_to_compare(samples, nixl_run)
         )
 
@@ -120,6 +144,12 @@ def agent_backend(nixl_settings: Settings) -> str:
     If only storage backends are requested, it is the first of them.
     """
     return (between_agents(nixl_settings.backend) or nixl_settings.backend)[0]
+
+
+@pytest.fixture
+def agent_progress(nixl_settings: Settings) -> str:
+    """Whether the agents of a test have a progress thread: each value of ``--nixl-progress-thread`` in turn."""
+    return nixl_settings.progress_thread[0]
 
 
 @pytest.fixture(scope="session")
@@ -147,24 +177,33 @@ def measure_until_clear(another: Callable[[Samples], bool]) -> Callable[[Link, i
 
 
 @pytest.fixture
-def measure(
-    nixl_link: Link, other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
+def measure_of(
+    other_pairs: WorkerPairs | None, another: Callable[[Samples], bool], nixl_run: Run
 ) -> Callable[..., Samples]:
-    """Measure a row in as many launches as it takes; in turn with the other image if there is one."""
-    if other_pairs is None:
-        return partial(nixl_link.measure_launches, another=another)
-    other = other_pairs.link(nixl_link.backend, nixl_link.op, nixl_link.memory)
+    """Measure a row of a link in as many launches as it takes; in turn with the other image if there is one."""
 
-    def in_turn(block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+    def measured(link: Link, block: int, *, batch: int = 1, depth: int = 1) -> Samples:
+        if other_pairs is None:
+            return link.measure_launches(block, batch=batch, depth=depth, another=another)
+        other = other_pairs.link(
+            link.backend, link.op, link.memory, agent_options=link.agent_options, footprint=link.footprint
+        )
+
         def more(samples: Samples, others: Samples) -> bool:
-            nixl_run.others[str(others.key)] = others
+            nixl_run.recorder.add_other_samples(others)
             return len(samples.values) < MOST_LAUNCHES and others.corruption is None and another(samples)
 
-        samples, _ = alternate(nixl_link, other, block, batch=batch, depth=depth, another=more)
-        nixl_run.other_versions.update(versions_of(other))
+        samples, _ = alternate(link, other, block, batch=batch, depth=depth, another=more)
+        nixl_run.recorder.add_other_versions(versions_of(other))
         return samples
 
-    return in_turn
+    return measured
+
+
+@pytest.fixture
+def measure(nixl_link: Link, measure_of: Callable[..., Samples]) -> Callable[..., Samples]:
+    """Measure a row of ``nixl_link`` in as many launches as it takes; in turn with the other image if there is one."""
+    return partial(measure_of, nixl_link)
 
 
 @pytest.fixture
@@ -181,7 +220,7 @@ def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Cal
         benchmark.has_error = False
         record_samples(benchmark, request.node.stash[CLOCK], samples, more)
         if benchmark.stats is not None:  # None: pytest-benchmark is disabled
-            nixl_run.benchmarks.append(benchmark.stats)
+            nixl_run.recorder.add_benchmark(benchmark.stats)
 
     yield write
     if benchmark is not None and benchmark.has_error:
@@ -189,25 +228,62 @@ def row_benchmark(request: pytest.FixtureRequest, nixl_run: Run) -> Iterator[Cal
 
 
 @pytest.fixture
-def record(
-    request: pytest.FixtureRequest,
-    nixl_link: Link,
-    profile: Profile,
-    nixl_run: Run,
-    row_benchmark: Callable[..., None],
-) -> Callable[[Samples], None]:
-    """Write a row to the table and, through pytest-benchmark, to its files."""
+def record_figures(request: pytest.FixtureRequest, profile: Profile) -> Iterator[Callable[..., Judgement]]:
+    """Write figures to the report and, through pytest-benchmark, to its files; judge them by the profile's bounds.
 
-    def write(samples: Samples) -> None:
-        nixl_run.keys[str(samples.key)] = samples.key
-        request.node.stash[FIGURES] = Figures.of(samples, profile.expectation(samples.key), profile.machine)
-        nixl_run.versions.update(versions_of(nixl_link))
+    A figure that the profile does not bound is judged by the check's ``defaults``, if it gives any.
+    """
+    benchmark: Any = None
+    if request.config.pluginmanager.has_plugin("benchmark"):
+        benchmark = request.getfixturevalue("benchmark")
+
+    def write(figures: Sequence[Figure], defaults: Sequence[Bound] = ()) -> Judgement:
+        bounds = (*profile.bounds, *defaults)
+        limited = tuple(bounded(figure, bounds) for figure in figures)
+        request.node.stash[MEASURED] = (*request.node.stash.get(MEASURED, ()), *limited)
+        if benchmark is not None:
+            record_timed_figures(benchmark, request.node.stash[CLOCK], limited)
+        return judge_figures(figures, bounds)
+
+    yield write
+    if benchmark is not None and benchmark.stats is None:
+        benchmark.skipped = True  # copies of it were used; it warns of a test that does not use itself
+
+
+@pytest.fixture
+def record_row(
+    request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
+) -> Callable[[Samples, Figures, Mapping[str, str], Mapping[str, object]], None]:
+    """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
+
+    def write(samples: Samples, figures: Figures, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
+        request.node.stash[FIGURES] = figures
+        nixl_run.recorder.add_versions(versions)
+        row_benchmark(samples, more)
+
+    return write
+
+
+@pytest.fixture
+def record_of(
+    profile: Profile, nixl_settings: Settings, record_row: Callable[..., None]
+) -> Callable[[Link, Samples], None]:
+    """Write a row of a link to the table and, through pytest-benchmark, to its files."""
+
+    def write(link: Link, samples: Samples) -> None:
+        figures = Figures.of(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
-            for end in (nixl_link.initiator, nixl_link.target)
+            for end in (link.initiator, link.target)
             for name in ("nixl", "nixl_package", "ucx", "python", "host", "gpu")
             if name in end.worker.versions
         }
-        row_benchmark(samples, versions)
+        record_row(samples, figures, versions_of(link), versions)
 
     return write
+
+
+@pytest.fixture
+def record(nixl_link: Link, record_of: Callable[[Link, Samples], None]) -> Callable[[Samples], None]:
+    """Write a row of ``nixl_link`` to the table and, through pytest-benchmark, to its files."""
+    return partial(record_of, nixl_link)

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from pytest_nixl import Cluster, RowKey, Settings, format_size, supervisor
+from pytest_nixl import Cluster, RowKey, Run, SessionEtcd, Settings, format_size, supervisor
+from pytest_nixl.checks.cold_rows import cold_rows
 from pytest_nixl.checks.nixlbench.command import label
 from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow
-from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.model.results import FIGURES
-from pytest_nixl.model.row_source import measured_by
-from pytest_nixl.session.run import Run, asked_links
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -23,6 +22,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         run = Run.of(metafunc.config)
         rows = list(nixlbench_rows(run)) if run.usable else [None]  # None: each test reports why the run is not usable
         metafunc.parametrize("program_row", rows, ids=_id)
+    if "cold_row" in metafunc.fixturenames:
+        run = Run.of(metafunc.config)
+        # None: the test says why there is nothing to measure.
+        metafunc.parametrize("cold_row", (cold_rows(run) if run.usable else []) or [None], ids=str)
 
 
 def nixlbench_rows(run: Run) -> Iterator[RowKey]:
@@ -30,18 +33,20 @@ def nixlbench_rows(run: Run) -> Iterator[RowKey]:
     blocks = sorted(run.settings.blocks)
     sizes = dict.fromkeys((blocks[0], blocks[len(blocks) // 2], blocks[-1]))
     name = label(run.settings.nixlbench_args)
-    for link, block, batch, depth in product(
-        asked_links(run.settings, run.asked), sizes, run.settings.batch, run.settings.depth
-    ):
-        yield measured_by(link.key(block, batch, depth), name)
+    every = product(run.links, sizes, run.settings.batch, run.settings.depth)
+    # nixlbench creates its agents itself.
+    rows = (replace(link.key(block, batch, depth), variant=()) for link, block, batch, depth in every)
+    for row in dict.fromkeys(rows):
+        yield row.measured_by(name)
 
 
 def _id(row: RowKey | None) -> str:
     if row is None:
         return "unknown"
-    ranks = "" if row.pair in ((0, 1), (0, 0)) else f"-{row.pair[0]}:{row.pair[1]}"
-    name = row.backend.rpartition(":")[2]
-    return f"{name}-{row.op}-{row.memory}{ranks}-{format_size(row.block)}-batch{row.batch}-depth{row.depth}"
+    ranks = "" if row.default_ranks else f"-{row.pair[0]}:{row.pair[1]}"
+    return (
+        f"{row.plain_backend}-{row.op}-{row.memory}{ranks}-{format_size(row.block)}-batch{row.batch}-depth{row.depth}"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +63,7 @@ def record_program(
     """Return a function that records a program's measurement of a row in the table and in pytest-benchmark's files."""
 
     def write(judged: JudgedRow, more: dict[str, object]) -> None:
-        nixl_run.notes += [note for note in judged.notes if note not in nixl_run.notes]
+        nixl_run.recorder.note(*judged.notes)
         if judged.samples is None or judged.figures is None:
             return
         request.node.stash[FIGURES] = judged.figures

@@ -10,7 +10,7 @@ import pytest
 from pytest_nixl import Judgement, Samples
 
 
-@pytest.mark.nixl_check("bandwidth")
+@pytest.mark.nixl_check("bandwidth", level="quick")
 def test_bandwidth(
     block: int,
     batch: int,

@@ -3,32 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import (
-    Cluster,
-    Facts,
-    FactsRoot,
-    Judgement,
-    MemoryPair,
-    Profile,
-    Settings,
-    Verdict,
-    Worker,
-    WorkerPairs,
-)
-from pytest_nixl.host.cuda_visible import visible
-from pytest_nixl.host.gpu import read_gpus
-from pytest_nixl.host.rdma import read_rdma
-from pytest_nixl.judge.concurrent import ConcurrentVerdict
-from pytest_nixl.judge.gpus import UCX_CARDS, GpuEnd, measure_gpus, pairs_of, seats
-from pytest_nixl.nixl.gpus import gpus
-from pytest_nixl.session.run import Run, asked_links
-
-NO_MEMORY = "no GPU memory is requested: --nixl-memory has no VRAM"
+from pytest_nixl import Cluster, Judgement, Profile, Run, Settings, WorkerPairs
+from pytest_nixl.checks.gpus_together import judge_gpus_together
 
 
 @pytest.mark.nixl_check("gpus-together")
@@ -41,53 +21,4 @@ def test_gpus_do_not_hold_each_other_up(
     verdict: Callable[[Judgement], None],
 ) -> None:
     """All GPUs transfer at the same time: report the sum and the slowest GPU, and whether a GPU starves."""
-    asked = asked_links(nixl_settings, nixl_run.asked)
-    kinds = {(link.backend, link.op, link.memory): None for link in asked if "VRAM" in str(link.memory)}
-    if not kinds:
-        verdict(Judgement(Verdict.NOT_APPLICABLE, NO_MEMORY))
-        return
-    block, depth = max(nixl_settings.blocks), max(nixl_settings.depth)
-    scaling = profile.machine.scaling if profile.machine is not None else None
-    said: list[ConcurrentVerdict] = []
-    for backend, op, memory in kinds:
-        *ends, one_host = _seats(nixl_cluster, nixl_settings, memory)  # raises NotApplicableError without a GPU
-        devices = pairs_of(len(ends[0]), len(ends[1]), one_host=one_host)
-        if len(devices) < 2:
-            verdict(Judgement(Verdict.NOT_APPLICABLE, _few(min(ends, key=len))))
-            return
-        # Cards in UCX_NET_DEVICES are used as given. LIBFABRIC itself chooses cards by their position on the PCI bus.
-        named = backend != "UCX" or UCX_CARDS in os.environ
-        variables = [({}, {}) if named else (ends[0][pair.initiator].variables(), ends[1][pair.target].variables())
-                     for pair in devices]  # fmt: skip
-        links = nixl_pairs.between_devices(backend, op, memory, devices, variables=variables)
-        seated = [(ends[0][pair.initiator], ends[1][pair.target]) for pair in devices]
-        said.append(measure_gpus(f"{backend} {op} {memory}", links, seated, block, depth, scaling))
-    order = (Verdict.CORRUPT, Verdict.FAIL, Verdict.WARN, Verdict.NO_EXPECTATION, Verdict.PASS)
-    worst = min(said, key=lambda each: order.index(each.verdict))
-    verdict(Judgement(worst.verdict, "; ".join(each.words for each in said), worst.remedy))
-
-
-def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[list[GpuEnd], list[GpuEnd], bool]:
-    """Return the GPUs with their positions for both ends, and whether both ends are on one host."""
-    if cluster.several:
-        facts = [Facts.of(plain) for plain in cluster.ask("facts", peers=[])]
-        told = [(each.gpu.gpus, each.rdma) for each in facts]
-    else:
-        told = [(read_gpus(FactsRoot()).gpus, read_rdma(FactsRoot()))] * 2
-    workers: list[Worker] = []
-    try:
-        for place in cluster.places[:2]:
-            workers.append(place.start("gpus", {}, settings.timeout, settings.start_timeout))
-        one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
-        return one, other, len({worker.versions["host"] for worker in workers}) == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
-def _few(found: list[GpuEnd]) -> str:
-    """Return a sentence about why there are fewer than two GPUs."""
-    why = visible(read_gpus(FactsRoot()).gpus, os.environ).why
-    return f"only one GPU is visible, {found[0].gpu.name} {found[0].gpu.pci}, but this check needs two" + (
-        f" ({why})" if why else ""
-    )
+    verdict(judge_gpus_together(nixl_run, nixl_settings, nixl_cluster, nixl_pairs, profile))

@@ -12,7 +12,7 @@ from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import JudgedRow, judge_row
 
 
-@pytest.mark.nixl_check("nixlbench-bandwidth")
+@pytest.mark.nixl_check("nixlbench-bandwidth", level="extended")
 def test_nixlbench(
     record_program: Callable[[JudgedRow, dict[str, object]], None],
     program_row: RowKey,

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement, Profile
+from pytest_nixl import Cluster, Judgement, Profile, Run
 from pytest_nixl.checks.raw_tools.check import LinkKind, compare
 from pytest_nixl.model.results import RATIOS
-from pytest_nixl.session.run import Run
 
 
 @pytest.mark.nixl_check("nixl-to-raw")

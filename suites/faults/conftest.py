@@ -32,12 +32,14 @@ class Couple:
         memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
         self.initiator.remove_remote_agent(self.target.name)
-        self.initiator.add_remote_agent(agent.get_agent_metadata())
+        metadata = agent.get_agent_metadata()
+        with agent.polled():
+            self.initiator.add_remote_agent(metadata)
         return agent, memory
 
 
 @pytest.fixture
-def couple(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Iterator[Couple]:
+def couple(nixl_settings: Settings, agent_backend: str, agent_progress: str, nixl_cluster: Cluster) -> Iterator[Couple]:
     """Two agents of a requested backend, in two workers; the initiator knows the target.
 
     :raises NotApplicableError: if only storage backends are requested.
@@ -45,12 +47,14 @@ def couple(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -
     if not between_agents(nixl_settings.backend):
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage and has no second agent")
-    settings = replace(nixl_settings, backend=(agent_backend,))
+    settings = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,))
     with Agents(nixl_cluster.places[0], settings) as agents:
         initiator, target = agents.start_each(
             ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=None
         )
         memory = target.allocate_asked(64 << 10)
         target.register(memory)
-        initiator.add_remote_agent(target.get_agent_metadata())
+        metadata = target.get_agent_metadata()
+        with target.polled():
+            initiator.add_remote_agent(metadata)
         yield Couple(agents, nixl_cluster, initiator, target, memory)

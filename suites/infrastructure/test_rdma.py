@@ -10,13 +10,13 @@ import pytest
 from pytest_nixl import Judgement
 
 
-@pytest.mark.nixl_check("rdma-devices")
+@pytest.mark.nixl_check("rdma-devices", level="quick")
 def test_every_rdma_device_is_there(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """The host has as many RDMA devices as the profile says, each with a driver."""
     verdict(ask("rdma-devices"))
 
 
-@pytest.mark.nixl_check("rdma-ports")
+@pytest.mark.nixl_check("rdma-ports", level="quick")
 def test_a_port_of_every_rdma_device_is_active(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
@@ -24,7 +24,7 @@ def test_a_port_of_every_rdma_device_is_active(
     verdict(ask("rdma-ports"))
 
 
-@pytest.mark.nixl_check("rdma-rate")
+@pytest.mark.nixl_check("rdma-rate", level="quick")
 def test_every_rdma_device_has_the_rate_of_the_profile(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
 ) -> None:
@@ -32,7 +32,7 @@ def test_every_rdma_device_has_the_rate_of_the_profile(
     verdict(ask("rdma-rate"))
 
 
-@pytest.mark.nixl_check("uverbs-open")
+@pytest.mark.nixl_check("uverbs-open", level="quick")
 def test_every_uverbs_node_can_be_opened(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """A process can open the device node of every RDMA device."""
     verdict(ask("uverbs-open"))

@@ -45,11 +45,12 @@ def agents_meet(nixl_settings: Settings) -> None:
 
 @pytest.fixture
 def agents(
-    nixl_settings: Settings, agent_backend: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
+    nixl_settings: Settings, agent_backend: str, agent_progress: str, nixl_etcd_proxy: Callable[[str], EtcdProxy]
 ) -> Iterator[Agents]:
     """Agents of one requested backend in separate workers, which end with the test, before their proxies to etcd."""
     seconds = nixl_settings.timeout + (HANDSHAKE_SECONDS if shake_hands([agent_backend]) else 0)
-    with Agents(LocalHost(supervisor()), replace(nixl_settings, backend=(agent_backend,), timeout=seconds)) as started:
+    one = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,), timeout=seconds)
+    with Agents(LocalHost(supervisor()), one) as started:
         yield started
 
 

@@ -116,12 +116,13 @@ class Namespace:
     def await_found(self, finder: NixlAgent, owner: NixlAgent, *memory: Buffer, label: str = "") -> None:
         """Wait until an agent has loaded the metadata that it fetched."""
         key = self.key(owner, label or "metadata")
-        wait_until(
-            lambda: knows(finder, owner, *memory),
-            f"{finder.worker.name} to load the metadata of {owner.name} that is in etcd under {key}",
-            seconds=self.seconds,
-            remedy=lambda: f"{_SAME_NAMESPACE}; what NIXL wrote last: {complaint(finder) or 'nothing'}",
-        )
+        with owner.polled():
+            wait_until(
+                lambda: knows(finder, owner, *memory),
+                f"{finder.worker.name} to load the metadata of {owner.name} that is in etcd under {key}",
+                seconds=self.seconds,
+                remedy=lambda: f"{_SAME_NAMESPACE}; what NIXL wrote last: {complaint(finder) or 'nothing'}",
+            )
 
     def await_gone(self, agent: NixlAgent) -> None:
         """Wait until etcd has no key of an agent that removed its metadata."""
@@ -169,7 +170,7 @@ class Namespace:
 
         NIXL runs fetches one after the other, so they are finished when the metadata of an additional agent is loaded.
         """
-        last = finder.beside(f"last-{next(_numbers)}")
+        last = finder.beside(f"last-{next(_numbers)}", progress_thread=None)  # nothing else polls in this worker
         self.publish(last)
         self.find(finder, last)
 

@@ -22,6 +22,7 @@ NOTICED = 5.0
 
 
 @pytest.mark.nixl_check("data-path-without-etcd")
+@pytest.mark.nixl_concurrent
 def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> None:
     """Transfers send no request through the proxy to etcd that both agents use, and continue while it is cut."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
@@ -41,6 +42,7 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
 
 
 @pytest.mark.nixl_check("metadata-while-etcd-is-away")
+@pytest.mark.nixl_concurrent
 def test_an_agent_is_told_that_nothing_was_published(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
@@ -63,6 +65,7 @@ def test_an_agent_is_told_that_nothing_was_published(
 
 
 @pytest.mark.nixl_check("metadata-fetch-after-etcd-was-away")
+@pytest.mark.nixl_concurrent(waits=5)
 def test_an_agent_fetches_again_when_etcd_is_back(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:
@@ -95,6 +98,7 @@ def test_an_agent_fetches_again_when_etcd_is_back(
 
 
 @pytest.mark.nixl_check("metadata-invalidation-after-etcd-was-away")
+@pytest.mark.nixl_concurrent(waits=5)
 def test_what_is_withdrawn_after_etcd_was_away_is_forgotten(
     namespace: Namespace, way: ProxyClient, finding: FindingFixture
 ) -> None:

@@ -13,7 +13,8 @@ from .namespace import Namespace, complaint, knows, registration
 HERE = "127.0.0.1"
 
 
-@pytest.mark.nixl_check("metadata-by-etcd")
+@pytest.mark.nixl_check("metadata-by-etcd", level="quick")
+@pytest.mark.nixl_concurrent
 def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
     """One agent publishes its metadata; another fetches it by name, and writes to the agent."""
     publisher, finder = namespace.start("publisher", "finder")
@@ -23,16 +24,20 @@ def test_an_agent_finds_another_through_etcd(namespace: Namespace) -> None:
     write_and_compare(finder, publisher, target, namespace.seconds)
 
 
-@pytest.mark.nixl_check("metadata-by-side-channel")
+@pytest.mark.nixl_check("metadata-by-side-channel", level="quick")
+@pytest.mark.nixl_concurrent
 def test_an_agent_finds_another_by_a_side_channel(agents: Agents, nixl_settings: Settings) -> None:
     """Metadata that the test itself passes on works without etcd."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     target = registered(owner)
-    assert writer.add_remote_agent(owner.get_agent_metadata()) == owner.name
+    metadata = owner.get_agent_metadata()
+    with owner.polled():
+        assert writer.add_remote_agent(metadata) == owner.name
     write_and_compare(writer, owner, target, nixl_settings.timeout)
 
 
 @pytest.mark.nixl_check("metadata-by-listener")
+@pytest.mark.nixl_concurrent
 def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nixl_settings: Settings) -> None:
     """An agent sends its metadata to another agent's port, fetches the other's metadata, and removes its own."""
     seconds = nixl_settings.timeout
@@ -45,13 +50,15 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
         return f"check whether {HERE}:{port} can be reached; NIXL wrote: {complaint(caller) or complaint(listener)}"
 
     caller.send_local_metadata(HERE, port)
-    wait_until(lambda: knows(listener, caller, source),
-               f"{listener.name} to load the metadata that arrived at port {port}",
-               seconds=seconds, remedy=remedy)  # fmt: skip
+    with caller.polled():
+        wait_until(lambda: knows(listener, caller, source),
+                   f"{listener.name} to load the metadata that arrived at port {port}",
+                   seconds=seconds, remedy=remedy)  # fmt: skip
     caller.fetch_remote_metadata(listener.name, HERE, port)
-    wait_until(lambda: knows(caller, listener, target),
-               f"{caller.name} to load the metadata that it fetched from port {port}",
-               seconds=seconds, remedy=remedy)  # fmt: skip
+    with listener.polled():
+        wait_until(lambda: knows(caller, listener, target),
+                   f"{caller.name} to load the metadata that it fetched from port {port}",
+                   seconds=seconds, remedy=remedy)  # fmt: skip
     write_and_compare(caller, listener, target, seconds)
     caller.invalidate_local_metadata(HERE, port)
     wait_until(lambda: not knows(listener, caller),
@@ -60,6 +67,7 @@ def test_an_agent_sends_its_metadata_to_another_that_listens(agents: Agents, nix
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-etcd")
+@pytest.mark.nixl_concurrent
 def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace: Namespace) -> None:
     """With connections under one label and memory under another, an agent that fetched both knows only that memory."""
     publisher, finder = namespace.start("publisher", "finder")
@@ -75,11 +83,14 @@ def test_an_agent_finds_the_parts_that_another_published_under_labels(namespace:
 
 
 @pytest.mark.nixl_check("metadata-in-parts-by-side-channel")
+@pytest.mark.nixl_concurrent
 def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Settings) -> None:
     """Parts that the test passes on add up: connections with the first memory, then only the second memory."""
     writer, owner = agents.start_each(["writer", "owner"], progress_thread=None)
     first, second = registered(owner), registered(owner)
-    writer.add_remote_agent(owner.get_partial_agent_metadata(registration(owner, first), True))
+    part = owner.get_partial_agent_metadata(registration(owner, first), True)
+    with owner.polled():
+        writer.add_remote_agent(part)
     assert knows(writer, owner, first), "the memory of the loaded part is unknown"
     assert not knows(writer, owner, second), "memory is known although its part was not loaded"
     writer.add_remote_agent(owner.get_partial_agent_metadata(registration(owner, second), False))
@@ -88,6 +99,7 @@ def test_an_agent_learns_of_memory_by_and_by(agents: Agents, nixl_settings: Sett
 
 
 @pytest.mark.nixl_check("metadata-update")
+@pytest.mark.nixl_concurrent
 def test_an_agent_publishes_again_what_has_changed(namespace: Namespace) -> None:
     """A second fetch finds additional memory; connections can be published without memory."""
     publisher, finder = namespace.start("publisher", "finder")

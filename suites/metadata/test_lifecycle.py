@@ -26,6 +26,7 @@ RECONNECTED = 20.0
 
 
 @pytest.mark.nixl_check("metadata-invalidation")
+@pytest.mark.nixl_concurrent
 def test_what_an_agent_withdraws_the_others_forget(
     namespace: Namespace, way: ProxyClient, agent_backend: str, finding: FindingFixture
 ) -> None:
@@ -53,6 +54,7 @@ def test_what_an_agent_withdraws_the_others_forget(
 
 
 @pytest.mark.nixl_check("metadata-of-a-later-agent")
+@pytest.mark.nixl_concurrent
 def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Namespace, way: ProxyClient) -> None:
     """A fetch before the agent publishes watches for its key, and loads the metadata when it is published."""
     publisher, finder = namespace.reached_by(way.endpoint).start("publisher", "finder")
@@ -65,6 +67,7 @@ def test_an_agent_is_found_that_publishes_after_it_was_looked_for(namespace: Nam
 
 
 @pytest.mark.nixl_check("metadata-fetches-in-turn")
+@pytest.mark.nixl_concurrent(waits=5)
 def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace, finding: FindingFixture) -> None:
     """A fetch of a missing agent does not delay the next fetch, and finds the missing agent when it publishes."""
     publisher, finder = namespace.start("publisher", "finder")
@@ -86,6 +89,7 @@ def test_a_fetch_of_a_missing_agent_does_not_delay_the_next(namespace: Namespace
 
 
 @pytest.mark.nixl_check("metadata-of-a-dead-agent")
+@pytest.mark.nixl_concurrent
 def test_an_agent_that_has_ended_is_not_published_any_more(
     namespace: Namespace, agent_backend: str, finding: FindingFixture
 ) -> None:
@@ -118,6 +122,7 @@ def test_an_agent_that_has_ended_is_not_published_any_more(
 
 
 @pytest.mark.nixl_check("metadata-of-a-restarted-agent")
+@pytest.mark.nixl_concurrent
 def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
     namespace: Namespace, finding: FindingFixture
 ) -> None:
@@ -149,6 +154,7 @@ def test_an_agent_that_was_restarted_is_found_by_those_who_knew_it(
 
 
 @pytest.mark.nixl_check("metadata-of-one-name-twice")
+@pytest.mark.nixl_concurrent
 def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, finding: FindingFixture) -> None:
     """The second agent to publish gets an error. Otherwise it replaces the first agent's metadata, and the first agent
     removes the second's.
@@ -174,6 +180,7 @@ def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, 
 
 
 @pytest.mark.nixl_check("metadata-of-deregistered-memory")
+@pytest.mark.nixl_concurrent
 def test_deregistered_memory_is_forgotten_by_who_fetches_again(namespace: Namespace, finding: FindingFixture) -> None:
     """An agent that fetches the owner's new metadata forgets the memory, at the latest after remove_remote_agent."""
     publisher, finder = namespace.start("publisher", "finder")

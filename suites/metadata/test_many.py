@@ -1,32 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do 200 agents find each other?"""
+"""Do many agents find each other: 40, and 200 at the level ``extended``?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pytest_nixl import NixlAgent, NotApplicableError, shake_hands, wait_until
+from pytest_nixl import Judgement, NixlAgent, NotApplicableError, Settings, Verdict, shake_hands, wait_until
 
 from .moving import registered, write_and_compare
 from .namespace import Namespace, complaint, knows
 
-WORKERS, EACH = 4, 50
+WORKERS = 4
+#: Agents of each worker, and at the level ``extended``.
+EACH, EXTENDED = 10, 50
 
 
 @pytest.mark.nixl_check("metadata-of-200-agents")
-def test_two_hundred_agents_find_each_other(namespace: Namespace, agent_backend: str) -> None:
-    """All agents publish, one agent per worker finds all others and writes to the next worker, and all are removed."""
-    if shake_hands([agent_backend]):
+@pytest.mark.nixl_concurrent
+def test_many_agents_find_each_other(
+    namespace: Namespace,
+    agent_backend: str,
+    agent_progress: str,
+    nixl_settings: Settings,
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """All agents publish, one agent per worker finds all others and writes to the next worker, and all are removed.
+
+    There are 200 agents at the level extended, and 40 at the level standard.
+    """
+    each = EXTENDED if nixl_settings.extended else EACH
+    if agent_progress == "on" or shake_hands([agent_backend]):
+        verb = "has" if agent_progress == "on" else "needs"
         raise NotApplicableError(
-            f"each agent with {agent_backend} needs a progress thread, which uses a whole core, and {WORKERS * EACH} "
+            f"each agent with {agent_backend} {verb} a progress thread, which uses a whole core, and {WORKERS * each} "
             "of them would overload the host"
         )
     finders = namespace.start(*(f"finder-{number}" for number in range(WORKERS)))
     with ThreadPoolExecutor(WORKERS) as pool:  # one thread per worker, because a worker runs one command at a time
-        crews = list(pool.map(_crew, finders))
+        crews = list(pool.map(lambda finder: _crew(finder, each), finders))
         everybody = [agent for crew in crews for agent in crew]
         targets = [registered(crew[-1]) for crew in crews]
         list(pool.map(lambda crew: [agent.send_local_metadata() for agent in crew], crews))
@@ -43,10 +57,12 @@ def test_two_hundred_agents_find_each_other(namespace: Namespace, agent_backend:
     _await_keys(namespace, everybody, there=False)
     for number, finder in enumerate(finders):
         namespace.await_forgotten(finder, crews[number - 1][-1])
+    more = "" if nixl_settings.extended else f"; --nixl-level=extended tries {WORKERS * EXTENDED}"
+    verdict(Judgement(Verdict.PASS, f"{len(everybody)} agents in {WORKERS} processes found each other{more}"))
 
 
-def _crew(finder: NixlAgent) -> list[NixlAgent]:
-    return [finder, *(finder.beside(f"{finder.name}-{number}") for number in range(1, EACH))]
+def _crew(finder: NixlAgent, size: int) -> list[NixlAgent]:
+    return [finder, *(finder.beside(f"{finder.name}-{number}") for number in range(1, size))]
 
 
 def _fetch_others(finder: NixlAgent, everybody: Sequence[NixlAgent]) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl import Agents, Judgement, PrivateEtcd, Settings, Verdict
+from pytest_nixl import Agents, EtcdFixture, Judgement, NotApplicableError, PrivateEtcd, Settings, Verdict
+from pytest_nixl.checks.deployment_etcd.agents import NamespaceName
+from pytest_nixl.checks.deployment_etcd.deployment import judge_published
 
 from .moving import registered, write_and_compare
 from .namespace import DEFAULT, DOCUMENTED, Namespace
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.nixl_check("metadata-namespaces-apart")
+@pytest.mark.nixl_concurrent
 def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) -> None:
     """Each finder reaches the agent in its own namespace, although the other namespace has one of the same name."""
     both = [namespace.part("one"), namespace.part("two")]
@@ -28,7 +31,7 @@ def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) 
     for part, owner in zip(both, owners, strict=True):
         part.publish(owner)
     for part, owner, target in zip(both, owners, targets, strict=True):
-        finder = owner.beside("finder")
+        (finder,) = part.start("finder")
         part.find(finder, owner, target)
         # The bytes are compared in this namespace's worker. The other worker would not have received them.
         write_and_compare(finder, owner, target, part.seconds)
@@ -40,6 +43,7 @@ def test_agents_of_one_name_in_two_namespaces_do_not_meet(namespace: Namespace) 
 
 
 @pytest.mark.nixl_check("metadata-default-namespace")
+@pytest.mark.nixl_concurrent
 def test_the_default_namespace_is_the_documented_one(
     nixl_private_etcd: PrivateEtcd, agents: Agents, nixl_settings: Settings, finding: FindingFixture
 ) -> None:
@@ -59,6 +63,7 @@ def test_the_default_namespace_is_the_documented_one(
 
 
 @pytest.mark.nixl_check("metadata-by-several-endpoints")
+@pytest.mark.nixl_concurrent
 def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace: Namespace) -> None:
     """NIXL uses the member that answers, although the first one in the list does not."""
     with socket.socket() as nobody:
@@ -77,6 +82,18 @@ def test_agents_meet_through_a_list_of_endpoints_of_which_one_is_dead(namespace:
 def test_the_namespace_of_this_deployment_cannot_split_it(verdict: Callable[[Judgement], None]) -> None:
     """NIXL_ETCD_NAMESPACE is not set, or set to a value that cannot be confused with the default."""
     verdict(judge_namespace(os.environ.get("NIXL_ETCD_NAMESPACE")))
+
+
+@pytest.mark.nixl_check("namespace-keys")
+def test_the_keys_in_the_etcd_of_this_deployment_are_sound(
+    nixl_settings: Settings, nixl_etcd: EtcdFixture, verdict: Callable[[Judgement], None]
+) -> None:
+    """The deployment's etcd has no split namespace, no agent twice, and no metadata that is oversize or unusable."""
+    if nixl_etcd.server.kind != "external" or not nixl_settings.etcd or nixl_settings.etcd_listen:
+        raise NotApplicableError("this run has an etcd of its own: --nixl-etcd names no etcd of a deployment")
+    # Agents of this run publish under other namespaces, so that what is read here is the deployment's alone.
+    namespace = NamespaceName(os.environ.get("NIXL_ETCD_NAMESPACE", DEFAULT))
+    verdict(judge_published(nixl_etcd.client, namespace, nixl_etcd.endpoint))
 
 
 def judge_namespace(name: str | None) -> Judgement:

@@ -11,9 +11,8 @@ import pytest
 
 from pytest_nixl import EtcdProxy, NotApplicableError, PrivateEtcd, Settings, between_agents
 from pytest_nixl.checks.rank_race.forkserver import ForkServer
+from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject
-
-from .race import Race
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +26,8 @@ def forkserver() -> Iterator[ForkServer]:
 def race(nixl_private_etcd: PrivateEtcd, forkserver: ForkServer) -> Iterator[Race]:
     """An etcd to disturb, a proxy to it, and claimants, which end with the test."""
     with EtcdProxy(nixl_private_etcd.endpoint) as path:
-        opened = Race(nixl_private_etcd, path, forkserver, f"/pytest-nixl/{secrets.token_hex(8)}/")
+        prefix = f"/pytest-nixl/{secrets.token_hex(8)}/"
+        opened = Race(nixl_private_etcd.server, nixl_private_etcd.client, path, forkserver, prefix)
         try:
             yield opened
         finally:

@@ -5,26 +5,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 
-from pytest_nixl import EtcdClient, Judgement, ProxyClient, Verdict, supervisor, wait_until
+from pytest_nixl import EtcdClient, Judgement, Settings, Verdict, supervisor, wait_until
 from pytest_nixl.checks.rank_race.amplify import amplify
 from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
 from pytest_nixl.checks.rank_race.forkserver import ForkedClaimant
-from pytest_nixl.etcd.proxy import Request, State
-
-from .race import Race, is_late
+from pytest_nixl.checks.rank_race.race import Race, is_late, is_transaction, lost_an_answer
 
 Decide = Callable[[Judgement], None]
 
 #: Seconds of the leases of killed claimants, and of claimants that must survive on a busy machine.
 SHORT, LONG = 1, 20
+#: Seconds of the leases of a group that refuses late claimants. They wait that long for a rank to become free.
+REFUSING = 6
 #: Timeout of a claim in seconds: longer than the lease of a killed claimant, even on a busy machine.
 SECONDS = 120.0
 #: Maximum duration in seconds of exploring the orders of requests.
 EXPLORING = 60.0
+#: Number of orders with a fault that the level ``standard`` tries: each has the fault one step later.
+ORDERS = 12
 #: Seconds by which the end of a lease, and the reactions to it, may be late.
 LATE = 3.0
 REPORT = "report this output: it shows a defect of pytest-nixl's membership"
@@ -45,51 +46,6 @@ def _concluded(race: Race, found: Sequence[str], good: str) -> Judgement:
     return Judgement(Verdict.FAIL, late, REPORT)
 
 
-@pytest.mark.nixl_check("rank-race-is-seen", own=True)
-def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
-    """The known read-modify-write race is detected. Otherwise the other checks of this suite would prove little."""
-    amplified = amplify(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
-    explorer = Explorer(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
-    explored = explorer.explore(until=_is_twice)
-    blind = [how for how, seen in (("amplified", amplified.faults), ("explored", explored.bad)) if not seen]
-    if blind:
-        verdict(Judgement(Verdict.ERROR, f"the known race was not detected when {' and '.join(blind)}", REPORT))
-        return
-    again = explorer.replay(explored.bad[0].seed)
-    if not again.faults:
-        verdict(Judgement(Verdict.ERROR, f"seed {again.seed} gave wrong ranks once and right ranks once", REPORT))
-        return
-    verdict(Judgement(Verdict.PASS, f"{amplified.faults[0]}; {explored}; {explored.bad[0].describe()}"))
-
-
-@pytest.mark.nixl_check("ranks-unique", own=True)
-@pytest.mark.parametrize("claimants", [2, 8])
-def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
-    """Claims whose first writes reach etcd at the same time get the ranks 0 to n-1, each once."""
-    done = amplify(race.path, race.etcd, race.membership, claimants, group=race.prefix)
-    found = done.faults
-    if done.unmet and not done.twice:
-        found = ()
-        race.late.append(f"the claims did not overlap: {done.unmet}")
-    verdict(_concluded(race, found, f"{claimants} claims that overlapped got {claimants} ranks"))
-
-
-@pytest.mark.nixl_check("ranks-in-every-order", own=True)
-@pytest.mark.parametrize("fault", ["no-fault", "one-lost-answer", "one-crash"])
-def test_no_order_of_requests_gives_wrong_ranks(race: Race, verdict: Decide, fault: str) -> None:
-    """No order of two claimants' requests gives a wrong rank, even with one crash or one lost answer."""
-    explorer = Explorer(race.path, race.etcd, race.membership, 2, group=race.prefix, crashes=fault == "one-crash",
-                        losses=fault == "one-lost-answer")  # fmt: skip
-    report = explorer.explore(seconds=EXPLORING)
-    if report.bad:
-        verdict(Judgement(Verdict.FAIL, f"{report}\n{report.bad[0].describe()}", REPORT))
-    elif report.stopped:
-        # The tests of pytest-nixl run all orders. There was no time for the rest of them here.
-        verdict(Judgement(Verdict.WARN, f"no wrong rank, but there was no time for all orders: {report}", LESS))
-    else:
-        verdict(Judgement(Verdict.PASS, str(report)))
-
-
 @pytest.mark.nixl_check("ranks-after-a-kill", own=True)
 def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdict: Decide) -> None:
     """A claimant is killed between any two requests; its rank is claimed again after its lease has ended."""
@@ -104,7 +60,7 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
             way = race.path.client(case)
             way.hold()
             victim = race.claim(case, 2, endpoint=way.endpoint, function="membership", ttl=SHORT)
-            _let_through(race, way, requests)
+            race.let_through(way, requests, seconds=SECONDS)
             way.cut()
             victim.kill()
             others += [race.claim(case, 2, ttl=LONG) for _ in range(2 - len(others))]
@@ -123,10 +79,71 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
     )
 
 
+@pytest.mark.nixl_check("rank-race-is-seen", own=True)
+@pytest.mark.nixl_concurrent
+def test_the_known_race_is_detected(race: Race, verdict: Decide) -> None:
+    """The known read-modify-write race is detected. Otherwise the other checks of this suite would prove little."""
+    amplified = amplify(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
+    explorer = Explorer(race.path, race.etcd, race.known_bad, 2, group=race.prefix)
+    explored = explorer.explore(until=_is_twice)
+    blind = [how for how, seen in (("amplified", amplified.faults), ("explored", explored.bad)) if not seen]
+    if blind:
+        verdict(Judgement(Verdict.ERROR, f"the known race was not detected when {' and '.join(blind)}", REPORT))
+        return
+    again = explorer.replay(explored.bad[0].seed)
+    if not again.faults:
+        verdict(Judgement(Verdict.ERROR, f"seed {again.seed} gave wrong ranks once and right ranks once", REPORT))
+        return
+    verdict(Judgement(Verdict.PASS, f"{amplified.faults[0]}; {explored}; {explored.bad[0].describe()}"))
+
+
+@pytest.mark.nixl_check("ranks-unique", own=True)
+@pytest.mark.nixl_concurrent
+@pytest.mark.parametrize("claimants", [2, 8])
+def test_simultaneous_claims_give_each_rank_once(race: Race, verdict: Decide, claimants: int) -> None:
+    """Claims whose first writes reach etcd at the same time get the ranks 0 to n-1, each once."""
+    done = amplify(race.path, race.etcd, race.membership, claimants, group=race.prefix)
+    found = done.faults
+    if done.unmet and not done.twice:
+        found = ()
+        race.late.append(f"the claims did not overlap: {done.unmet}")
+    verdict(_concluded(race, found, f"{claimants} claims that overlapped got {claimants} ranks"))
+
+
+@pytest.mark.nixl_check("ranks-in-every-order", own=True)
+@pytest.mark.nixl_concurrent
+@pytest.mark.parametrize("fault", ["no-fault", "one-lost-answer", "one-crash"])
+def test_no_order_of_requests_gives_wrong_ranks(
+    race: Race, verdict: Decide, fault: str, nixl_settings: Settings
+) -> None:
+    """No order of two claimants' requests gives a wrong rank, even with one crash or one lost answer.
+
+    The orders with a crash or a lost answer are all tried at the level extended. The level standard tries 12 of each,
+    chosen at random, with the fault at one place after the other.
+    """
+    explorer = Explorer(race.path, race.etcd, race.membership, 2, group=race.prefix, crashes=fault == "one-crash",
+                        losses=fault == "one-lost-answer")  # fmt: skip
+    sampled = fault != "no-fault" and not nixl_settings.extended
+    if sampled:
+        report = explorer.explore(runs=ORDERS, seconds=EXPLORING, by_chance=True)
+    else:
+        report = explorer.explore(seconds=EXPLORING)
+    if report.bad:
+        verdict(Judgement(Verdict.FAIL, f"{report}\n{report.bad[0].describe()}", REPORT))
+    elif sampled and report.run == ORDERS:
+        verdict(Judgement(Verdict.PASS, f"{report}; --nixl-level=extended tries all orders"))
+    elif report.stopped:
+        # The tests of pytest-nixl run all orders. There was no time for the rest of them here.
+        verdict(Judgement(Verdict.WARN, f"no wrong rank, but there was no time for all orders: {report}", LESS))
+    else:
+        verdict(Judgement(Verdict.PASS, str(report)))
+
+
 @pytest.mark.nixl_check("ranks-late-claimant", own=True)
+@pytest.mark.nixl_concurrent(waits=8)
 def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Decide) -> None:
     """An extra claimant and a second job are refused with the members' names, and the live group continues."""
-    members = [race.claim("live", 2, ttl=LONG) for _ in range(2)]
+    members = [race.claim("live", 2, ttl=REFUSING) for _ in range(2)]
     found = race.faults(members, 2, "live", SECONDS)
     late = [race.claim("live", size, ttl=LONG) for size in (2, 2, 2, 3)]
     for outcome in race.outcomes(late, SECONDS):
@@ -149,6 +166,7 @@ def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Dec
 
 
 @pytest.mark.nixl_check("ranks-stale-keys", own=True)
+@pytest.mark.nixl_concurrent
 def test_keys_of_a_dead_group_do_not_affect_the_next_group(race: Race, verdict: Decide) -> None:
     """After a whole group was killed, the next group of the same name gets all ranks when the leases have ended."""
     dead = [race.claim("again", 2, ttl=SHORT + 1) for _ in range(2)]
@@ -161,16 +179,17 @@ def test_keys_of_a_dead_group_do_not_affect_the_next_group(race: Race, verdict: 
 
 
 @pytest.mark.nixl_check("ranks-lost-answer", own=True)
+@pytest.mark.nixl_concurrent
 def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Decide) -> None:
     """If the answer of an executed write is lost, the second attempt finds the first. Tested for every write."""
     found: list[str] = []
     for nth in range(1, 4):
         group, ways = f"lost-{nth}", [race.path.client(f"{nth}.{number}") for number in range(2)]
         for way in ways:
-            way.lose_answer(_is_transaction, nth=nth)
+            way.lose_answer(is_transaction, nth=nth)
         claimants = [race.claim(group, 2, endpoint=way.endpoint, ttl=LONG) for way in ways]
         found += race.faults(claimants, 2, group, SECONDS)
-        if not any(request.state is State.ANSWER_LOST for way in ways for request in way.requests):
+        if not any(lost_an_answer(way) for way in ways):
             found.append(f"no answer of transaction {nth} was lost, so nothing was tested")
         members = race.etcd.count_prefix(f"{race.prefix}{group}/members/")
         if members != 2 and not race.late:
@@ -179,6 +198,7 @@ def test_a_claim_whose_answer_is_lost_is_not_made_twice(race: Race, verdict: Dec
 
 
 @pytest.mark.nixl_check("ranks-etcd-restart", own=True)
+@pytest.mark.nixl_concurrent
 def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
     """Registrations survive a kill and restart of etcd, and the group starts."""
     early = [race.claim("restarted", 4, ttl=LONG) for _ in range(3)]
@@ -190,12 +210,12 @@ def test_an_etcd_that_restarts_does_not_affect_the_group(race: Race, verdict: De
 
 
 @pytest.mark.nixl_check("ranks-leader-change", own=True)
+@pytest.mark.nixl_concurrent
 def test_another_leader_does_not_affect_the_group(race: Race, verdict: Decide) -> None:
     """A three-member etcd changes its leader and then loses it during registration, and the group starts."""
     from pytest_nixl import ThreeNodeEtcd
-    from pytest_nixl.etcd_servers.binary import find_binary
 
-    if find_binary() is None:
+    if not ThreeNodeEtcd.possible():
         verdict(Judgement(Verdict.NOT_APPLICABLE, "an etcd of three members needs the etcd program on this host"))
         return
     with ThreeNodeEtcd(supervisor()) as trio, trio.client() as client:
@@ -213,21 +233,5 @@ def _is_twice(run: ExploredRun) -> bool:
     return run.twice
 
 
-def _is_transaction(request: Request) -> bool:
-    return request.method == "Txn"
-
-
 def _wait_for_members(etcd: EtcdClient, prefix: str, count: int) -> None:
     wait_until(lambda: etcd.count_prefix(f"{prefix}members/") == count, f"{count} registrations", seconds=SECONDS)
-
-
-def _let_through(race: Race, way: ProxyClient, count: int) -> None:
-    """Let ``count`` requests of a client pass, and wait for the answer to each."""
-    for _ in range(count):
-        [request] = race.path.wait(lambda: way.held, f"a request of {way.name}", seconds=SECONDS)
-        way.release(request)
-        race.path.wait(partial(_answered, request), f"the answer to {request}", seconds=SECONDS)
-
-
-def _answered(request: Request) -> bool:
-    return request.state is State.ANSWERED

@@ -10,10 +10,10 @@ import pytest
 from pytest_nixl import Judgement, Verdict
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.explore import ExploredRun, Explorer
+from pytest_nixl.checks.rank_race.race import Race
 from pytest_nixl.checks.rank_race.system_under_test import NixlbenchSubject, remedy_for
 
 from ..conftest import FindingFixture
-from .race import Race
 
 Decide = Callable[[Judgement], None]
 
@@ -43,7 +43,7 @@ def test_two_nixlbench_processes_that_start_at_once_get_two_ranks(
     verdict(Judgement(Verdict.PASS, f"two processes that registered at once got two ranks, {RUNS} times: {how}"))
 
 
-@pytest.mark.nixl_check("nixlbench-lost-answer")
+@pytest.mark.nixl_check("nixlbench-lost-answer", level="extended")
 def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
     nixlbench: NixlbenchSubject, race: Race, finding: FindingFixture, verdict: Decide
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_nixl.nixl.endpoint_readers import ReadOutcome
+from pytest_nixl import ReadOutcome
 
 if sys.version_info >= (3, 11):
     import tomllib

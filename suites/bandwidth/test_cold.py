@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast are transfers whose bytes are in no cache of the processor?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_nixl import Judgement, Link, Samples, Settings, WorkerPairs
+from pytest_nixl.checks.cold_rows import LinkRow, cold_link
+
+
+@pytest.mark.nixl_check("bandwidth-cold", level="extended")
+def test_bandwidth_of_bytes_in_no_cache(
+    cold_row: LinkRow | None,
+    nixl_settings: Settings,
+    nixl_pairs: WorkerPairs,
+    measure_of: Callable[..., Samples],
+    record_of: Callable[[Link, Samples], None],
+    expect: Callable[[Samples], Judgement],
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """Integrity and transport of a row whose transfers walk a buffer larger than the last-level cache are right."""
+    link = cold_link(cold_row, nixl_settings, nixl_pairs)
+    assert cold_row is not None
+    samples = measure_of(link, cold_row.block, batch=cold_row.batch, depth=cold_row.depth)
+    record_of(link, samples)
+    verdict(expect(samples))
