@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +15,14 @@ from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.signals import sigterm_ends_in_order
 from pytest_nixl.model.conclusion import failed_beside, summary_line, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.report.junit import junit_files, write_again
+from pytest_nixl.report.junit import name_by_rank, write_again
 from pytest_nixl.report.outputs import leave_again
 from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.run import Run
@@ -37,17 +36,16 @@ def refuse(config: pytest.Config, run: Run) -> None:
 
     :raises pytest.UsageError: if one of them cannot.
     """
+    ranks = f"{run.placement.ranks} ranks ({run.placement.source})"
     if config.getoption("numprocesses", None) or config.getoption("dist", "no") != "no":
-        raise pytest.UsageError(
-            f"{run.asked.ranks} ranks ({run.asked.source}) cannot be combined with pytest-xdist: remove -n and --dist"
-        )
+        raise pytest.UsageError(f"{ranks} cannot be combined with pytest-xdist: remove -n and --dist")
     if run.settings.compare_image is not None:
         raise pytest.UsageError(
-            f"--nixl-compare-image is refused with {run.asked.ranks} ranks ({run.asked.source}): its command runs on "
-            "one host only; compare two runs with --nixl-baseline instead"
+            f"--nixl-compare-image is refused with {ranks}: its command runs on one host only; compare two runs with "
+            "--nixl-baseline instead"
         )
-    require_etcd(run.settings, run.asked)
-    require_secret(run.settings, run.asked)
+    require_etcd(run.settings, run.placement)
+    require_secret(run.settings, run.placement)
 
 
 def take_part(session: pytest.Session, run: Run) -> bool | None:
@@ -61,41 +59,45 @@ def take_part(session: pytest.Session, run: Run) -> bool | None:
         try:
             tests = [item.nodeid for item in session.items]
             command = command_of(run.settings, tests, session.testsfailed)
-            run.party = RankSession(run.settings, run.asked, command, supervisor(), say)
-            if run.party.drives:
-                run.party.drive(lambda error: setattr(session, "shouldfail", error.reason))
+            rank_session = RankSession(run.settings, run.placement, command, supervisor(), say)
+            run.join(rank_session)
+            if rank_session.drives:
+                rank_session.drive(lambda error: setattr(session, "shouldfail", error.reason))
                 return None
-            _own_files(session.config, run.party.rank)
-            say(f"{run.party.name} serves {run.party.name_of(0)}")
-            ending = run.party.serve()
+            name_by_rank(session.config, rank_session.rank)
+            say(f"{rank_session.name} serves {rank_session.name_of(0)}")
+            ending = rank_session.serve()
         except JoinRefusedError as error:
             raise pytest.UsageError(str(error)) from None
         except NixlPluginError as error:
-            if run.party is None:
+            if run.rank_session is None:
                 pytest.exit(str(error), returncode=1)
-            run.party.fault = error
+            rank_session = run.rank_session
+            rank_session.fault = error
             ending = Ending(1, str(error))
-            run.party.ending = ending
-            run.notes += run.party.look()
-    _report(session, run.party, ending)
+            rank_session.ending = ending
+            run.recorder.note(*rank_session.look())
+    _report(session, rank_session, ending)
     return True
 
 
 def conclude(session: pytest.Session, run: Run) -> None:
     """On rank 0, add a result for each lost rank. On a peer, set the exit code that rank 0 sent."""
-    party = run.party
-    if party is None:
+    rank_session = run.rank_session
+    if rank_session is None:
         return
-    run.notes += party.ignored()
-    if party.ending is not None:
-        session.exitstatus = party.ending.code
-    elif party.driver is None:
-        party.early = True
-        party.ending = Ending(int(session.exitstatus), f"{party.name} {_ended(int(session.exitstatus))} and left")
-    elif party.faults:
-        for error in party.faults:
-            run.results.append(Result("ranks", "", Verdict.ERROR, error.reason, error.remedy))
-        run.notes += party.look()
+    run.recorder.note(*rank_session.ignored())
+    if rank_session.ending is not None:
+        session.exitstatus = rank_session.ending.code
+    elif rank_session.driver is None:
+        rank_session.early = True
+        rank_session.ending = Ending(
+            int(session.exitstatus), f"{rank_session.name} {_ended(int(session.exitstatus))} and left"
+        )
+    elif rank_session.faults:
+        lost = [Result("ranks", "", Verdict.ERROR, error.reason, error.remedy) for error in rank_session.faults]
+        run.recorder.add_run_results(lost)
+        run.recorder.note(*rank_session.look())
         if session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -105,17 +107,17 @@ def leave(session: pytest.Session, run: Run) -> list[str]:
 
     :returns: one sentence for each thing that could not be done.
     """
-    party = run.party
-    if party is None:
+    rank_session = run.rank_session
+    if rank_session is None:
         return []
     code = int(session.exitstatus)
-    said = party.finish(party.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
-    if party.faults and session.exitstatus == 0:
+    said = rank_session.finish(rank_session.ending or Ending(code, _verdict(run, code), told=_told(run, code)))
+    if rank_session.faults and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if party.faults and not run.interrupted:
+    if rank_session.faults and not run.found.interrupted:
         # A rank was lost after the reports were written: write them again.
-        run.interrupted = f"{INTERRUPTED} after the last check: {party.faults[0].reason}"
-        if party.drives:
+        run.recorder.interrupt(f"{INTERRUPTED} after the last check: {rank_session.faults[0].reason}")
+        if rank_session.drives:
             leave_again(session.config, run)
         write_again(session.config, run)
     return said
@@ -135,18 +137,20 @@ def _whole(code: int) -> bool:
 
 
 def _told(run: Run, code: int) -> dict[str, Any]:
-    if not run.usable or (not run.interrupted and not _whole(code)):
+    if not run.usable or (not run.found.interrupted and not _whole(code)):
         return {}
-    found = told(run.results, gate=run.settings.gate, interrupted=run.interrupted)
+    found = told(run.found.results, gate=run.settings.gate, interrupted=run.found.interrupted)
     return found if code == pytest.ExitCode.OK else failed_beside(found, code)
 
 
 def _verdict(run: Run, code: int) -> str:
-    last = [summary_line(run.results, gate=run.settings.gate, interrupted=run.interrupted)] if run.usable else []
-    if run.party is not None and not _whole(code):
-        ended = f"{run.party.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
+    found, last = run.found, []
+    if run.usable:
+        last = [summary_line(found.results, gate=run.settings.gate, interrupted=found.interrupted, code=code)]
+    if run.rank_session is not None and not _whole(code):
+        ended = f"{run.rank_session.name_of(0)} {_ended(code)}: every rank ends with exit code {code}"
         return "\n".join([*last, ended])
-    bad = [result for result in run.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
+    bad = [result for result in found.results if result.verdict.value not in ("PASS", "NOT-APPLICABLE")]
     lines = [f"{result.verdict}: {result.row or result.check}: {result.reason}" for result in bad[:_TOLD]]
     more = [f"and {len(bad) - _TOLD} more"] if len(bad) > _TOLD else []
     return "\n".join([*last, *lines, *more])
@@ -164,21 +168,16 @@ def _speaker(config: pytest.Config) -> Callable[[str], None]:
     return say
 
 
-def _own_files(config: pytest.Config, rank: int) -> None:
-    """Add the rank to the name of this rank's JUnit file, so that it does not replace the file of rank 0."""
-    for writer in junit_files(config):
-        path = Path(writer.logfile)
-        writer.logfile = str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
-
-
-def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None:
+def _report(session: pytest.Session, rank_session: RankSession, ending: Ending) -> None:
     """Report the run as one test of this peer, so that its terminal and its files show the verdict of rank 0."""
-    nodeid = party.name
+    nodeid = rank_session.name
     location = (nodeid, None, nodeid)
     session.config.hook.pytest_runtest_logstart(nodeid=nodeid, location=location)
     for when in ("setup", "call", "teardown"):
         bad = when == "call" and ending.code != 0
-        words = f"{ending.verdict}\nreported by {party.name_of(0)}" if party.fault is None else ending.verdict
+        words = (
+            f"{ending.verdict}\nreported by {rank_session.name_of(0)}" if rank_session.fault is None else ending.verdict
+        )
         report = pytest.TestReport(
             nodeid,
             location,
@@ -194,11 +193,4 @@ def _report(session: pytest.Session, party: RankSession, ending: Ending) -> None
 def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
     """Return what this rank runs."""
     options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
-    return Command(_version(), options, tests, errors)
-
-
-def _version() -> str:
-    try:
-        return version("pytest-nixl")
-    except PackageNotFoundError:
-        return "from a clone"
+    return Command(own_version(), options, tests, errors)

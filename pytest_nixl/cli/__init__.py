@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check machines, endpoints and recorded runs without running a test.
+"""Check machines, endpoints and recorded runs without running a test, or start a run.
 
 The command exits with 0 if all is good, with 1 if a verdict fails, and with 2 and one sentence on stderr if it cannot
 run. Each subcommand is one module. Its function ``add`` adds a parser, and the parser's default ``run`` is a function
@@ -10,17 +10,53 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from pytest_nixl.cli import clean, compare, doctor, endpoint, facts, findings, history, profile, report
+from pytest_nixl.cli import (
+    checks,
+    clean,
+    compare,
+    completion,
+    connector,
+    doctor,
+    endpoint,
+    etcd,
+    facts,
+    findings,
+    history,
+    init,
+    profile,
+    report,
+    run,
+    telemetry,
+)
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.own_version import own_version
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
-COMMANDS = (clean, compare, doctor, endpoint, facts, findings, history, profile, report)
+COMMANDS = (
+    checks,
+    clean,
+    compare,
+    completion,
+    connector,
+    doctor,
+    endpoint,
+    etcd,
+    facts,
+    findings,
+    history,
+    init,
+    profile,
+    report,
+    run,
+    telemetry,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
     try:
-        arguments = _parser().parse_args(argv)
+        words, pytest_arguments = run.split(sys.argv[1:] if argv is None else argv)
+        parser = _parser()
+        arguments, unknown = parser.parse_known_args(words)
+        if unknown:
+            hint = "; arguments of pytest follow --" if hasattr(arguments, "pytest_arguments") else ""
+            parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+        if pytest_arguments:
+            arguments.pytest_arguments = pytest_arguments
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -79,6 +122,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)

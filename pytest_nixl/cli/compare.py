@@ -21,7 +21,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare.add_argument("--max-regression", metavar="SHARE", default="5%",
                          help="a row that loses no more than this is unchanged (default: 5%%)")  # fmt: skip
     compare.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
-    compare.add_argument("--report", metavar="FILE", default="", help="also write a report: .html, .csv or .prom")
+    compare.add_argument(
+        "--report",
+        metavar="FILE",
+        default="",
+        help="also write a report, in a form of --nixl-report",
+    )
     compare.set_defaults(run=_compare)
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from pytest_nixl.nixl.endpoint_readers import EndpointReading, Explanation, explain
+from pytest_nixl.nixl.endpoint_explanation import explain
+from pytest_nixl.nixl.endpoint_reading import EndpointReading, Explanation
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -29,7 +29,7 @@ def _history(arguments: argparse.Namespace) -> int:
         print(note)
     if not runs:
         raise ValueError(f"{arguments.store} has no record of a run: give the directory of --nixl-store")
-    found = [course for course in courses(runs) if arguments.row in course.key]
+    found = [course for course in courses(runs) if arguments.row in str(course.key)]
     if not found:
         raise ValueError(f"no row key contains {arguments.row!r}")
     for line in lines(runs, found):

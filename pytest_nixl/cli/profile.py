@@ -11,10 +11,13 @@ from pytest_nixl.checks.nixlbench.table import read_files
 from pytest_nixl.checks.nixlbench.verdict import judge_run
 from pytest_nixl.core import units
 from pytest_nixl.judge.profile_learning import RUNS_FORM, learned_profile
-from pytest_nixl.judge.profiles import Profile, load_profile
+from pytest_nixl.judge.profiles import Profile, added_profiles, bundled_profiles, load_profile
 from pytest_nixl.judge.row import rate
+from pytest_nixl.model.bound import Bound
 from pytest_nixl.model.device_counters import COUNTERS_FORM, difference, read_counters
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
+from pytest_nixl.model.figure import FIGURE_KINDS
+from pytest_nixl.model.image import SOFTWARE
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.verdicts import Outcome, outcome
 from pytest_nixl.report.table import lines
@@ -24,6 +27,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl profile`` to the command's parsers."""
     profile = commands.add_parser("profile", help="show a profile, learn one, or judge nixlbench output by one")
     actions = profile.add_subparsers(required=True, metavar="ACTION")
+
+    listed = actions.add_parser("list", help="list the profiles that can be named, one in a line")
+    listed.set_defaults(run=_list)
 
     show = actions.add_parser("show", help="print what a profile expects, and the source of each figure")
     show.add_argument("profile", metavar="NAME|FILE", help="a profile of pytest-nixl, or a TOML file")
@@ -51,6 +57,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     judged.add_argument("--gate", action="store_true", help="also fail undecided rows, as --nixl-gate does")
     judged.set_defaults(run=_judge)
+
+
+def _list(_: argparse.Namespace) -> int:
+    names = sorted({*bundled_profiles(), *added_profiles()})
+    width = max(map(len, names))
+    for name in names:
+        profile = load_profile(name)
+        note = "" if profile.expectations else " (expects nothing of rows yet)"
+        print(f"{name:<{width}}  {profile.summary}{note}")
+    return 0
 
 
 def _learn(arguments: argparse.Namespace) -> int:
@@ -98,11 +114,21 @@ def _shown(profile: Profile) -> Iterator[str]:
     yield f"required checks: {', '.join(profile.required) or 'none'}"
     if profile.machine is not None:
         yield from _machine(profile.machine)
+    if profile.image.plugins:
+        yield f"plugins that must load: {', '.join(profile.image.plugins)}"
+    if profile.image.etcd_uri_patch is not None:
+        must = "must" if profile.image.etcd_uri_patch else "must not"
+        yield f"etcd's client library {must} skip the validation of addresses"
+    if profile.image.versions:
+        yield f"versions: {'; '.join(f'{SOFTWARE[key]} {each.text}' for key, each in profile.image.versions.items())}"
     for expectation in profile.expectations:
         yield ""
         yield _rows(expectation)
         yield f"    {', '.join(_figures(expectation))}"
         yield from _sources(expectation.source)
+    for bound in profile.bounds:
+        yield ""
+        yield from _bound(bound)
     for accepted in profile.accepted:
         yield f"accepted until {accepted.expires}: {accepted.id}: {accepted.reason}"
     for figure in profile.references:
@@ -120,6 +146,17 @@ def _machine(machine: Machine) -> Iterator[str]:
         parts.append(f"{machine.nics_per_gpu} of the NICs for each GPU")
     yield f"machine: {', '.join(parts)}"
     yield from _sources(machine.source)
+
+
+def _bound(bound: Bound) -> Iterator[str]:
+    kind = FIGURE_KINDS[bound.figure]
+    parts = [
+        f"{label} {','.join(bound.labels[label])}" if label in bound.labels else f"any {label}" for label in kind.labels
+    ]
+    limits = (("at most", bound.at_most), ("at least", bound.at_least))
+    yield f"{bound.figure} of {', '.join(parts)}"
+    yield f"    {', '.join(f'{word} {kind.unit.show(value)}' for word, value in limits if value is not None)}"
+    yield from _sources(bound.source)
 
 
 def _recorded(figure: ReferenceRun) -> Iterator[str]:

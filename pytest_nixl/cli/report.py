@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl report``: write a recorded run as an HTML page, a CSV table or Prometheus metrics."""
+"""``pytest-nixl report``: write a recorded run as a page, a table, metrics or files for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl report`` to the command's parsers."""
-    report = commands.add_parser("report", help="write a recorded run as .html, .csv or .prom")
+    report = commands.add_parser("report", help="write a recorded run in the forms of --nixl-report")
     report.add_argument("run_", metavar="RUN", help="a record, a directory (its newest record), or an image of --store")
     report.add_argument("output", metavar="FILE", nargs="+", help="the file to write; its suffix sets the format")
     report.add_argument("--store", metavar="DIR", default="", help="the directory of images and of the history")

@@ -15,8 +15,6 @@ from pytest_nixl import cli
 from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
 from pytest_nixl.model.machine import Machine
 
-pytestmark = pytest.mark.apart
-
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 P5 = FIXTURES / "efa-p5" / "nixlbench-rank0.out"
 COUNTERS = tuple(str(FIXTURES / "efa-p5" / f"efa-counters-{when}.txt") for when in ("before", "after"))
@@ -426,6 +424,24 @@ LIBFABRIC WRITE VRAM:VRAM 1MiB..1GiB
 """,
         "",
     )
+
+
+def test_the_bounds_of_a_profile_are_shown_and_do_not_concern_output_of_nixlbench(command: Command) -> None:
+    bound = (
+        '\n[[bound]]\nfigure = "kv-request-p50"\nop = ["READ"]\ntokens = [8192]\nat_most = "50 ms"\n'
+        'source = "our service level"\n'
+    )
+    path = command.file("rack.toml", PROFILE + bound)
+    shown = command.run("profile", "show", path).out
+    assert shown.endswith(
+        "\nkv-request-p50 of any backend, op READ, any memory, any way, any model, tokens 8192\n    at most 50 ms\n"
+        "    source: our service level\n"
+    )
+    judged = [
+        command.run("profile", "judge", "--nixlbench", str(P5), "--counters", *COUNTERS, name)
+        for name in (path, command.file("plain.toml", PROFILE))
+    ]
+    assert judged[0].verdicts() == judged[1].verdicts() != []
 
 
 def test_the_recorded_p5_run_passes_with_the_bundled_profile(command: Command) -> None:

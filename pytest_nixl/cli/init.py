@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl init``: write a first profile, a CI file and Kubernetes manifests for the cluster of this host."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from datetime import date
+from pathlib import Path
+
+from pytest_nixl.cli.run_choice import Choice, choose
+from pytest_nixl.cli.starter_files import ClusterPlan, ci_file, job, template
+from pytest_nixl.cli.starter_profile import row_memories, starter_profile
+from pytest_nixl.session.default_profile import PRODUCT_NAME
+
+#: The CI systems for which there is a file.
+CI_SYSTEMS = ("github", "gitlab")
+_WHERE = {
+    "github": "two jobs for GitHub Actions: copy it to .github/workflows/",
+    "gitlab": "two jobs for GitLab: include it from .gitlab-ci.yml",
+}
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl init`` to the command's parsers."""
+    init = commands.add_parser(
+        "init",
+        help="write a first profile, a CI file and Kubernetes manifests for the cluster of this host",
+        description="Write a profile, a CI file and the manifests of a Kubernetes Job from the facts of this host. "
+        "Run it on a node of the cluster. No file is overwritten. Change the lines that are marked with yours.",
+    )
+    init.add_argument("directory", metavar="DIR", nargs="?", type=Path, default=Path("nixl"),
+                      help="where to write; it is created if it does not exist (default: nixl)")  # fmt: skip
+    init.add_argument("--ci", choices=CI_SYSTEMS, default=CI_SYSTEMS[0], help="the CI system (default: github)")
+    init.add_argument("--image", metavar="REF", default="registry.example/inference:latest",
+                      help="the image to validate (default: a placeholder)")  # fmt: skip
+    init.add_argument("--nodes", metavar="N", default="2", help="the number of nodes of a run (default: 2)")
+    init.add_argument("--root", metavar="DIR", help="read the node from a tree of `pytest-nixl facts --record DIR`")
+    init.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    folder: Path = arguments.directory
+    if not re.fullmatch(r"[1-9]\d{0,4}", arguments.nodes):
+        raise ValueError(f"--nodes {arguments.nodes!r} is not a positive integer")
+    if not _IMAGE.fullmatch(arguments.image):
+        raise ValueError(f"--image {arguments.image!r} is not the name of an image: expected REPOSITORY[:TAG][@DIGEST]")
+    names = ("profile.toml", f"{arguments.ci}.yml", "indexed-job.yaml", "etcd.yaml", "results.yaml")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a directory: give the path of a new one")
+    for name in names:
+        if (folder / name).exists():
+            raise ValueError(f"{folder / name} already exists, and nothing was written: give another directory")
+    cluster, profile, why = _examined(arguments)
+    texts = (
+        profile,
+        ci_file(arguments.ci, cluster),
+        job(cluster),
+        template("kubernetes/etcd.yaml"),
+        template("kubernetes/results.yaml"),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in zip(names, texts, strict=True):
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    backend = f"{cluster.backend}, {','.join(cluster.memories)}"
+    meanings = (
+        f"what to expect of rows between two such nodes ({backend}; {why})",
+        _WHERE[arguments.ci],
+        f"a Job of {arguments.nodes} nodes",
+        "the etcd in which its ranks meet",
+        "the volume for its results",
+    )
+    for name, meaning in zip(names, meanings, strict=True):
+        print(f"{folder / name}: {meaning}")
+    print(f"next: grep -n yours {shlex.join(str(folder / name) for name in names[1:])}")
+    print(f"then: pytest-nixl profile show {shlex.quote(str(folder / 'profile.toml'))}, and the commands at the top of "
+          f"{folder / 'indexed-job.yaml'}")  # fmt: skip
+    return 0
+
+
+def _examined(arguments: argparse.Namespace) -> tuple[ClusterPlan, str, str]:
+    """Return the cluster that the node belongs to, the text of its profile, and the origin of that text."""
+    from pytest_nixl.host.facts import gather
+    from pytest_nixl.host.recorded_tree import FactsRoot
+    from pytest_nixl.judge.profiles import bundled_text
+    from pytest_nixl.processes.supervisor import close_supervisor
+
+    tree = FactsRoot(arguments.root)
+    try:
+        facts = gather(tree, backends=(), etcd="")
+    finally:
+        close_supervisor()
+    root = Path(arguments.root or "/")
+    chosen = choose(facts, level="standard", environ={}, root=root)
+    product = _product(root)
+    memories = row_memories(facts)
+    cluster = ClusterPlan(facts, arguments.image, int(arguments.nodes), chosen.backend.value, memories, product)
+    if chosen.profile.value == product:
+        return cluster, bundled_text(product), f"a copy of the profile {Choice(product, chosen.profile.why)}"
+    return cluster, starter_profile("this-cluster", facts, chosen.backend.value, date.today()), "sanity floors"
+
+
+def _product(root: Path) -> str:
+    try:
+        return (root / PRODUCT_NAME).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl run``: the shortest way to a verdict. It chooses the options, prints the command and becomes it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
+from pytest_nixl.core.redaction import clean
+from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.session.options import LEVELS, OPTIONS
+from pytest_nixl.session.suites import checks_of_suites, suites_folder
+
+#: Separates the arguments of this command from those of pytest.
+SEPARATOR = "--"
+#: What this command gives to pytest itself, with its own argument for each.
+_OWN = {"--nixl-level": "LEVEL", "--nixl-backend": "--backend B", "--nixl-profile": "--profile P"}
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl run`` to the command's parsers."""
+    run = commands.add_parser(
+        "run",
+        help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",
+        usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]",
+        description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
+        "and run it with --nixl-gate. Nothing is installed. Arguments after -- go to pytest. The exit code is "
+        "pytest's.",
+    )
+    run.add_argument(
+        "level",
+        metavar="LEVEL",
+        nargs="?",
+        choices=LEVELS,
+        help="quick, standard or extended; without it, standard on a host with a GPU or an RDMA device, else quick",
+    )
+    run.add_argument(
+        "--backend",
+        metavar="NAME[,NAME]",
+        help="NIXL backends to validate (default: NIXL_BACKEND; else LIBFABRIC on a host with EFA, else UCX)",
+    )
+    run.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="what to expect of the host (default: the profile that pytest takes for this backend)",
+    )
+    run.add_argument(
+        "--suite", metavar="NAME", action="append", default=[], help="run only this suite; repeatable (default: all)"
+    )
+    run.add_argument("--no-gate", action="store_true", help="do not fail checks that are undecided")
+    run.add_argument("--print", action="store_true", help="print the choice and the command, and do not run it")
+    run.set_defaults(run=_run, pytest_arguments=())
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate the arguments of ``pytest-nixl run`` from those of pytest, which follow ``--``.
+
+    :param words: the command line of ``pytest-nixl``.
+    :returns: the part before ``--``, and the part behind it; all in the first part if another subcommand is named.
+    """
+    if words and words[0] == "run" and SEPARATOR in words:
+        place = list(words).index(SEPARATOR)
+        return list(words[:place]), list(words[place + 1 :])
+    return list(words), []
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    theirs = list(arguments.pytest_arguments)
+    _refuse_own(theirs)
+    where = _where(arguments.suite)
+    if arguments.profile is not None:
+        load_profile(arguments.profile)
+    chosen = _chosen(arguments)
+    gate = [] if arguments.no_gate else ["--nixl-gate"]
+    words = [
+        *where,
+        *gate,
+        f"--nixl-level={chosen.level.value}",
+        f"--nixl-backend={chosen.backend.value}",
+        f"--nixl-profile={chosen.profile.value}",
+        *theirs,
+    ]
+    program = _pytest()
+    memory = "; it measures host memory: for GPU memory add -- --nixl-memory=VRAM:VRAM and a --profile that has it"
+    remark = memory if chosen.gpus and not any(word.startswith("--nixl-memory") for word in theirs) else ""
+    print(f"pytest-nixl run: {chosen}{remark}")
+    shown = [Path(program[0]).name if len(program) == 1 else program[0], *program[1:], *_without_secrets(words)]
+    print(f"$ {shlex.join(shown)}")
+    if arguments.print:
+        return 0
+    sys.stdout.flush()
+    os.execv(program[0], [*program, *words])
+
+
+def _chosen(arguments: argparse.Namespace) -> RunChoice:
+    facts = None
+    if needs_facts(arguments.level, arguments.backend):
+        from pytest_nixl.host.facts import gather
+        from pytest_nixl.host.recorded_tree import FactsRoot
+        from pytest_nixl.processes.supervisor import close_supervisor
+
+        try:
+            facts = gather(FactsRoot(None), backends=(), etcd="")
+        finally:
+            close_supervisor()
+    return choose(facts, level=arguments.level, backend=arguments.backend, profile=arguments.profile)
+
+
+def _refuse_own(words: Sequence[str]) -> None:
+    """Refuse options of pytest for which this command has arguments of its own, because it would print a wrong choice.
+
+    :raises ValueError: one of them is given.
+    """
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag in _OWN:
+            raise ValueError(f"{flag} cannot follow {SEPARATOR}: give {_OWN[flag]} before it")
+
+
+def _where(suites: Sequence[str]) -> list[str]:
+    """Return the arguments with which pytest finds the suites, in a clone or where the plugin is installed.
+
+    :param suites: the names of the suites; none: all.
+    :raises ValueError: a suite is not known, or the suites are not installed.
+    """
+    folder, known = suites_folder(), checks_of_suites()
+    if not known:
+        raise ValueError(f"there are no suites in {folder}: install pytest-nixl whole, or run this command in a clone")
+    for name in suites:
+        if name not in known:
+            raise ValueError(f"{name!r} is not a suite: expected one of {', '.join(known)}")
+    names = list(dict.fromkeys(suites))
+    if folder.parent.name == "pytest_nixl":
+        return ["--pyargs", *([f"pytest_nixl.suites.{name}" for name in names] or ["pytest_nixl.suites"])]
+    here = Path.cwd()
+    shown = folder.relative_to(here) if here in folder.parents else folder
+    return [str(shown / name) for name in names] or [str(shown)]
+
+
+def _pytest() -> list[str]:
+    """Return the program that is pytest of this Python: the one that ``pytest`` means in a shell, if it is of it."""
+    found = shutil.which("pytest")
+    if found is not None and os.path.dirname(os.path.abspath(found)) == os.path.dirname(sys.executable):
+        return [os.path.abspath(found)]
+    return [sys.executable, "-m", "pytest"]
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Hide passwords and tokens in what is printed."""
+    secret = {option.flag for option in OPTIONS if option.secret}
+    shown: list[str] = []
+    hide = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else clean(word))
+        hide = flag in secret and not equals
+    return shown

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl telemetry``: judge the metrics of a live NIXL, vLLM or Dynamo."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_nixl.checks.telemetry.live_endpoint import EndpointValue
+
+#: Seconds for the whole answer.
+_TIMEOUT = 10.0
+_MOST_SECONDS = 3600.0
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``pytest-nixl telemetry`` to the command's parsers."""
+    telemetry = commands.add_parser(
+        "telemetry",
+        help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, post time",
+        description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
+        "expired requests and the mean time to post a transfer since the process started. The command exits with 1 if "
+        "a value is above its bound, or a bounded value is unknown and --gate is given.",
+    )
+    telemetry.add_argument("url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics")
+    telemetry.add_argument("--max-failed", metavar="N", type=_bound, help="the most failed transfers")
+    telemetry.add_argument("--max-expired", metavar="N", type=_bound, help="the most requests whose KV blocks expired")
+    telemetry.add_argument(
+        "--max-post-us", metavar="N", type=_bound, help="the longest mean time to post a transfer, in microseconds"
+    )
+    telemetry.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, default=_TIMEOUT,
+        help=f"the deadline of the whole answer (default: {_TIMEOUT:g})",
+    )  # fmt: skip
+    telemetry.add_argument("--gate", action="store_true", help="also fail bounded values that are unknown")
+    telemetry.add_argument("--json", action="store_true", help="print JSON")
+    telemetry.set_defaults(run=_run)
+
+
+def _bound(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf or not text.isascii():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _bound(text)
+    if not 0 < value <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to {_MOST_SECONDS:g}")
+    return value
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pytest_nixl.checks.telemetry.live_endpoint import endpoint_values
+    from pytest_nixl.checks.telemetry.scrape import metrics_url, scrape
+    from pytest_nixl.model.verdicts import Outcome, outcome
+
+    url = metrics_url(arguments.url)
+    values = endpoint_values(
+        scrape(url, arguments.timeout),
+        max_failed=arguments.max_failed,
+        max_expired=arguments.max_expired,
+        max_post_us=arguments.max_post_us,
+    )
+    bounded = [each for each in values if each.at_most is not None]
+    failed = [each for each in bounded if outcome(each.judgement.verdict, gate=arguments.gate) is Outcome.FAIL]
+    if arguments.json:
+        print(json.dumps(_plain(url, values, bool(failed)), indent=1))
+    else:
+        for each in values:
+            print(each.judgement)
+        print(_summary(len(bounded), len(failed)))
+    return int(bool(failed))
+
+
+def _summary(bounded: int, failed: int) -> str:
+    if failed:
+        return f"FAIL: {failed} of {bounded} bounded values do not keep their bounds"
+    if not bounded:
+        return "PASS: no bound was given: add --max-failed, --max-expired or --max-post-us"
+    return f"PASS: no bounded value of {bounded} is above its bound"
+
+
+def _plain(url: str, values: list[EndpointValue], failed: bool) -> dict[str, object]:
+    return {
+        "verdict": "FAIL" if failed else "PASS",
+        "url": url,
+        "values": [
+            {
+                "name": each.name,
+                "verdict": each.judgement.verdict.value,
+                "value": each.value if each.value is not None and math.isfinite(each.value) else None,
+                "unit": each.unit.strip(),
+                "at_most": each.at_most,
+                "source": each.source,
+            }
+            for each in values
+        ],
+    }

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl checks`` lists what the suites can check; ``profile list`` and ``--version`` say what is installed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+
+import pytest
+from helpers.cli_run import ROOT, WITHOUT, environment
+
+from pytest_nixl import __version__, cli
+from pytest_nixl.judge.profiles import bundled_profiles
+from pytest_nixl.session.suites import checks_of_suites
+
+
+def test_every_check_of_the_suites_is_listed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checks", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    found = [(check["suite"], check["id"]) for check in listed]
+    assert sorted(found) == sorted((suite, id) for suite, ids in checks_of_suites().items() for id in ids)
+    assert all(check["proves"].endswith(".") for check in listed)
+
+
+def test_a_level_lists_the_checks_that_its_run_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {}
+    for level in ("quick", "standard", "extended"):
+        assert cli.main(["checks", f"--level={level}", "--json"]) == 0
+        listed[level] = {(check["id"], check["level"]) for check in json.loads(capsys.readouterr().out)}
+    assert {level for _, level in listed["quick"]} == {"quick"}
+    assert {level for _, level in listed["standard"]} == {"quick", "standard"}
+    assert listed["quick"] < listed["standard"] < listed["extended"]
+
+
+def test_the_printed_command_runs_that_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checks", "shm"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    command = shlex.split(line.partition("run it: ")[2])
+    done = subprocess.run(
+        ["python", "-m", *command, "--collect-only", "-q", *WITHOUT], cwd=ROOT, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "test_there_is_room_in_dev_shm" in done.stdout
+    assert "1 test collected" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chm"], "'chm' is not a check: did you mean shm?"),
+        (["--suite=kv_cashe"], "'kv_cashe' is not a suite: did you mean kv_cache?"),
+        (["--suite=qqqqq"], "'qqqqq' is not a suite: expected one of bandwidth, "),
+    ],
+)
+def test_an_unknown_name_is_one_sentence(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checks", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pytest-nixl: {said}")
+    assert printed.err.count("\n") == 1
+
+
+def test_each_profile_is_listed_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= set(bundled_profiles())
+    [p4d] = [line for line in lines if line.startswith("p4d.24xlarge ")]
+    assert p4d.endswith("(expects nothing of rows yet)")
+    [loopback] = [line for line in lines if line.startswith("loopback ")]
+    assert loopback.endswith("two processes of one host, host memory")
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pytest-nixl {__version__}\n"

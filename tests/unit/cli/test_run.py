@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl run`` chooses the options of a run by the facts of the host, prints the command and becomes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, environment
+from helpers.fake_sysfs import p5
+
+from pytest_nixl import cli
+from pytest_nixl.cli.run_choice import choose
+from pytest_nixl.host.facts import Facts, gather
+from pytest_nixl.host.recorded_tree import FactsRoot
+
+#: The part of a run that starts no worker: a suite of which nothing is selected, which the gate does not pass.
+NOTHING = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--", "-k", "no_such_test or none")
+
+
+def ended(*words: str, directory: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_nixl.cli", *words], cwd=directory, env=environment(**changes),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def printed(output: str) -> str:
+    """Return the command that was printed."""
+    [line] = [line for line in output.splitlines() if line.startswith("$ ")]
+    return line.removeprefix("$ ")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """A p5.48xlarge with 8 GPUs and 32 EFA devices."""
+    return gather(FactsRoot(p5(tmp_path_factory.mktemp("p5") / "tree").folder), backends=(), etcd="", environ={})
+
+
+def without(node: Facts, *, plugins: tuple[str, ...] = (), devices: bool = True) -> Facts:
+    """Return the same host with these plugins of NIXL, and without RDMA devices and GPUs if ``devices`` is false."""
+    plain = node.plain()
+    plain["software"]["plugins"] = list(plugins)
+    if not devices:
+        plain["rdma"], plain["gpu"]["gpus"] = [], []
+    return Facts.of(plain)
+
+
+def test_a_node_with_efa_gets_the_gate_over_libfabric_and_its_profile(node: Facts, tmp_path: Path) -> None:
+    (tmp_path / "sys/class/infiniband/rdmap79s0").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id/product_name").write_text("p5.48xlarge\n")
+    chosen = choose(node, environ={}, root=tmp_path)
+    assert str(chosen) == (
+        "level standard (8 GPUs and 32 RDMA devices), backend LIBFABRIC (32 EFA devices), "
+        "profile p5.48xlarge (this host's product name is p5.48xlarge)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("plugins", "devices", "expected"),
+    [
+        (("UCX",), True, "UCX (this NIXL has no plugin LIBFABRIC)"),
+        (("UCX", "LIBFABRIC"), False, "UCX (no EFA device)"),
+        (("LIBFABRIC",), False, "LIBFABRIC (this NIXL has no plugin UCX)"),
+        ((), True, "LIBFABRIC (32 EFA devices)"),  # NIXL could not be loaded
+        ((), False, "UCX (no EFA device)"),
+    ],
+)
+def test_the_backend_follows_from_devices_and_plugins(
+    node: Facts, plugins: tuple[str, ...], devices: bool, expected: str, tmp_path: Path
+) -> None:
+    chosen = choose(without(node, plugins=plugins, devices=devices), environ={}, root=tmp_path)
+    assert str(chosen.backend) == expected
+    assert chosen.level.value == ("standard" if devices else "quick")
+
+
+def test_what_is_given_wins_over_the_environment_and_the_facts(node: Facts, tmp_path: Path) -> None:
+    named = choose(node, environ={"NIXL_BACKEND": "posix"}, root=tmp_path)
+    assert str(named.backend) == "POSIX (NIXL_BACKEND)"
+    given = choose(None, level="quick", backend="ucx", profile="h100", environ={"NIXL_BACKEND": "posix"}, root=tmp_path)
+    assert str(given) == "level quick (given), backend UCX (given), profile h100 (given)"
+
+
+@pytest.mark.long
+def test_the_printed_command_has_the_same_end_as_the_run() -> None:
+    done = ended(*NOTHING)
+    assert done.stdout.startswith("pytest-nixl run: level quick (given), backend UCX (given), profile loopback (")
+    assert printed(done.stdout).endswith(
+        "suites/uri_validation --nixl-gate --nixl-level=quick --nixl-backend=UCX --nixl-profile=loopback "
+        "-k 'no_such_test or none'"
+    )
+    assert done.returncode == 1
+    copied = subprocess.run(
+        ["/bin/sh", "-c", printed(done.stdout)], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    said = [line for line in done.stdout.splitlines() if line.startswith("NIXL gate: ")]
+    assert said
+    assert copied.returncode == 1
+    assert [line for line in copied.stdout.splitlines() if line.startswith("NIXL gate: ")] == said
+
+
+@pytest.mark.long
+def test_pytest_ends_with_its_own_exit_code() -> None:
+    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--")
+    assert ended(*words, "--collect-only", "-q").returncode == 0
+    assert ended(*words, "-k", "no_such_test").returncode == 5
+    assert ended(*words, "--no-such-option").returncode == 4
+
+
+@pytest.mark.long
+def test_without_arguments_it_ends_in_a_verdict_of_this_host() -> None:
+    done = ended("run", "--suite=metadata", "--", "-p", "no:cacheprovider")
+    assert re.match(r"pytest-nixl run: level \w+ \(.+\), backend \w+ \(.+\), profile \S+ \(.+\)\n", done.stdout)
+    assert re.search(r"^NIXL gate: PASS ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+def test_it_runs_where_the_plugin_is_installed(tmp_path: Path) -> None:
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    leave = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pytest_nixl", site / "pytest_nixl", ignore=leave)
+    shutil.copytree(ROOT / "suites", site / "pytest_nixl" / "suites", ignore=leave)
+    words = ("run", "quick", "--backend=UCX", "--suite=uri_validation", "--no-gate", "--", "--collect-only", "-q")
+    done = ended(*words, directory=work, PYTHONPATH=str(site))
+    assert " --pyargs pytest_nixl.suites.uri_validation --nixl-level=quick" in printed(done.stdout)
+    assert " tests collected" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_clone_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
+    assert shlex.split(printed(capsys.readouterr().out))[-5] == str(ROOT / "suites")
+
+
+def test_the_pytest_of_another_python_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "pytest"
+    other.write_text("#!/bin/sh\nexit 77\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
+    assert shlex.split(printed(capsys.readouterr().out))[:3] == [sys.executable, "-m", "pytest"]
+
+
+def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nixl-etcd-user=me:hunter22", "--nixl-group-token", "hunter33", "--nixl-etcd=http://me:hunter44@h:2379"]
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *words]) == 0
+    said = capsys.readouterr().out
+    assert "hunter" not in said
+    assert said.count("***") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slow"], "argument LEVEL: invalid choice: 'slow'"),
+        (["quick", "-k", "x"], "unrecognized arguments: -k x; arguments of pytest follow --"),
+        (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX or OBJ"),
+        (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
+        (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
+        (["--", "--nixl-level=quick"], "--nixl-level cannot follow --: give LEVEL before it"),
+        (["--", "--nixl-backend", "UCX"], "--nixl-backend cannot follow --: give --backend B before it"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = cli.main(["run", *words])
+    except SystemExit as error:  # what argparse refuses
+        code = int(error.code or 0)
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_package_without_suites_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.run, "checks_of_suites", dict)
+    assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 2
+    assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err

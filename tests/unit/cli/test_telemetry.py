@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pytest-nixl telemetry`` with metrics as vLLM and NIXL write them, and with servers that answer something else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from helpers.metrics_server import metrics_server
+
+from pytest_nixl.cli import COULD_NOT_RUN, FAILED, PASSED, main
+
+VLLM = b"""# TYPE vllm:nixl_num_failed_transfers counter
+vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 1.0
+vllm:nixl_num_failed_transfers_total{engine="1",model_name="m"} 2.0
+vllm:nixl_num_failed_transfers_created{engine="0",model_name="m"} 1.7e+09
+vllm:nixl_num_kv_expired_reqs_total{engine="0"} 4.0
+vllm:nixl_post_time_seconds_bucket{engine="0",le="0.1"} 8.0
+vllm:nixl_post_time_seconds_count{engine="0"} 8.0
+vllm:nixl_post_time_seconds_sum{engine="0"} 0.002
+"""
+NIXL = b"""agent_errors_total{agent_name="a",status="backend"} 2
+agent_errors_total{agent_name="b",status="not_found"} 1
+agent_tx_requests_num_total{agent_name="a"} 3
+agent_rx_requests_num_total{agent_name="b"} 1
+agent_xfer_post_time_total{agent_name="a"} 100
+"""
+BOUNDS = ("--max-failed=3", "--max-expired=4", "--max-post-us=250")
+
+
+def ask(text: bytes, *options: str) -> int:
+    with metrics_server(lambda: text) as port:
+        return main(["telemetry", f"127.0.0.1:{port}", "--timeout=300", *options])
+
+
+def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(VLLM, *BOUNDS) == PASSED
+    assert capsys.readouterr().out == (
+        "PASS: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3\n"
+        "PASS: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), at most 4\n"
+        "PASS: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), at most 250 us\n"
+        "PASS: no bounded value of 3 is above its bound\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("--max-failed=2", "FAIL: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), above its bound of 2"),
+        ("--max-expired=3.5", "FAIL: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), above its bound of 3"),
+        ("--max-post-us=249", "FAIL: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), above its"),
+    ],
+)  # fmt: skip
+def test_each_value_above_its_bound_fails(bound: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(VLLM, bound) == FAILED
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.endswith("FAIL: 1 of 1 bounded values do not keep their bounds\n")
+
+
+def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(NIXL) == PASSED
+    out = capsys.readouterr().out
+    assert "NO-EXPECTATION: failed transfers: 3 (agent_errors_total), no bound\n" in out
+    assert "NO-EXPECTATION: mean post time: 25 us (agent_xfer_post_time_total, 4 transfers), no bound\n" in out
+    assert "no bound was given" in out
+
+
+def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(VLLM + NIXL.replace(b" 2\n", b" 9\n"), "--max-failed=10") == PASSED
+    assert "failed transfers: 10 (agent_errors_total), at most 10\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (NIXL, "the endpoint has none of vllm:nixl_num_kv_expired_reqs_total"),
+        (NIXL + b"vllm:nixl_num_kv_expired_reqs_total NaN\n", "unknown, because vllm:nixl_num_kv_expired_reqs_total"),
+        (NIXL + b"vllm:nixl_num_kv_expired_reqs_total -1\n", "which is negative"),
+    ],
+)
+def test_a_bounded_value_that_is_unknown_fails_only_the_gate(
+    text: bytes, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(text, "--max-expired=0") == PASSED
+    out = capsys.readouterr().out
+    assert "UNKNOWN: expired requests: " in out
+    assert why in out
+    assert ask(text, "--max-expired=0", "--gate") == FAILED
+
+
+def test_an_infinite_value_fails() -> None:
+    assert ask(b"agent_errors_total +Inf\n", "--max-failed=1e300") == FAILED
+
+
+def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(VLLM, "--json", "--max-expired=1") == FAILED
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "FAIL"
+    assert [(each["name"], each["verdict"], each["value"], each["at_most"]) for each in found["values"]] == [
+        ("failed transfers", "NO-EXPECTATION", 3.0, None),
+        ("expired requests", "FAIL", 4.0, 1.0),
+        ("mean post time", "NO-EXPECTATION", 250.0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"<html>hello</html>", "is not Prometheus metrics: line 1 is '<html>hello</html>'"),
+        (b"\xff\xfe", "is not Prometheus metrics: it is not UTF-8"),
+        (b"", "is not Prometheus metrics: it has no series"),
+        (b"go_threads 7\n", "the endpoint has 1 series and none of NIXL (it has go_threads, …)"),
+        (VLLM + b"broken{\n", "is not Prometheus metrics: line 9 has the labels"),
+        (b"#" * ((16 << 20) + 1), "has more than 16 MiB"),
+    ],
+    ids=["html", "binary", "empty", "another-program", "one-broken-line", "large"],
+)
+def test_what_is_not_metrics_of_nixl_is_one_sentence(
+    text: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(text) == COULD_NOT_RUN
+    sentence, *rest = capsys.readouterr().err.splitlines()
+    assert said in sentence
+    assert [line.partition(":")[0] for line in rest] == ["remedy"]
+
+
+def test_another_status_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with metrics_server(lambda: VLLM, status=404) as port:
+        assert main(["telemetry", f"http://127.0.0.1:{port}/wrong", "--timeout=300"]) == COULD_NOT_RUN
+    assert f"http://127.0.0.1:{port}/wrong answers with HTTP status 404" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "is not the URL of a host"),
+        ("ftp://h/metrics", "has the scheme 'ftp': expected http or https"),
+        ("http://user:secret@h:1/metrics", "contains a user"),
+        ("http://h:99999/", "is not a URL"),
+        ("http://[::1", "is not a URL"),
+        ("http://h:0/", "is not the URL of a host"),
+        ("http://h/\x1b[31m", "is not the URL of a host"),
+    ],
+)
+def test_a_bad_url_is_one_sentence(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["telemetry", url]) == COULD_NOT_RUN
+    error = capsys.readouterr().err
+    assert said in error
+    assert "secret" not in error
+    assert "\x1b" not in error
+
+
+@pytest.mark.parametrize("option", ["--max-failed=-1", "--max-expired=nan", "--max-post-us=inf", "--timeout=0"])
+def test_a_bound_that_is_not_a_number_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["telemetry", "http://h:1", option])
+    assert ended.value.code == COULD_NOT_RUN
+    assert "is not a number" in capsys.readouterr().err
+
+
+def test_a_refused_connection_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:  # bound and not listening: nobody else gets the port, and connections are refused
+        bound.bind(("127.0.0.1", 0))
+        assert main(["telemetry", f"127.0.0.1:{bound.getsockname()[1]}"]) == COULD_NOT_RUN
+    assert "/metrics cannot be read: Connection refused\n" in capsys.readouterr().err
+
+
+@contextmanager
+def talking(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
+    """Accept one connection, and let a function answer it until the body ends; yield the port."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    talk(connection, ended)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            ended.set()
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)
+            serving.join()
+
+
+def drips(connection: socket.socket, ended: threading.Event) -> None:
+    """Send an answer without an end, a byte at a time."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+    while not ended.wait(0.05):
+        connection.sendall(b"#")
+
+
+def pours(connection: socket.socket, ended: threading.Event) -> None:
+    """Send an answer without an end, as fast as possible."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+    while not ended.is_set():
+        connection.sendall(b"#" * 65536)
+
+
+@pytest.mark.parametrize(
+    ("talk", "said"),
+    [
+        (drips, "did not complete its answer within 1 s"),
+        (lambda _, ended: ended.wait(), "did not complete its answer within 1 s"),
+    ],
+    ids=["drips", "silent"],
+)
+def test_an_answer_without_an_end_is_ended_at_the_deadline(
+    talk: Callable[[socket.socket, threading.Event], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with talking(talk) as port:
+        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=1"]) == COULD_NOT_RUN
+    assert said in capsys.readouterr().err
+
+
+def test_an_endless_fast_answer_is_ended_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    with talking(pours) as port:
+        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
+    assert "has more than 16 MiB" in capsys.readouterr().err
+
+
+def test_an_answer_that_breaks_off_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def breaks_off(connection: socket.socket, _: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\nagent_errors_total 0\n")
+
+    with talking(breaks_off) as port:
+        assert main(["telemetry", f"127.0.0.1:{port}", "--timeout=300"]) == COULD_NOT_RUN
+    assert "/metrics cannot be read: " in capsys.readouterr().err
