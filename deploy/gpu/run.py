@@ -177,8 +177,8 @@ def stages(profile: str, out: str, more: list[str]) -> list[tuple[str, list[str]
         ("doctor", [python, "-m", "pytest_nixl.cli", "doctor", "--profile", profile]),
         # Host memory comes first: if this stage fails, the GPUs are not the cause.
         run("pytest-host", ("bandwidth",), "--nixl-memory=DRAM:DRAM", "--nixl-blocks=64KiB,4MiB"),
-        run("pytest-gpu", SUITES, "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM", f"--nixl-blocks={SIZES}",
-            f"--nixl-profile={profile}"),
+        run("pytest-gpu", SUITES, "--nixl-level=extended", "--nixl-memory=VRAM:VRAM,DRAM:VRAM,VRAM:DRAM",
+            f"--nixl-blocks={SIZES}", f"--nixl-profile={profile}"),
         run(TORCH, ("bandwidth",), "--nixl-memory=VRAM:VRAM", "--nixl-blocks=1MiB", f"--nixl-profile={profile}"),
     ]  # fmt: skip
 
