@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -46,9 +47,9 @@ def exchange(channel: socket.socket, agent: Any, address: int) -> tuple[str, int
     return name.decode() if isinstance(name, bytes) else name, other
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, make: Callable[[], tuple[Any, int]] = lambda: make_agent("bare-target")) -> None:
     """Answer notifications until the other side closes the channel."""
-    agent, address = make_agent("bare-target")
+    agent, address = make()
     exchange(channel, agent, address)
     channel.setblocking(False)
     naps = 0

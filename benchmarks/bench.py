@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure each figure of the README five times, and print the median.
+"""Measure each figure of the README five times, and print the median beside its bound and its peer.
 
 * the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and the time that one more
   size adds;
 * the ratio of the bandwidth that pytest-nixl measures to that of a bare NIXL loop with the same pattern of transfers;
-* the time that the installed but unused plugin adds to the start of pytest;
-* the time of ``pytest-nixl doctor``, which loads NIXL and makes a backend.
+* the same ratio for requests for KV blocks, with prepared descriptors of scattered blocks;
+* the time that the installed but unused plugin adds to pytest with one trivial test;
+* the time of ``pytest-nixl doctor``, which loads NIXL and makes a backend;
+* the time of all suites at the levels ``quick`` and ``standard``;
+* the time of README's second command in a fresh clone, with ``--tests``, because it takes minutes; or
+  ``--second-command`` gives it.
+
+``--readme`` also writes the table of the measured figures to the README.
 """
 
 from __future__ import annotations
@@ -13,20 +19,35 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from figures import Figure, load, machine, table, write_readme
+
 ROOT = Path(__file__).resolve().parents[1]
+#: The 30 rows; ``suites/bandwidth`` as a whole also compares NIXL with raw tools.
+ROWS = "suites/bandwidth/test_bandwidth.py"
 SWEEP = "4KiB..64MiB"
 #: The sizes of the sweep and one more from the middle.
 ONE_MORE = "4KiB,8KiB,16KiB,32KiB,64KiB,128KiB,256KiB,512KiB,768KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB,64MiB"
 COMPARED = ("64KiB", "1MiB", "16MiB")
+#: Tokens of a request for KV blocks, the time for which they are measured and the number of requests of the bare loop.
+KV_TOKENS, KV_SECONDS, KV_REQUESTS = 1024, 2, 60
+#: README's second command, which bootstraps tox, makes its environments, lints and tests.
+TESTS = "python3 -m pip install -q -U --target .bootstrap tox && PYTHONPATH=.bootstrap python3 -m tox"
+#: Variables of the tox that may have started this program, and of a Python's start: a fresh clone has none of them.
+OURS = ("TOX_", "PYTHON", "VIRTUAL_ENV")
+#: Bounds in seconds on two cores; of the unused plugin in milliseconds; of measured : bare loop, the least ratio.
+QUICK, STANDARD, SWEPT, ADDED, DOCTOR, SECOND, UNUSED_MS, BARE = 15, 60, 5, 0.2, 1, 360, 20, 0.97
 
 
 def pytest(*arguments: str, directory: Path = ROOT) -> float:
@@ -35,6 +56,8 @@ def pytest(*arguments: str, directory: Path = ROOT) -> float:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=directory,
+        # With this variable pytest rewrites the assertions of every plugin at each start, instead of once.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         capture_output=True,
         text=True,
         check=False,
@@ -54,22 +77,27 @@ def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]
     return found
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the smallest and the largest value as text."""
-    return f"(min {min(values):.3f}, max {max(values):.3f})"
+def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time of the whole command, with and without one more size, and that of a given peer."""
+    measures = [lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"), lambda: pytest(ROWS, f"--nixl-blocks={ONE_MORE}")]
+    peer = ""
+    if asked.sweep_peer:
+        measures.append(lambda: timed(asked.sweep_peer))
+    whole, more, *others = alternate(asked.repeats, *measures)
+    for taken in others:
+        peer = f"`{asked.sweep_peer}`: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})"
+    yield Figure(f"sweep of 15 sizes ({SWEEP}), WRITE and READ, verified", tuple(whole), "s", SWEPT, peer=peer)
+    added = tuple(b - a for a, b in zip(whole, more, strict=True))
+    yield Figure("one more size, WRITE and READ", added, "s", ADDED, digits=2)
 
 
-def sweep(repeats: int) -> None:
-    """Measure the time of the whole command, with and without one more size."""
-    suite = "suites/bandwidth"
-    whole, more = alternate(
-        repeats,
-        lambda: pytest(suite, f"--nixl-blocks={SWEEP}"),
-        lambda: pytest(suite, f"--nixl-blocks={ONE_MORE}"),
-    )
-    print(f"sweep of 15 sizes, WRITE and READ, whole command: {median(whole):.2f} s {spread(whole)}")
-    added = [b - a for a, b in zip(whole, more, strict=True)]
-    print(f"one more size adds {median(added):.2f} s {spread(added)}")
+def timed(command: str) -> float:
+    """Run a command and return its wall time in seconds."""
+    start = time.perf_counter()
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command} failed:\n{done.stdout}{done.stderr}")
+    return time.perf_counter() - start
 
 
 def rows(op: str) -> list[dict[str, Any]]:
@@ -97,37 +125,84 @@ def bare(op: str, records: Sequence[dict[str, Any]]) -> list[float]:
     return [float(word) for word in line.split()[1:]]
 
 
-def beside_bare_loop(repeats: int) -> None:
+def beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
     """Print the ratio of the bandwidth that pytest-nixl measures to that of the bare loop, for each row."""
+    pooled: list[float] = []
     for op in ("WRITE", "READ"):
         ratios: dict[str, list[float]] = {}
-        for _ in range(repeats):
+        for _ in range(asked.repeats):
             records = rows(op)
             for record, rate in zip(records, bare(op, records), strict=True):
                 ratios.setdefault(record["extra_info"]["key"], []).append(record["extra_info"]["GB/s"] * 1e9 / rate)
         for key, values in ratios.items():
-            print(f"measured : bare loop, {key}: {median(values):.3f} {spread(values)}")
-        pooled = [value for values in ratios.values() for value in values]
-        print(f"measured : bare loop, {op}, all rows: {median(pooled):.3f}")
+            print(f"measured : bare loop, {key}: {median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+            pooled += values
+    yield Figure(
+        "measured bandwidth : that of a bare NIXL loop with the same pattern of transfers",
+        tuple(pooled), "", BARE, at_least=True, digits=2,
+    )  # fmt: skip
 
 
-def startup(repeats: int) -> None:
-    """Print the time that the unused plugin adds to the start of pytest."""
+def kv_beside_bare_loop(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the ratio of the bandwidth of requests for KV blocks to that of a bare loop with the same requests."""
+    for op in ("WRITE", "READ"):
+        ours, others = alternate(asked.repeats, partial(kv_row, op), partial(bare_kv, op))
+        yield Figure(
+            f"requests for KV blocks, {op} scattered-prepped, {KV_TOKENS} tokens : the same in a bare NIXL loop",
+            tuple(one / other for one, other in zip(ours, others, strict=True)), "", BARE, at_least=True, digits=2,
+        )  # fmt: skip
+
+
+def kv_row(op: str) -> float:
+    """Measure requests for scattered KV blocks with pytest-nixl, and return bytes per second."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "rows.json")
+        options = (f"--nixl-op={op}", f"--nixl-kv-tokens={KV_TOKENS}", f"--nixl-duration={KV_SECONDS}s")
+        pytest("suites/kv_cache", *options, "-k", "scattered-prepped", f"--benchmark-json={path}")
+        [record] = json.loads(path.read_text())["benchmarks"]
+    return float(record["extra_info"]["GB/s"]) * 1e9
+
+
+def bare_kv(op: str) -> float:
+    """Measure the same requests with the bare loop; return bytes per second."""
+    # 32 layers with K and V, 16 tokens of 8 heads of 128 elements of 2 bytes in a block, and twice the blocks.
+    blocks = KV_TOKENS // 16
+    shape = (64, 2 * blocks, 16 * 8 * 128 * 2, blocks, KV_REQUESTS)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "bare_kv.py"), op, *map(str, shape)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("rates:")]
+    return float(line.split()[1])
+
+
+def unused(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time that the installed but unused plugin adds to pytest with one trivial test."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "test_nothing.py").write_text("def test_nothing(): pass\n")
+        pytest(directory=Path(directory))  # writes the compiled modules
         without, with_ = alternate(
-            4 * repeats,
+            max(15, 4 * asked.repeats),
             lambda: pytest("-p", "no:nixl", directory=Path(directory)),
             lambda: pytest(directory=Path(directory)),
         )
-    added = [(b - a) * 1000 for a, b in zip(without, with_, strict=True)]
-    print(f"start of pytest, plugin installed and unused: {median(added):+.1f} ms (of {median(without) * 1000:.0f} ms)")
+    added = tuple((b - a) * 1000 for a, b in zip(without, with_, strict=True))
+    peer = f"pytest without it: {median(without) * 1000:.0f} ms"
+    yield Figure("the installed, unused plugin adds to a start of pytest", added, "ms", UNUSED_MS, peer=peer)
 
 
-def doctor(repeats: int) -> None:
-    """Print the time of the whole command ``pytest-nixl doctor``."""
+def level(name: str, repeats: int, bound: float) -> Iterator[Figure]:
+    """Measure the time of all suites at a level."""
+    taken = tuple(pytest("suites", "--nixl-backend=UCX", f"--nixl-level={name}") for _ in range(repeats))
+    yield Figure(f"all suites, `--nixl-level {name}`", taken, "s", bound)
+
+
+def doctor(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time of the whole command ``pytest-nixl doctor``."""
     taken = []
-    for _ in range(repeats):
+    for _ in range(asked.repeats):
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "pytest_nixl.cli", "doctor"], capture_output=True, text=True, check=False
@@ -135,20 +210,105 @@ def doctor(repeats: int) -> None:
         taken.append(time.perf_counter() - start)
         if "NIXL doctor: " not in done.stdout:
             raise SystemExit(f"pytest-nixl doctor failed:\n{done.stdout}{done.stderr}")
-    print(f"pytest-nixl doctor: {median(taken):.2f} s {spread(taken)}")
+    yield Figure("`pytest-nixl doctor`", tuple(taken), "s", DOCTOR, digits=2)
+
+
+def second_command(asked: argparse.Namespace) -> Iterator[Figure]:
+    """Measure the time of README's second command, or read it: seconds, or a file of ``--junit-xml``."""
+    taken = [seconds_of(text) for text in asked.second_command]
+    if asked.tests:
+        taken.append(time_of_a_clone())
+    if taken:
+        yield Figure("README's second command", tuple(taken), "s", SECOND, digits=0)
+    else:
+        print("README's second command: not measured; --tests measures it in a fresh clone, in some minutes")
+
+
+def time_of_a_clone(command: str = TESTS, root: Path = ROOT) -> float:
+    """Run README's second command in a fresh clone of what is committed, and return its wall time in seconds."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    with tempfile.TemporaryDirectory() as directory:
+        clone = Path(directory, "clone")
+        subprocess.run(["git", "clone", "--quiet", "--no-local", str(root), str(clone)], check=True)
+        start = time.perf_counter()
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=clone, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, check=False,
+        )  # fmt: skip
+        taken = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{command} failed after {taken:.0f} s:\n{done.stdout[-20000:]}")
+    return taken
+
+
+def seconds_of(text: str) -> float:
+    """Return seconds from a number, or from the times of the test suites in a file of ``--junit-xml``."""
+    if not Path(text).is_file():
+        return float(text)
+    return sum(float(suite.get("time", "0")) for suite in ElementTree.parse(text).getroot().iter("testsuite"))
+
+
+FIGURES: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
+    "quick": lambda asked: level("quick", asked.repeats, QUICK),
+    "standard": lambda asked: level("standard", min(asked.repeats, 3), STANDARD),
+    "sweep": sweep,
+    "bare": beside_bare_loop,
+    "kv": kv_beside_bare_loop,
+    "unused": unused,
+    "doctor": doctor,
+    "second": second_command,
+}
+
+
+def measured(asked: argparse.Namespace, failed: list[str] | None = None) -> Iterator[Figure]:
+    """Yield the requested figures, each as soon as it is measured.
+
+    :param failed: gets the name of each figure that could not be measured; None: the first ends the program.
+    """
+    for name in asked.figures or FIGURES:
+        try:
+            for figure in FIGURES[name](asked):
+                print(figure, flush=True)
+                yield figure
+        except SystemExit as error:
+            if failed is None:
+                raise
+            failed.append(name)
+            print(f"{name}: not measured: {error}", flush=True)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
+    parser.add_argument("--readme", nargs="?", type=Path, const=ROOT / "README.md", help="write the table to this file")
+    parser.add_argument("--sweep-peer", default="", metavar="COMMAND",
+                        help="a command that makes the same sweep with another tool, such as a script that runs two "
+                        "nixlbench processes; its time is printed beside ours")  # fmt: skip
+    parser.add_argument("--second-command", action="append", default=[], metavar="SECONDS|JUNIT",
+                        help="the time of README's second command, or its file of --junit-xml")  # fmt: skip
+    parser.add_argument("--tests", action="store_true",
+                        help="measure README's second command, which takes minutes, in a fresh clone")  # fmt: skip
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(FIGURES)} (default: all)")
+    asked = parser.parse_args(arguments)
+    if unknown := [name for name in asked.figures if name not in FIGURES]:
+        parser.error(f"{unknown[0]!r} is not a figure: expected {', '.join(FIGURES)}")
+    if asked.readme and asked.figures:
+        parser.error("--readme needs every figure: do not name some")
+    return asked
 
 
 def main() -> None:
-    """Print every figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured (default: 5)")
-    parser.add_argument("figures", nargs="*", help="sweep, bare, startup or doctor (default: all)")
-    arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; medians of {arguments.repeats}", flush=True)
-    chosen = {"startup": startup, "doctor": doctor, "sweep": sweep, "bare": beside_bare_loop}
-    for name in arguments.figures or chosen:
-        chosen[name](arguments.repeats)
-        sys.stdout.flush()
+    """Print every figure, and write the README's table."""
+    asked = parsed()
+    print(f"{machine()}; medians of {asked.repeats}; {load()}", flush=True)
+    failed: list[str] = []
+    found = list(measured(asked, failed))
+    print(f"\n{table(found)}")
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}; the reasons are above")
+    if asked.readme:
+        write_readme(asked.readme, table(found))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost

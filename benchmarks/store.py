@@ -19,6 +19,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
 from pytest_nixl.store.record_reader import FORM, OURS
@@ -42,7 +43,7 @@ def records(count: int) -> Iterator[str]:
         }
         results = [
             Result(
-                "bandwidth", f"test_bandwidth.py::test_bandwidth[{key}]", Verdict.PASS, row=key,
+                "bandwidth", f"test_bandwidth.py::test_bandwidth[{key}]", Verdict.PASS, row=RowKey.parse(key),
                 figures=Figures(values[1], 1e-5, 3e-5, 1000, 6e7, 6.4e11, ("cma/memory",), tuple(values), 2e-5, 9e-5),
             )
             for key, values in rows.items()
