@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure import worker_pair
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
@@ -21,30 +23,71 @@ from pytest_nixl.session.settings import read_settings
 # Behind a shell's & Ctrl-C is ignored, and so it would be in every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No clock of hypothesis fails a test, because a busy machine may stop it at any moment. Not each environment has it.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
 #: What needs torch, which is too large for CI: ``tox -e torch`` has it; and other plugins: ``tox -e plugins`` has them.
 collect_ignore = [*([] if find_spec("torch") else ["with_torch"]),
                   *([] if find_spec("pytest_rerunfailures") else ["plugins"])]  # fmt: skip
 
 
-@pytest.fixture
+MakePairs = Callable[..., WorkerPairs]
+
+
+@pytest.fixture(scope="session")
 def make_settings(pytestconfig: pytest.Config) -> Callable[..., Settings]:
     """Make settings from the defaults and what differs from them."""
     defaults = read_settings(pytestconfig, environ={})
     return lambda **changes: replace(defaults, **{"timeout": 30.0, "blocks": (65536,), **changes})
 
 
-@pytest.fixture
-def make_pairs(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., WorkerPairs]]:
-    """Make pairs of workers with settings of their own; all end with the test."""
+@contextmanager
+def _pairs(make_settings: Callable[..., Settings], *, settle: bool) -> Iterator[MakePairs]:
+    """Make pairs of workers with settings of their own; all end with the block.
+
+    :param settle: whether a launch makes transfers for 0.3 s before its first row, as in a run.
+    """
     made: list[WorkerPairs] = []
 
     def make(**changes: Any) -> WorkerPairs:
         made.append(WorkerPairs((LocalHost(supervisor(), 0), LocalHost(supervisor(), 1)), make_settings(**changes)))
         return made[-1]
 
-    yield make
-    for pairs in made:
-        pairs.close()
+    with pytest.MonkeyPatch.context() as patch:
+        if not settle:
+            patch.setattr(worker_pair, "FIRST_SETTLE_SECONDS", worker_pair.SETTLE_SECONDS)
+        try:
+            yield make
+        finally:
+            for pairs in made:
+                pairs.close()
+
+
+@pytest.fixture
+def make_pairs(request: pytest.FixtureRequest, make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
+    """Make pairs of workers with settings of their own; all end with the test."""
+    # Only the tests that run alone judge what they measure.
+    with _pairs(make_settings, settle=request.node.get_closest_marker("alone") is not None) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_pairs(make_settings: Callable[..., Settings]) -> Iterator[MakePairs]:
+    """Make pairs of workers that stay for later tests of the module with the same settings: tests must not end them."""
+    with _pairs(make_settings, settle=False) as make:
+        made: dict[tuple[tuple[str, object], ...], WorkerPairs] = {}
+
+        def shared(**changes: Any) -> WorkerPairs:
+            wanted = tuple(sorted(changes.items()))
+            if wanted not in made:
+                made[wanted] = make(**changes)
+            return made[wanted]
+
+        yield shared
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.session.cluster import Cluster
 

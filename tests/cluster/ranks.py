@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 from helpers.cli_run import Finished, environment
 from helpers.namespaces import Host
 
-#: Seconds for a run of pytest on all ranks: several times what it takes on an idle machine.
-PATIENCE = 480.0
+#: Seconds for a run of pytest on all ranks: many times what it takes on an idle machine.
+PATIENCE = 1500.0
 #: The number of characters that an error shows from the end of a rank's output.
 SHOWN = 3000
 

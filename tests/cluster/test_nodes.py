@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, BANDWIDTH_OF_RANKS, command, profile
-from helpers.cuda_driver import build
 from helpers.namespaces import Network, network, require_tools
 from helpers.nixlbench import standin
 from ranks import Ranks, all_end_with, report_options, reports, run_ranks
@@ -43,8 +42,8 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def env(net: Network, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {"UCX_TLS": "tcp", "PYTEST_NIXL_LIBCUDA": str(build(tmp_path_factory.mktemp("driver")))}
+def env(net: Network) -> dict[str, str]:
+    return {"UCX_TLS": "tcp"}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +97,7 @@ def test_four_ranks_run_the_suites_with_the_etcd_of_rank_0(
     assert not net.hosts[0].listens(ETCD_PORT)
 
 
+@pytest.mark.alone  # the rates of cables are judged
 def test_a_slow_cable_fails_the_run_and_names_its_node(
     net: Network, env: dict[str, str], url: str, tmp_path: Path
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_slow_cable_fails_the_run_and_names_its_node(
         assert "rank 2 on node-2 (its tcp/veth0) is the culprit" in report["text"]
 
 
+@pytest.mark.alone  # the rates of cables are judged
 def test_the_slow_direction_between_two_ranks_names_the_node(
     net: Network, env: dict[str, str], url: str, tmp_path: Path
 ) -> None:
@@ -170,8 +171,8 @@ def test_nixlbench_between_two_nodes_names_the_node_of_a_killed_rank(
     # The stand-in prints what nixlbench with UCX printed on one host.
     expected = profile(tmp_path / "p.toml", "transports = ['cma']\nfloor = '0.0001 GB/s'")
     measure = command(
-        "suites/bandwidth/test_nixlbench.py", "--nixl-blocks=64KiB", f"--nixl-profile={expected}", "--nixl-ranks=2",
-        f"--nixl-etcd={url}", f"--nixl-nixlbench={standin(tmp_path)}",
+        "suites/bandwidth/test_nixlbench.py", "-v", "--nixl-level=extended", "--nixl-blocks=64KiB",
+        f"--nixl-profile={expected}", "--nixl-ranks=2", f"--nixl-etcd={url}", f"--nixl-nixlbench={standin(tmp_path)}",
     )  # fmt: skip
     plays = {"STANDIN_PLAY": "killed:1", "STANDIN_ONLY": "READ"}
     done = run_ranks(net.hosts[:2], tmp_path / "ranks", *measure, env={**env, **plays})

@@ -17,6 +17,11 @@ def describe(agent: Any, *, word: str) -> dict[str, Any]:
     return {"name": agent.name, "word": word, "pid": os.getpid(), "type": type(agent).__name__}
 
 
+def variable(agent: Any, *, name: str) -> str | None:
+    """Return a variable of the worker's environment."""
+    return os.environ.get(name)
+
+
 def give_bytes(agent: Any) -> bytes:
     """Return bytes, which JSON cannot express."""
     return b"\x00\xff"
@@ -79,3 +84,8 @@ def import_missing(agent: Any) -> None:
 def has_package(agent: Any, name: str) -> bool:
     """Return whether a package is installed."""
     return bool(importlib.metadata.version(name))
+
+
+def never_progress(agent: Any) -> None:
+    """Let every transfer of an agent be in progress for ever, as in a deadlock of NIXL: a double of its calls."""
+    agent.transfer = agent.check_xfer_state = lambda *arguments, **keywords: "PROC"

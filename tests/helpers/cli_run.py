@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,9 +48,13 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
+#: Plugins that no inner run needs. That of hypothesis imports hypothesis at the end of a run, which takes 0.2 s.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+
+
 def command(*arguments: str, quiet: bool = True) -> list[str]:
     """Return the command line of a run; ``quiet`` leaves pytest-benchmark's own table out."""
-    options = ["-p", "no:cacheprovider", *(["--benchmark-quiet"] if quiet else [])]
+    options = [*WITHOUT, *(["--benchmark-quiet"] if quiet else [])]
     return [sys.executable, "-m", "pytest", *options, *arguments]
 
 
@@ -59,10 +64,12 @@ def run(
     directory: Path = ROOT,
     timeout: float = 300,
     quiet: bool = True,
+    plugins: Sequence[str] = (),
 ) -> Finished:
-    """Run pytest and wait for its end."""
+    """Run pytest with ``plugins`` and wait for its end."""
+    loaded = [word for plugin in plugins for word in ("-p", plugin)]
     done = subprocess.run(
-        command(*arguments, quiet=quiet),
+        command(*loaded, *arguments, quiet=quiet),
         cwd=directory,
         env=environment(**(env or {})),
         stdout=subprocess.PIPE,
@@ -75,12 +82,14 @@ def run(
 
 
 def bandwidth(*arguments: str, env: Mapping[str, str] | None = None, blocks: str = "64KiB") -> Finished:
-    """Run the bandwidth suite on few blocks; again, where a row is in doubt as others took the cores meanwhile."""
-    for _ in range(5):
-        done = run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, env=env)
-        if "Stop other processes on the machine" not in done.output:
-            break
-    return done
+    """Run the bandwidth suite on few blocks, as on a machine where no other process uses a row's cores."""
+    return run(BANDWIDTH, f"--nixl-blocks={blocks}", *arguments, **undisturbed(env))
+
+
+def undisturbed(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the keyword arguments of :func:`run` that load ``helpers.no_contention`` in a run with ``env``."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), (env or {}).get("PYTHONPATH")]))
+    return {"plugins": ("helpers.no_contention",), "env": {**(env or {}), "PYTHONPATH": path}}
 
 
 def repeats() -> range:

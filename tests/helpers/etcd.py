@@ -23,11 +23,12 @@ import pytest
 import requests
 import trustme
 
+from helpers.cli_run import WITHOUT
+from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.etcd_servers.container import LABEL, container_engine
-from pytest_nixl.etcd_servers.embedded import free_ports
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def pytest_addoption(parser):
 def nixl_settings(pytestconfig):
     return read_settings(pytestconfig)
 """
-ARGUMENTS = ("-p", "no:nixl", "-p", "pytest_nixl.fixtures.etcd", "-p", "no:cacheprovider")
+ARGUMENTS = ("-p", "no:nixl", "-p", "pytest_nixl.fixtures.etcd", *WITHOUT)
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
@@ -149,7 +150,7 @@ def running_etcd(*options: str, scheme: str = "http") -> Iterator[Etcd]:
         return True
 
     try:
-        wait_until(listens, 10, f"an etcd with {options} is ready")
+        wait_until(listens, 60, f"an etcd with {options} is ready")
         yield Etcd(endpoint, pid)
     finally:
         own.stop(pid)

@@ -123,7 +123,7 @@ def _host(tree: Tree) -> None:
     tree.write("/proc/cpuinfo", "processor\t: 0\nmodel name\t: AMD EPYC 7R13 Processor")
     tree.write("/proc/meminfo", "MemTotal:       2097152000 kB\nMemAvailable:   2000000000 kB")
     tree.write("/proc/self/limits", "Max locked memory         unlimited            unlimited            bytes     ")
-    tree.write("/proc/self/status", "Name:\tpython\nCapEff:\t00000000a80425fb")
+    tree.write("/proc/self/status", "Name:\tpython\nCapEff:\t00000000a80425fb\nCpus_allowed_list:\t0-191")
     tree.write("/proc/1/cgroup", "0::/init.scope")
     tree.write(
         "/proc/net/route",
@@ -139,6 +139,11 @@ def _host(tree: Tree) -> None:
     for node in (0, 1):
         tree.write(f"/sys/devices/system/node/node{node}/cpulist", f"{node * 48}-{node * 48 + 47}")
         tree.write(f"/sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       1048576000 kB")
+    for core in range(4):
+        policy = f"/sys/devices/system/cpu/cpufreq/policy{core}"
+        tree.write(f"{policy}/affected_cpus", core)
+        tree.write(f"{policy}/scaling_driver", "acpi-cpufreq")
+        tree.write(f"{policy}/scaling_governor", "performance")
     tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 5128)
     tree.write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", 5000)
     for module in ("efa", "ib_uverbs", "nvidia", "gdrdrv"):
@@ -168,6 +173,10 @@ def _nic(tree: Tree, name: str, path: str) -> None:
 def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model: str) -> None:
     tree.answer("machine", {"architecture": "x86_64"})
     tree.answer("shm", {"size": 1 << 40, "free": 1 << 40})
+    tree.answer("storage-queues", {"io_setup": "EFAULT", "io_uring_setup": "EFAULT"})
+    tree.write("/proc/sys/kernel/io_uring_disabled", 0)
+    tree.write("/proc/sys/fs/aio-max-nr", 65536)
+    tree.write("/proc/sys/fs/aio-nr", 0)
     tree.answer("addresses", {nics[0]: ["10.0.0.11/16"]} if nics else {})
     tree.answer("uverbs", {f"/dev/infiniband/uverbs{number}": "" for number in range(len(efa))})
     tree.answer("kernel_log", {"lines": []})
@@ -212,6 +221,30 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
             "nixl_variables": ["NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL"],
             "advertised": ["10.0.0.11"],
             "etcd_client": {"path": "/usr/local/lib/libetcd-cpp-api-core.so", "patched": True},
+        },
+    )  # fmt: skip
+    tree.answer(
+        "image",
+        {
+            "plugin_folder": plugins,
+            "plugins": [
+                {"name": name, "path": f"{plugins}/libplugin_{name}.so", "error": "", "missing": [], "remedies": {}}
+                for name in ("LIBFABRIC", "UCX")
+            ],
+            "packages": {"nixl-cu12": "1.5.0"},
+            "torch": {"version": "2.9.0+cu128", "cuda": "12.8", "path": "/usr/local/lib/torch/version.py"},
+            "versions": {
+                "cuda": ["12.8.90", "/usr/local/cuda/lib64/libcudart.so.12.8.90", ""],
+                "gdrcopy": ["2.5", "/usr/lib/x86_64-linux-gnu/libgdrapi.so.2.5", ""],
+                "libfabric": ["2.3.1", "/opt/amazon/efa/lib/pkgconfig/libfabric.pc", ""],
+                "etcd_cpp_api": ["0.15.4", "/usr/local/lib/cmake/etcd-cpp-api/etcd-cpp-api-config-version.cmake", ""],
+            },
+            "device_code": [{"path": f"{plugins}/libplugin_GPUNETIO.so", "cubins": [90, 100], "ptx": []}],
+            "verbs": {
+                "libraries": [{"path": "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "abi": 34}],
+                "providers": [{"name": "efa", "abi": 34,
+                               "path": "/usr/lib/x86_64-linux-gnu/libibverbs/libefa-rdmav34.so"}],
+            },
         },
     )  # fmt: skip
     tree.answer(

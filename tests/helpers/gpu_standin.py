@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import subprocess
 from pathlib import Path
 
-from helpers.cuda_driver import real_driver
+from pytest_nixl.nixl.backends.driver_standin import real_driver
 from pytest_nixl.nixl.worker.devices import make_ptx
 
 
 def build(folder: Path) -> Path:
     """Compile the stand-in (``gpu/driver.c``) with the kernels. :raises RuntimeError: this host has a real driver."""
-    found = real_driver()
-    if found is not None:
+    found = real_driver() or ctypes.util.find_library("cuda")
+    if found:
         raise RuntimeError(f"this host has a real CUDA driver ({found}): the stand-in must not hide it")
     library = folder / "libcuda.so.1"
     source = Path(__file__).parents[1] / "gpu" / "driver.c"

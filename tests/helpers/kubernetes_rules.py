@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import yaml
 
 Document = dict[str, Any]
 
-LEADER_WORKER_SET = "LeaderWorkerSet"
+LEADER_WORKER_SET, JOB_SET, MPI_JOB = "LeaderWorkerSet", "JobSet", "MPIJob"
 #: The variables that the controller of LeaderWorkerSets sets in every container.
 _INJECTED = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"}
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -30,6 +32,8 @@ ENUMS: Mapping[str, set[str]] = {
     "podManagementPolicy": {"OrderedReady", "Parallel"},
     # The words for a pod, and those for the group of a LeaderWorkerSet.
     "restartPolicy": {"Always", "OnFailure", "Never", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"},
+    "cleanPodPolicy": {"All", "Running", "None"},
+    "launcherCreationPolicy": {"AtStartup", "WaitForWorkersReady"},
     "startupPolicy": {"LeaderCreated", "LeaderReady"},
     # The words for a Deployment, a StatefulSet, a Service and a seccomp profile.
     "type": {"Recreate", "RollingUpdate", "OnDelete", "ClusterIP", "NodePort", "LoadBalancer", "RuntimeDefault"},
@@ -37,6 +41,9 @@ ENUMS: Mapping[str, set[str]] = {
 #: The fields of a LeaderWorkerSet that the manifests use. There is no schema of it in the package.
 _SET_FIELDS = {"replicas", "startupPolicy", "leaderWorkerTemplate", "rolloutStrategy", "networkConfig"}
 _GROUP_FIELDS = {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+#: The same of a JobSet and of an MPIJob.
+_JOB_SET_FIELDS = {"network", "failurePolicy", "successPolicy", "replicatedJobs", "suspend", "ttlSecondsAfterFinished"}
+_MPI_FIELDS = {"slotsPerWorker", "launcherCreationPolicy", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Manifest:
     text: str
     others: tuple[Document, ...] = ()
 
-    @property
+    @cached_property
     def documents(self) -> list[Document]:
         return [document for document in yaml.safe_load_all(self.text) if document]
 
@@ -104,12 +111,36 @@ def read(paths: Sequence[Path]) -> list[Manifest]:
     ]
 
 
+def jobs_of(document: Document) -> list[Document]:
+    """Return the Jobs that a document is or makes, without those of an MPIJob, which its operator writes."""
+    if document["kind"] == JOB_SET:
+        return [{"apiVersion": "batch/v1", "kind": "Job", **each["template"]} for each in _replicated(document)]
+    return [document] if document["kind"] == "Job" else []
+
+
+def _replicated(job_set: Document) -> list[Document]:
+    return list(job_set["spec"].get("replicatedJobs", ()))
+
+
 def pods_of(document: Document) -> list[Pod]:
-    """Return the pod templates of a document."""
+    """Return the pod templates of a document; of an MPIJob, the worker with what the launcher starts there."""
     spec = document.get("spec", {})
+    if document["kind"] == JOB_SET:
+        return [replace(pod, owner={**job, "kind": JOB_SET}) for job in jobs_of(document) for pod in pods_of(job)]
+    if document["kind"] == MPI_JOB:
+        return [_mpi_worker(document)]
     group = spec.get("leaderWorkerTemplate", {})
     templates = [spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")]
     return [Pod(document, each["metadata"]["labels"], each["spec"]) for each in templates if each]
+
+
+def _mpi_worker(document: Document) -> Pod:
+    launcher, worker = (document["spec"]["mpiReplicaSpecs"][name]["template"] for name in ("Launcher", "Worker"))
+    (starts,), (container,) = launcher["spec"]["containers"], worker["spec"]["containers"]
+    started = {**container, **{name: starts[name] for name in ("command", "args", "env")}}
+    policy = document["spec"]["mpiReplicaSpecs"]["Worker"].get("restartPolicy", "Always")
+    spec = {**worker["spec"], "restartPolicy": policy, "containers": [started]}
+    return Pod(document, worker["metadata"]["labels"], spec)
 
 
 def _pods(manifest: Manifest) -> Iterator[Pod]:
@@ -190,8 +221,11 @@ def ranks(manifest: Manifest) -> Iterator[str]:
     """The number of pods is the number of ranks, and they form one group."""
     for pod in _ranks(manifest):
         spec, asked = pod.owner["spec"], pod.option("--nixl-ranks")
-        if pod.kind == "Job":
+        if pod.kind in ("Job", JOB_SET):
             started = {str(spec.get("completions")), str(spec.get("parallelism"))}
+        elif pod.kind == MPI_JOB:
+            started = {str(spec["mpiReplicaSpecs"]["Worker"].get("replicas"))}
+            asked = asked or dict(pairwise(pod.arguments)).get("-n")
         elif pod.kind == LEADER_WORKER_SET:
             started = {str(spec["leaderWorkerTemplate"]["size"])}
             asked = asked or str(spec["leaderWorkerTemplate"]["size"])
@@ -205,9 +239,7 @@ def ranks(manifest: Manifest) -> Iterator[str]:
 
 def jobs(manifest: Manifest) -> Iterator[str]:
     """A Job is indexed, restarts nothing and has a deadline."""
-    for document in manifest.documents:
-        if document["kind"] != "Job":
-            continue
+    for document in (job for each in manifest.documents for job in jobs_of(each)):
         spec = document["spec"]
         if spec.get("completionMode") != "Indexed":
             yield "a Job's pods know their rank with completionMode Indexed only"
@@ -237,13 +269,47 @@ def sets(manifest: Manifest) -> Iterator[str]:
                 yield "one restart would make all pods anew: restartPolicy of the group must be None"
 
 
+def controllers(manifest: Manifest) -> Iterator[str]:
+    """JobSets and MPIJobs have known fields, start one group once, and name the rank that serves the etcd."""
+    for document in manifest.documents:
+        spec = document.get("spec", {})
+        if document["kind"] == JOB_SET:
+            yield from _job_set(document)
+        if document["kind"] == MPI_JOB:
+            if unknown := {*spec} - _MPI_FIELDS:
+                yield f"an MPIJob has no field {', '.join(sorted(unknown))}"
+            if spec.get("runPolicy", {}).get("backoffLimit") != 0:
+                yield "a failed run would be started again: backoffLimit must be 0"
+            if "activeDeadlineSeconds" not in spec.get("runPolicy", {}):
+                yield "an MPIJob needs activeDeadlineSeconds"
+            if spec.get("slotsPerWorker") != 1:
+                yield "each worker is one rank: slotsPerWorker must be 1"
+
+
+def _job_set(document: Document) -> Iterator[str]:
+    spec, network = document["spec"], document["spec"].get("network", {})
+    if unknown := {*spec} - _JOB_SET_FIELDS:
+        yield f"a JobSet has no field {', '.join(sorted(unknown))}"
+    if spec.get("failurePolicy", {}).get("maxRestarts") != 0:
+        yield "a failed run would be started again: maxRestarts must be 0"
+    if not network.get("enableDNSHostnames") or not network.get("publishNotReadyAddresses"):
+        yield "the ranks have no names before they are ready: enableDNSHostnames and publishNotReadyAddresses"
+    for job, pod in zip(_replicated(document), pods_of(document), strict=True):
+        if job.get("replicas") != 1:
+            yield "each replica of a replicatedJob is another run: one is needed"
+        rank0 = f"{document['metadata']['name']}-{job['name']}-0-0.{network.get('subdomain')}"
+        said = {each["name"]: each.get("value") for each in pod.containers[0].get("env", ())}.get("MASTER_ADDR")
+        if said != rank0:
+            yield f"MASTER_ADDR is {said}, and rank 0 is {rank0}"
+
+
 def restarts(manifest: Manifest) -> Iterator[str]:
     """The pods of a Job never restart. Those of a set always restart and have no deadline: Kubernetes requires both."""
     for pod in _pods(manifest):
         policy = pod.spec.get("restartPolicy", "Always")
-        if pod.kind == "Job":
+        if pod.kind in ("Job", JOB_SET, MPI_JOB):
             if policy != "Never":
-                yield "a Job's restartPolicy must be Never"
+                yield f"a {pod.kind}'s restartPolicy must be Never"
             continue
         if policy != "Always":
             yield f"a {pod.kind}'s pods have restartPolicy Always"
@@ -394,8 +460,8 @@ def enums(manifest: Manifest) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Manifest], Iterator[str]], ...] = (
-    host_network, huge_pages, devices, ranks, jobs, sets, restarts, services, references, selectors, one_on_a_node,
-    volumes, locked_memory, variables, image, results, enums,
+    host_network, huge_pages, devices, ranks, jobs, sets, controllers, restarts, services, references, selectors,
+    one_on_a_node, volumes, locked_memory, variables, image, results, enums,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from helpers.cli_run import ROOT, eventually
 
-_TOOLS = ("gcc", "hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
+_TOOLS = ("hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
 #: What a command is started with to be killed when the thread that starts it ends.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 #: What a command is started with, behind a host's prefix, to have all that it starts killed when it is.
@@ -30,7 +30,7 @@ def require_tools() -> None:
     if os.geteuid():
         why = "needs root, to make network namespaces"
     elif missing:
-        why = f"needs {', '.join(missing)} (Debian: gcc libc6-dev hostname iproute2 util-linux)"
+        why = f"needs {', '.join(missing)} (Debian: hostname iproute2 util-linux)"
     else:
         made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
         if made.returncode:

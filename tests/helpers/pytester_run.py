@@ -4,28 +4,57 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 
-from helpers.cli_run import ROOT, environment
+from helpers.cli_run import ROOT, WITHOUT, environment
 
 #: The plugin by the name of its module, which serves whether it is installed or not: its entry point is left out.
-PLUGIN = ("-p", "no:nixl", "-p", "pytest_nixl.plugin", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "no:nixl", "-p", "pytest_nixl.plugin", *WITHOUT)
+#: The same for a run in this process, which does not read the metadata of all installed packages three times.
+_LOADED = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_nixl.plugin"}
+
+
+class _InProcess:
+    """The modules that a run in this process imported, but those of its own directory; and pytest-benchmark's plugin.
+
+    pytester removes all of them after the run, so that each run would import the plugin anew.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.modules: dict[str, ModuleType] = {}
+
+    def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
+        pluginmanager.register(import_module("pytest_benchmark.plugin"), "benchmark")  # the name of its entry point
+
+    def pytest_unconfigure(self) -> None:
+        for name, module in sys.modules.items():
+            file = getattr(module, "__file__", None)
+            if file and not file.startswith(self._directory) and not name.endswith("conftest"):
+                self.modules[name] = module
 
 
 def run_pytest(
     pytester: pytest.Pytester,
     *arguments: str,
     env: Mapping[str, str] | None = None,
-    plugin: tuple[str, ...] = PLUGIN,
+    plugin: tuple[str, ...] | None = None,
     in_process: bool = False,
 ) -> pytest.RunResult:
     """Run pytest in ``pytester``'s directory, with none of the machine's variables that steer a run but ``env``.
 
-    :param in_process: faster, and the same for a run that ends before it collects.
+    :param plugin: options that load the plugin; None for :data:`PLUGIN`.
+    :param in_process: ten times as fast, and the same for a run that starts no worker and whose output goes to pytest.
     """
-    wanted = environment(**(env or {}))
+    if plugin is None:
+        plugin = WITHOUT if in_process else PLUGIN
+    wanted = environment(**(_LOADED if in_process else {}), **(env or {}))
     wanted["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), wanted.get("PYTHONPATH"))))
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ).difference(wanted):
@@ -33,5 +62,22 @@ def run_pytest(
         for name, value in wanted.items():
             patch.setenv(name, value)
         if in_process:
-            return pytester.runpytest_inprocess(*plugin, *arguments)
+            imported = _InProcess(str(pytester.path))
+            try:
+                with warnings.catch_warnings():
+                    warnings.resetwarnings()  # -W error is for this process, and not for the run
+                    return pytester.runpytest_inprocess(*plugin, *arguments, plugins=[imported])
+            finally:
+                sys.modules.update(
+                    {name: module for name, module in imported.modules.items() if name not in sys.modules}
+                )
         return pytester.runpytest_subprocess(*plugin, *arguments, timeout=600)
+
+
+def parse_config(pytester: pytest.Pytester, *options: str) -> pytest.Config:
+    """Return the configuration of a run in ``pytester``'s directory, read in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _LOADED.items():
+            patch.setenv(name, value)
+        patch.setattr(pytester, "plugins", [_InProcess(str(pytester.path))])
+        return pytester.parseconfig(*WITHOUT, *options)

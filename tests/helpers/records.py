@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
 from pytest_nixl.store.record_reader import FORM, OURS
 
 KEY = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
+ROW = RowKey.parse(KEY)
 START = datetime(2026, 3, 2, 3, 0, tzinfo=timezone.utc)
 
 Rows = Mapping[str, Sequence[float]]

@@ -61,7 +61,9 @@ class Command:
 
 def shipped(root: Path = ROOT) -> list[Command]:
     """Return every command line below ``root``, in the order of the files."""
-    return [*_manifests(root), *_scripts(root), *_recipes(root), *_dockerfile(root), *_docs(root)]
+    return [
+        *_manifests(root), *_overlays(root), *_scripts(root), *_recipes(root), *_dockerfile(root), *_docs(root),
+    ]  # fmt: skip
 
 
 def _manifests(root: Path) -> Iterator[Command]:
@@ -72,6 +74,25 @@ def _manifests(root: Path) -> Iterator[Command]:
                 words = words[words.index("pytest") + 1 :]
             if any(word.startswith("--nixl-") for word in words):
                 yield Command(f"deploy/kubernetes/{manifest.name}", tuple(words))
+
+
+#: The values of an overlay that are options of the command line.
+_OVERLAY_OPTIONS = {"nodes": "ranks", "backend": "backend", "profile": "profile", "memory-types": "memory"}
+
+
+def _overlays(root: Path) -> Iterator[Command]:
+    """The command line of the Indexed Job with the values of each overlay.
+
+    tests/integration/test_overlays.py compares it with what a real kustomize makes.
+    """
+    (job,) = (each for each in _manifests(root) if each.file.endswith("/indexed-job.yaml"))
+    for path in sorted((root / "deploy/overlays").glob("*/cluster.yaml")):
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text)["data"]
+        words = {f"--nixl-{option}": str(values[name]) for name, option in _OVERLAY_OPTIONS.items()}
+        line = (f"{flag}={words.get(flag, value)}" if equals else flag
+                for flag, equals, value in (word.partition("=") for word in job.words))  # fmt: skip
+        yield Command(str(path.relative_to(root)), tuple(line), text=text.replace("\n# ", " "))
 
 
 def _scripts(root: Path) -> Iterator[Command]:

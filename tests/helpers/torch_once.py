@@ -11,6 +11,7 @@ a module with an empty class ``Tensor``.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -26,9 +27,16 @@ DOUBLE = '"""A stand-in for torch, because NIXL only checks for tensors."""\n\n\
 
 
 def install(folder: Path) -> None:
+    """Install torch if ``folder`` does not exist, or wait for another process that is installing it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file releases it
+        if not folder.exists():
+            _make(folder)
+
+
+def _make(folder: Path) -> None:
     """Install into a temporary folder and rename it, so that an existing folder is always complete."""
-    if folder.exists():
-        return
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         if wants_cuda(_report()):

@@ -16,9 +16,11 @@ import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, Finished, repeats, run
 from helpers.contention import spinning
 
+from pytest_nixl.checks.rank_race.race import is_late
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome
 from pytest_nixl.core.host_load import HostLoad
-from suites.rank_race.race import is_late
+
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 #: Four checks: late in the test, late in the setup, late with its own verdict, and wrong.
 CHECKS = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.cli_run import BANDWIDTH, ROOT, Finished, environment
+from helpers.cli_run import BANDWIDTH, ROOT, WITHOUT, Finished, environment
 from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
@@ -112,7 +112,7 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
         name: value for name, value in environment().items() if name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH")
     }
     variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--benchmark-quiet", BANDWIDTH,
+    command = [sys.executable, "-m", "pytest", *WITHOUT, "--benchmark-quiet", BANDWIDTH,
                "--nixl-blocks=64KiB", "--nixl-op=WRITE"]  # fmt: skip
     engine = docker.from_env(timeout=300)
     container = None

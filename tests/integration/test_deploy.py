@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import json
 import os
 import re
 import shutil
@@ -21,30 +23,53 @@ import pytest
 import yaml
 from helpers.cli_run import ROOT
 from helpers.etcd import IMAGE, engine_image
-from helpers.kubernetes_rules import LEADER_WORKER_SET, RULES, Manifest, Pod, complaints, pods_of, read
+from helpers.kubernetes_rules import (
+    JOB_SET,
+    LEADER_WORKER_SET,
+    MPI_JOB,
+    RULES,
+    Manifest,
+    Pod,
+    complaints,
+    jobs_of,
+    pods_of,
+    read,
+)
 
 from pytest_nixl.core.polling import wait_until
-from pytest_nixl.session.options import OPTIONS
-from pytest_nixl.session.parsers import DEFAULT_ETCD_IMAGE
+from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE, OPTIONS
+from pytest_nixl.session.parsers import PARSERS
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kubernetes").glob("*.yaml")))}
 JOB, STATEFUL, GROUP = "indexed-job.yaml", "statefulset.yaml", "leaderworkerset.yaml"
-SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch")
+JOBS, MPI = "jobset.yaml", "mpijob.yaml"
+SCRIPTS = (DEPLOY / "mpi" / "run.sh", DEPLOY / "slurm" / "pytest-nixl.sbatch", DEPLOY / "kubernetes" / "wait.sh")
 DOCKER = DEPLOY / "docker"
 #: The directories in which programs are looked up: PATH, and the directory of this Python.
 PROGRAMS = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 
 def validate(document: dict[str, Any]) -> None:
-    """Validate a document by the newest installed schemas; of a LeaderWorkerSet, validate the pods only."""
-    version = kubernetes_validate.latest_version()
-    if document["kind"] != LEADER_WORKER_SET:
-        kubernetes_validate.validate(document, version, strict=True)
+    """Validate a document by the newest installed schemas; of one that a controller reads, its Jobs or pods."""
+    if document["kind"] == JOB_SET:
+        for job in jobs_of(document):
+            _validate(json.dumps(job))
         return
-    for pod in pods_of(document):
-        plain = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": pod.labels}, "spec": pod.spec}
-        kubernetes_validate.validate(plain, version, strict=True)
+    if document["kind"] not in (LEADER_WORKER_SET, MPI_JOB):
+        _validate(json.dumps(document))
+        return
+    specs = [(pod.labels, pod.spec) for pod in pods_of(document)]
+    for replicas in document["spec"].get("mpiReplicaSpecs", {}).values():
+        specs.append((replicas["template"]["metadata"]["labels"], replicas["template"]["spec"]))
+    for labels, spec in specs:
+        _validate(json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}))
+
+
+@functools.cache
+def _validate(text: str) -> None:
+    """Validate a document as JSON. Reading the schemas takes a second, and most documents of two tests are equal."""
+    kubernetes_validate.validate(json.loads(text), kubernetes_validate.latest_version(), strict=True)
 
 
 def rank_pod(name: str) -> Pod:
@@ -64,13 +89,14 @@ class TestManifests:
     def test_every_rule_is_kept(self, name: str) -> None:
         assert complaints(MANIFESTS[name]) == []
 
-    def test_the_schemas_do_not_contain_a_leader_worker_set(self) -> None:
-        """If there is one some day, the fields of the LeaderWorkerSet itself can be validated, too."""
-        (document,) = MANIFESTS[GROUP].documents
+    @pytest.mark.parametrize("name", [GROUP, JOBS, MPI])
+    def test_the_schemas_do_not_contain_what_controllers_read(self, name: str) -> None:
+        """If there is one some day, the fields of the document itself can be validated, too."""
+        (document,) = MANIFESTS[name].documents
         with pytest.raises(kubernetes_validate.SchemaNotFoundError):
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
-    def test_the_three_manifests_start_the_same_pod(self) -> None:
+    def test_the_manifests_start_the_same_pod(self) -> None:
         def common(pod: Pod) -> dict[str, Any]:
             (container,) = pod.containers
             own = ("command", "args", "env", "readinessProbe")
@@ -78,15 +104,15 @@ class TestManifests:
             spec = {name: value for name, value in pod.spec.items() if name not in ("restartPolicy", "subdomain")}
             return {**spec, "containers": [kept]}
 
-        assert common(rank_pod(JOB)) == common(rank_pod(STATEFUL)) == common(rank_pod(GROUP))
+        assert common(rank_pod(JOB)) == common(rank_pod(STATEFUL)) == common(rank_pod(GROUP)) == common(rank_pod(JOBS))
 
     def test_the_etcd_is_the_default_etcd_of_the_plugin(self) -> None:
         (pod,) = (pod for document in MANIFESTS["etcd.yaml"].documents for pod in pods_of(document))
         assert [container["image"] for container in pod.containers] == [DEFAULT_ETCD_IMAGE]
 
-    @pytest.mark.parametrize("name", [JOB, STATEFUL, GROUP])
+    @pytest.mark.parametrize("name", [JOB, STATEFUL, GROUP, JOBS, MPI])
     def test_every_option_has_a_valid_value(self, name: str) -> None:
-        parsers = {item.flag: item.parse for item in OPTIONS}
+        parsers = {item.flag: PARSERS[item.field] for item in OPTIONS}
         for word in rank_pod(name).arguments:
             flag, _, value = word.partition("=")
             if flag in parsers and "$(" not in value:
@@ -114,6 +140,19 @@ BROKEN = [
     (GROUP, "startupPolicy: LeaderCreated", "startupPolicy: LeaderReady", "sets", "wait for a leader"),
     (GROUP, "restartPolicy: None", "restartPolicy: RecreateGroupOnPodRestart", "sets", "make all pods anew"),
     (GROUP, "    size: 2", "    size: 2\n    sise: 2", "sets", "has no field sise"),
+    (JOBS, "      replicas: 1", "      replicas: 2", "controllers", "is another run"),
+    (JOBS, "maxRestarts: 0", "maxRestarts: 1", "controllers", "maxRestarts must be 0"),
+    (JOBS, "enableDNSHostnames: true", "enableDNSHostnames: false", "controllers", "no names before they are ready"),
+    (JOBS, "nixl-rank-0-0.nixl", "nixl-0.nixl", "controllers", "and rank 0 is nixl-rank-0-0.nixl"),
+    (JOBS, "  failurePolicy:", "  failPolicy: {}\n  failurePolicy:", "controllers", "has no field failPolicy"),
+    (JOBS, "completions: 2", "completions: 3", "ranks", "--nixl-ranks=2, and 2 and 3 pods are started"),
+    (JOBS, "completionMode: Indexed", "completionMode: NonIndexed", "jobs", "completionMode Indexed only"),
+    (MPI, "backoffLimit: 0", "backoffLimit: 3", "controllers", "backoffLimit must be 0"),
+    (MPI, "    activeDeadlineSeconds: 3600\n", "", "controllers", "needs activeDeadlineSeconds"),
+    (MPI, "slotsPerWorker: 1", "slotsPerWorker: 8", "controllers", "slotsPerWorker must be 1"),
+    (MPI, "slotsPerWorker: 1", "slotsPerWorker: 1\n  slots: 1", "controllers", "has no field slots"),
+    (MPI, "      replicas: 2", "      replicas: 4", "ranks", "--nixl-ranks=2, and 4 pods are started"),
+    (MPI, "- IPC_LOCK", "- SYS_NICE", "locked_memory", "IPC_LOCK"),
     (JOB, "restartPolicy: Never", "restartPolicy: OnFailure", "restarts", "must be Never"),
     (STATEFUL, "enableServiceLinks: false", "enableServiceLinks: false\n      restartPolicy: Never", "restarts",
      "a StatefulSet's pods have restartPolicy Always"),
@@ -205,6 +244,18 @@ def kill_session(leader: int) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
+def waits_for_its_command(shell: int) -> bool:
+    """Whether ``timeout``, the child of a shell, handles SIGTERM and sleeps until its command ends.
+
+    Before that, in the first moment of the command, it would end at once and leave the command alone.
+    """
+    children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+    status = Path(f"/proc/{children[0]}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    handled = caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return handled and re.search(r"^State:\s*S", status, re.MULTILINE) is not None
+
+
 class TestRunOnce:
     """The script in containers that Kubernetes restarts whenever they end."""
 
@@ -270,7 +321,7 @@ class TestRunOnce:
     def test_a_container_that_was_killed_during_the_run_has_failed(self, start: Any, tmp_path: Path) -> None:
         command = ("sh", "-c", "echo ran >> ran; exec sleep 60")
         first = start(*command)
-        wait_until((tmp_path / "ran").exists, "the command's start", seconds=20)
+        wait_until((tmp_path / "ran").exists, "the command's start", seconds=60)
         kill_session(first.pid)
         first.wait(timeout=20)
         again = start(*command)
@@ -281,7 +332,8 @@ class TestRunOnce:
 
     def test_the_command_gets_the_signal_and_can_write_its_reports(self, start: Any, tmp_path: Path) -> None:
         process = start("sh", "-c", "trap 'echo told > told; exit 2' TERM; echo > ready; while :; do sleep 0.05; done")
-        wait_until((tmp_path / "ready").exists, "the command's start", seconds=20)
+        wait_until((tmp_path / "ready").exists, "the command's start", seconds=60)
+        wait_until(lambda: waits_for_its_command(process.pid), "timeout to wait for the command", seconds=60)
         assert self.end(process) == 2
         assert (tmp_path / "told").exists()
         assert (tmp_path / "run-1" / "exit-code-0").read_text() == "2\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, environment
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 DOCTOR = (sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json")
 
@@ -262,6 +262,7 @@ def test_plugin_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(tmp_path / "crash.c")], check=True)
     seen = doctor(NIXL_PLUGIN_DIR=str(tmp_path))
     assert seen.failed("backend-loads", "was ended by SIGABRT")
+    assert "SIGABRT" in seen.checks["nixl-plugins"][1]
     # What was found before the crash is still judged.
     for check in ("nixl-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "shm"):
         assert seen.checks[check][0] == "PASS", seen.checks[check]
@@ -296,9 +297,28 @@ def test_checks_of_an_image_leave_out_gpus_networks_and_etcd() -> None:
     seen = doctor("--image", NIXL_ETCD_ENDPOINTS="http://127.0.0.1:1")
     assert set(seen.checks) == {
         "nixl-loads", "backend-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "etcd-client-patch",
-        "nixlbench-starts", "variables-known", "namespace-plain",
+        "nixlbench-starts", "nixl-plugins", "nixl-cuda", "image-versions", "verbs-providers", "gpu-code",
+        "variables-known", "namespace-plain",
     }  # fmt: skip
     assert seen.code == 0
+
+
+def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Path) -> None:
+    profile = tmp_path / "image.toml"
+
+    def gate(wanted: str) -> Seen:
+        profile.write_text(f'[profile]\nname = "image"\n{wanted}')
+        return doctor("--image", "--gate", f"--profile={profile}", UCX_MODULES="^ib")
+
+    good = gate('[image]\nplugins = ["UCX", "POSIX"]\netcd_uri_patch = false\n[versions]\nnixl = ">=1.4"\nucx = "1"\n')
+    assert good.code == 0, good.checks
+    assert good.checks["image-versions"][0] == "PASS"
+    bad = gate('[image]\nplugins = ["UCX", "INFINIA", "HF3FS"]\n[versions]\nnixl = "0.1"\n')
+    assert bad.failed("nixl-plugins", "INFINIA: lacks libred_client.so.2", "HF3FS: there is no libplugin_HF3FS.so")
+    assert bad.failed("image-versions", "not 0.1")
+    unread = gate('[versions]\nefa_installer = "999"\n')
+    assert unread.checks["image-versions"][0] in ("UNKNOWN", "FAIL")
+    assert unread.code == 1
 
 
 @pytest.mark.parametrize(

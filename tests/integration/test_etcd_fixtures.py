@@ -38,7 +38,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(test: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_inner=test)
-        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments, timeout=60)
+        return pytester.runpytest_subprocess(*ARGUMENTS, *arguments, timeout=600)
 
     return run
 
@@ -155,6 +155,7 @@ def test_an_etcd_that_does_not_answer_is_reported_in_one_sentence(run: Run) -> N
     result.stdout.fnmatch_lines(["*etcd at http://127.0.0.1:9: connection refused, nothing listens there*"])
 
 
+@pytest.mark.long
 def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     result = run(
@@ -180,7 +181,7 @@ def test_xdist_workers_share_one_server(run: Run, pytester: pytest.Pytester) -> 
     assert len({server for _, server, _ in told}) == 1
     assert len({directory for _, _, directory in told}) == 1
     directory = Path(told[0][2])
-    wait_until(lambda: not directory.exists() and not mentioning(str(directory)), 15, "nothing is left")
+    wait_until(lambda: not directory.exists() and not mentioning(str(directory)), 60, "nothing is left")
 
 
 INNER = """
@@ -210,7 +211,7 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
             "embedded": lambda: [EMBEDDED],
         }[server]()
         process = start_pytest(tmp_path, inner, *arguments)
-        wait_until(lambda: (tmp_path / "told").exists() or process.poll() is not None, 30, "the test is under way")
+        wait_until(lambda: (tmp_path / "told").exists() or process.poll() is not None, 120, "the test is under way")
         assert (tmp_path / "told").exists(), process.communicate()[0]
         told = json.loads((tmp_path / "told").read_text())
         if how != "end":
@@ -220,14 +221,14 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
                 assert told["name"] in container_names()
             assert running(told["etcd"])
             process.send_signal(getattr(signal, how))
-        output = process.communicate(timeout=30)[0]
+        output = process.communicate(timeout=120)[0]
         expected = {"SIGKILL": -signal.SIGKILL, "SIGINT": pytest.ExitCode.INTERRUPTED, "end": pytest.ExitCode.OK}
         assert process.returncode == expected[how], output
         directory = Path(told["directory"])
-        wait_until(lambda: not directory.exists(), 15, "the run directory has gone")
-        wait_until(lambda: not mentioning(str(directory)), 5, "no process of the run is left")
+        wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
+        wait_until(lambda: not mentioning(str(directory)), 60, "no process of the run is left")
         assert not running(told["etcd"])
-        wait_until(lambda: not running(told["supervisor"]), 5, "the supervisor, which ends last, has gone")
+        wait_until(lambda: not running(told["supervisor"]), 60, "the supervisor, which ends last, has gone")
         assert client.count_prefix("/") == 0
         if server == "container":
             assert told["name"] not in container_names()
@@ -239,13 +240,13 @@ def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:
     inner = INNER.replace("def test_it(", '@pytest.mark.parametrize("n", range(2))\ndef test_it(n, ')
     inner = inner.replace('"told.new"', 'f"{n}.new"').replace('"told"', 'f"told-{n}"').replace("WAIT", "True")
     process = start_pytest(tmp_path, inner, "-n2", "--nixl-etcd-server=container", f"--nixl-etcd-image={image}")
-    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 40, "both tests are under way")
+    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 120, "both tests are under way")
     told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
     assert told[0]["name"] == told[1]["name"]
     assert told[0]["name"] in container_names()
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     directory = Path(told[0]["directory"])
-    wait_until(lambda: not directory.exists(), 15, "the run directory has gone")
+    wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
     assert told[0]["name"] not in container_names()
-    wait_until(lambda: not mentioning(str(directory)), 5, "no process of the run is left")
+    wait_until(lambda: not mentioning(str(directory)), 60, "no process of the run is left")

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import BANDWIDTH, ROOT, command, environment
+from helpers.cli_run import BANDWIDTH, ROOT, command, environment, run
 
 from pytest_nixl import BACKENDS, ExtensionError, LauncherPlacement, PrivateEtcd, load_profile
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.cluster.launchers import find_placement
 from pytest_nixl.session.parsers import parse_backends, parse_reports
+
+pytestmark = pytest.mark.long
 
 EXAMPLE = ROOT / "examples" / "pytest-nixl-example"
 ROW = "UCX_TCP/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
@@ -107,6 +109,19 @@ def test_doctor_asks_the_check_of_the_example(site: Path) -> None:
     [found] = [each for each in json.loads(done.stdout)["checks"] if each["id"] == "loopback-is-up"]
     assert found["verdict"] == "PASS"
     assert "127.0.0.1" in found["reason"]
+
+
+def test_infrastructure_suite_asks_the_check_of_the_example(site: Path) -> None:
+    done = run("suites/infrastructure/test_other_packages.py", "-rA", env={"PYTHONPATH": str(site)})
+    assert done.code == 0
+    assert "NIXL verdict: PASS (1 PASS" in done.output
+    assert "test_a_check_of_another_package[loopback-is-up]" in done.output
+
+
+def test_infrastructure_suite_without_other_packages_has_no_test_for_them() -> None:
+    done = run("suites/infrastructure/test_other_packages.py")
+    assert done.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "skipped" not in done.output
 
 
 def test_profile_of_the_example_names_its_distribution(site: Path) -> None:

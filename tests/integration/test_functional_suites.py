@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import run
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 DEPLOYMENT = "suites/uri_validation/test_deployment.py"
 

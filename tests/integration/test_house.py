@@ -7,10 +7,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
 from helpers.cli_run import ROOT
-
-pytestmark = pytest.mark.apart
 
 PACKAGE = ROOT / "pytest_nixl"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -43,3 +40,16 @@ def test_each_folder_of_unit_tests_is_a_package_of_ours() -> None:
 def test_no_two_test_files_have_one_name() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+#: The most lines of a module.
+LONGEST = 420
+#: Modules that are longer, and why. The list may only become shorter: a module that was split must leave it.
+LONGER = {
+    "processes/supervisor_main.py": "runs with -I -S as one file, and so finds no module beside it",
+}
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name for name, length in lengths.items() if length > LONGEST} == set(LONGER)

@@ -16,12 +16,13 @@ from helpers.records import KEY, record, write
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_nixl.cli import main
+from pytest_nixl.core.units import KIB
 from pytest_nixl.model.conclusion import Conclusion, summary_line, told
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Outcome, Verdict
 from pytest_nixl.store.store import Store
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 GATE = "--nixl-gate"
 
@@ -185,7 +186,7 @@ def test_the_record_of_an_interrupted_run_is_stored_but_refused_as_a_baseline(
     assert "NIXL gate: INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT) (2 PASS; 2 rows measured)" in ended.last_line
     (stored,), skipped = Store(tmp_path / "store").runs()
     assert skipped == []
-    assert [row.split("/")[3] for row in stored.rows] == ["4KiB", "8KiB"]
+    assert [key.block for key in stored.rows] == [4 * KIB, 8 * KIB]
     assert stored.interrupted == "INTERRUPTED after 2 of 5 checks: Ctrl-C (SIGINT)"
 
     for baseline, words in (

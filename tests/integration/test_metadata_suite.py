@@ -14,7 +14,7 @@ from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.verdicts import Verdict
 from suites.metadata.test_namespaces import judge_namespace
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 EXCHANGE, LIFECYCLE = "suites/metadata/test_exchange.py", "suites/metadata/test_lifecycle.py"
 NAMESPACES, DATA_PATH = "suites/metadata/test_namespaces.py", "suites/metadata/test_data_path.py"
@@ -67,7 +67,7 @@ def test_etcd_that_nixl_cannot_use_is_reported_immediately(nixl_private_etcd: Pr
 
 #: Overwrites some of the arrived bytes before they are compared.
 CORRUPT = """
-from pytest_nixl.nixl.agent import Buffer
+from pytest_nixl.nixl.buffer import Buffer
 
 compare = Buffer.compare
 def spoiled(self, *arguments, **named):
@@ -136,7 +136,8 @@ def test_agents_in_different_namespaces_are_reported_with_the_variables_to_compa
 PARTS = """
 from pytest_nixl.nixl.agent import NixlAgent
 from suites.metadata import namespace, test_exchange
-from pytest_nixl.etcd_servers.embedded import free_ports
+from pytest_nixl.core.free_ports import free_ports
+
 
 everything = []
 def of_everything(agent, *memory):
@@ -162,6 +163,23 @@ def test_parts_with_too_much_memory_and_a_port_without_a_listener_are_reported(t
     assert "FAIL metadata-in-parts-by-side-channel: memory is known" in done.output
     assert re.search(r"ERROR metadata-by-listener: waited 10 s for listener .* port \d+", done.output)
     assert re.search(r"remedy: .* 127.0.0.1:\d+ .*could not connect", done.output)
+    assert done.code == 1
+
+
+#: Another process listens at the port that an agent is to listen at.
+TAKEN_PORT = """
+import socket
+from suites.metadata import test_exchange
+
+taken = socket.create_server(("", 0))
+test_exchange.free_ports = lambda count: [taken.getsockname()[1]] * count
+"""
+
+
+def test_a_taken_port_is_reported_with_the_way_to_find_its_owner(tmp_path: Path) -> None:
+    done = broken(tmp_path, TAKEN_PORT, EXCHANGE, "-k", "listens")
+    assert "ERROR metadata-by-listener: NIXL cannot create an agent: " in done.output
+    assert re.search(r"remedy: .*`ss -tanp 'sport = :\d+'`", done.output)
     assert done.code == 1
 
 
@@ -298,8 +316,11 @@ MENDED = """
 import sys
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.etcd.proxy import ProxyClient
-from pytest_nixl.processes.worker_process import NixlError
+from pytest_nixl.processes.worker_errors import NixlError
+from suites import concurrent_checks
 from suites.metadata.namespace import DOCUMENTED, Namespace
+
+concurrent_checks.MARKER = "none"  # one check after the other, because they would share what is changed here
 
 cut, cut_off = ProxyClient.cut, []
 ProxyClient.cut = lambda self: cut_off.append(self)  # a connection that nothing harms
@@ -389,3 +410,32 @@ def test_namespace_of_the_run_is_judged() -> None:
     done = run(NAMESPACES, "-k", "of_this_deployment", env={"NIXL_ETCD_NAMESPACE": "/nixl/agents"})
     assert "WARN namespace-well-formed: NIXL_ETCD_NAMESPACE=/nixl/agents: agents publish under" in done.output
     assert done.code == 0
+
+
+#: Reports that a transfer by POSIX is done, and does not post it.
+LOST = """
+from pytest_nixl.nixl.agent import NixlAgent
+
+post = NixlAgent.transfer
+
+def lost(self, handle, notification=b""):
+    return "DONE" if self.query_xfer_backend(handle) == "POSIX" else post(self, handle, notification)
+
+NixlAgent.transfer = lost
+"""
+
+
+def test_an_agent_with_two_backends_uses_each_as_chosen_and_a_lost_transfer_is_found(tmp_path: Path) -> None:
+    where = ("suites/metadata/test_backends.py", "--nixl-level=extended")
+    done = broken(tmp_path, "", *where)
+    assert done.code == 0, done.output
+    assert re.search(
+        r"an agent with UCX and POSIX: DRAM:DRAM by UCX over \S+; DRAM:FILE by POSIX over \S+$", done.output, re.M
+    ), done.output
+    done = broken(tmp_path, LOST, *where)
+    assert done.code == 1
+    assert re.search(
+        r"^CORRUPT several-backends: an agent with UCX and POSIX: \d+ of 65536 bytes of DRAM:FILE by POSIX .* are ",
+        done.output,
+        re.M,
+    ), done.output

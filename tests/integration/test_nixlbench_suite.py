@@ -15,14 +15,13 @@ from pytest_nixl.judge.profile_learning import read_run
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.model.row_source import backend_of, measured_by, program_of
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import parse_recorded
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 SUITE = "suites/bandwidth/test_nixlbench.py"
-ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE")
+ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-level=extended")
 OURS = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
 
 
@@ -39,7 +38,7 @@ def bench(program: str, *arguments: str, play: str = "normal") -> Finished:
 def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
-    done = run(*both, *ONE, f"--nixl-nixlbench={program}", f"--benchmark-json={path}", f"--nixl-store={tmp_path}",
+    done = run(*both, *ONE, "-v", f"--nixl-nixlbench={program}", f"--benchmark-json={path}", f"--nixl-store={tmp_path}",
                f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}",
                env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
@@ -57,10 +56,10 @@ def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Pa
     assert "p50_us" not in rows[f"nixlbench:{OURS}"]
     # History and reports show it as a separate row. Learned profiles and comparisons leave it out.
     found = parse_recorded(record, "this")
-    assert set(found.rows) == {OURS, f"nixlbench:{OURS}"}
-    assert set(read_run(path)) == {OURS}
+    assert set(map(str, found.rows)) == {OURS, f"nixlbench:{OURS}"}
+    assert set(map(str, read_run(path))) == {OURS}
     compared = compare_runs(found, found, 0.05)
-    assert set(compared.comparison.rows) == {OURS}
+    assert set(map(str, compared.comparison.rows)) == {OURS}
     assert Verdict.MISSING not in {result.verdict for result in compared.results}
     assert f"nixlbench:{OURS}" in (tmp_path / "rows.csv").read_text()
     assert 'backend="nixlbench:UCX"' in (tmp_path / "rows.prom").read_text()
@@ -149,7 +148,7 @@ def test_a_program_that_is_not_nixlbench_is_reported() -> None:
 
 def test_row_keys_of_other_programs_are_distinguished() -> None:
     key = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
-    other = measured_by(key, "nixlbench[device_list=a/b]")
+    other = key.measured_by("nixlbench[device_list=a/b]")
     assert str(other) == f"nixlbench[device_list=a_b]:{key}"
-    assert (program_of(str(other)), backend_of(str(other))) == ("nixlbench[device_list=a_b]", "UCX")
-    assert (program_of(str(key)), backend_of(str(key))) == ("", "UCX")
+    assert (other.program, other.plain_backend) == ("nixlbench[device_list=a_b]", "UCX")
+    assert (key.program, key.plain_backend) == ("", "UCX")

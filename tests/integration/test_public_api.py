@@ -15,8 +15,6 @@ from helpers.cli_run import ROOT
 
 import pytest_nixl
 
-pytestmark = pytest.mark.apart
-
 SOURCE = Path(pytest_nixl.__file__)
 
 

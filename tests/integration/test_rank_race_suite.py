@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import NOT_BUSY, ROOT, Finished, run
 
-pytestmark = pytest.mark.apart
+pytestmark = pytest.mark.long
 
 SUITE = "suites/rank_race"
 
@@ -57,11 +57,12 @@ AROUND = """
 import shutil
 
 def pytest_collection_finish():
-    from pytest_nixl.fixtures.etcd import PrivateEtcd
+    from pytest_nixl.etcd_servers.embedded import EmbeddedServer
     from pytest_nixl.etcd_servers.three_node import ThreeNodeEtcd
     from suites.rank_race import test_membership
     test_membership.SECONDS, test_membership.SHORT, test_membership.LONG = 8.0, 600, 5
-    PrivateEtcd.restart = lambda self: (shutil.rmtree(self.server._data), self.server.restart())
+    restart = EmbeddedServer.restart
+    EmbeddedServer.restart = lambda self: (shutil.rmtree(self._data), restart(self))
     ThreeNodeEtcd.kill_leader = ThreeNodeEtcd.close
 """
 NEVER_MENDS = {
@@ -114,7 +115,9 @@ def standin(tmp_path: Path) -> str:
 
 
 def test_a_racing_nixlbench_is_reported_with_one_cause(standin: str) -> None:
-    done = run(f"{SUITE}/test_nixlbench.py", f"--nixl-nixlbench={standin}", env={"STANDIN_RACY": "1"})
+    done = run(
+        f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", f"--nixl-nixlbench={standin}", env={"STANDIN_RACY": "1"}
+    )
     assert "FAIL nixlbench-ranks-unique: rank 0 was given 2 times: to claimant 0 (" in done.output
     assert "keys in etcd: xferbench/race-1-" in done.output
     assert "claimant 0 and claimant 1 read 'xferbench/<group>//size' before any of them wrote it" in done.output
@@ -128,7 +131,7 @@ def test_a_racing_nixlbench_is_reported_with_one_cause(standin: str) -> None:
 
 
 def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
-    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-nixlbench=/bin/true")
+    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", "--nixl-nixlbench=/bin/true")
     assert "INCONCLUSIVE nixlbench-ranks-unique: the registrations of two processes did not overlap" in done.output
     assert "claimant 0 ended before the claims could overlap" in done.output
     assert "(2 INCONCLUSIVE; 0 rows measured)" in done.output
@@ -137,14 +140,14 @@ def test_a_nixlbench_that_does_not_register_is_inconclusive() -> None:
 def test_a_locking_nixlbench_passes_with_a_known_limit(standin: str) -> None:
     search = os.pathsep.join([str(Path(standin).parent), os.environ["PATH"]])
     assert shutil.which("nixlbench", path=search)
-    done = run(f"{SUITE}/test_nixlbench.py", env={"PATH": search})
+    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", env={"PATH": search})
     assert "1 known limit of NIXL" in done.output
     assert "NIXL verdict: PASS (2 PASS" in done.output
     assert done.code == 0
 
 
 def test_without_nixlbench_its_checks_are_not_applicable() -> None:
-    done = run(f"{SUITE}/test_nixlbench.py", env={"PATH": "/nowhere"})
+    done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", env={"PATH": "/nowhere"})
     both = "nixlbench-ranks-unique, nixlbench-lost-answer"
     assert f"NOT-APPLICABLE {both}: nixlbench is not on PATH" in done.output
     assert done.code == 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import configparser
 import shutil
 import subprocess
 
@@ -20,3 +21,14 @@ def test_nothing_that_a_command_writes_is_tracked() -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == ""
+
+
+def test_ci_runs_each_environment_of_the_matrix_once() -> None:
+    read = configparser.ConfigParser(interpolation=None)
+    read.read(ROOT / "tox.ini")
+    lines = (line.partition("=") for line in read["tox"]["labels"].split("\n") if "=" in line)
+    labels = {name.strip(): value.replace(" ", "").split(",") for name, _, value in lines}
+    parts = ("beside", "long", "alone")
+    assert sorted(name for part in parts for name in labels[part]) == sorted(labels["full"])
+    commands = (ROOT / ".ci" / "run").read_text()
+    assert all(f"tox -m {part} " in commands for part in parts)

@@ -8,16 +8,14 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from helpers.pytester_run import PLUGIN
+from helpers.pytester_run import parse_config
 from helpers.shipped_commands import Command, shipped
 
 from pytest_nixl.cluster.placement import ALONE
 from pytest_nixl.judge.profiles import Profile, bundled_profiles, load_profile
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.session.run import asked_links
+from pytest_nixl.session.requested_links import requested_links
 from pytest_nixl.session.settings import read_settings
-
-pytestmark = pytest.mark.apart
 
 COMMANDS = shipped()
 MEASURING = [command for command in COMMANDS if command.measures and not command.learns]
@@ -36,7 +34,7 @@ def read(pytester: pytest.Pytester, command: Command) -> Settings:
     given = {name: value for name in OF_ROWS if (value := command.option(name)) is not None}
     if is_learned(command):
         del given["profile"]
-    config = pytester.parseconfig(*PLUGIN, *(f"--nixl-{name}={value}" for name, value in given.items()))
+    config = parse_config(pytester, *(f"--nixl-{name}={value}" for name, value in given.items()))
     return read_settings(config, dict(command.variables))
 
 
@@ -44,7 +42,7 @@ def judged(settings: Settings, profile: Profile) -> tuple[dict[str, bool], list[
     """By backend, operation and memory whether a row of them has a figure; and the rows that nothing is said of."""
     figures: dict[str, bool] = {}
     unexpected = []
-    for link in asked_links(settings, ALONE):
+    for link in requested_links(settings, ALONE):
         name = f"{link.backend} {link.op} {link.memory}"
         figures[name] = False
         for block, batch, depth in product(settings.blocks, settings.batch, settings.depth):
@@ -61,7 +59,8 @@ def test_every_kind_of_file_has_command_lines_that_measure() -> None:
     folders = (command.file.rpartition("/")[0] for command in MEASURING)
     found = Counter("docs" if folder.startswith("docs/") else folder for folder in folders)
     assert {"deploy/kubernetes", "deploy/slurm", "deploy/mpi", "deploy/ci", "deploy/docker", "docs", ""} <= set(found)
-    assert found["deploy/kubernetes"] == 3
+    assert found["deploy/kubernetes"] == 5
+    assert sum(count for folder, count in found.items() if folder.startswith("deploy/overlays/")) == 4
     assert found["deploy/ci"] == 4
     assert found["deploy/mpi"] == 2
     assert found["docs"] > 10

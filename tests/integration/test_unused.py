@@ -4,44 +4,43 @@
 from __future__ import annotations
 
 import pytest
-from helpers.pytester_run import run_pytest
-
-pytestmark = pytest.mark.apart
+from helpers.cli_run import WITHOUT
+from helpers.pytester_run import PLUGIN, run_pytest
 
 #: Of ours, what the table of options, the hooks and the fixtures' names need.
 NEEDED = {
     "pytest_nixl",
     "pytest_nixl.core",
-    "pytest_nixl.core.errors",
-    "pytest_nixl.core.redaction",
-    "pytest_nixl.core.signals",
-    "pytest_nixl.core.units",
-    "pytest_nixl.etcd",
-    "pytest_nixl.etcd.endpoints",
+    "pytest_nixl.core.forms",
     "pytest_nixl.fixtures",
     "pytest_nixl.fixtures.agents",
     "pytest_nixl.fixtures.etcd",
-    "pytest_nixl.model",
-    "pytest_nixl.model.findings",
-    "pytest_nixl.model.memory",
-    "pytest_nixl.model.rank_pairs",
-    "pytest_nixl.model.settings",
-    "pytest_nixl.model.verdicts",
+    "pytest_nixl.fixtures.s3",
     "pytest_nixl.plugin",
     "pytest_nixl.session",
-    "pytest_nixl.session.completeness",
     "pytest_nixl.session.options",
-    "pytest_nixl.session.outcome",
-    "pytest_nixl.session.parsers",
-    "pytest_nixl.session.preconditions",
-    "pytest_nixl.session.run",
 }
-#: What only a run of ours needs, and is slow to load.
-SLOW = {"numpy", "requests", "urllib3", "etcd3gw", "h2", "scipy", "nixl", "docker", "testcontainers"}
+#: The only parts of the package that an unused plugin may ever need: none of settings, profiles, launchers, cluster.
+LIGHT = ("core", "fixtures", "plugin", "session")
+UNUSED = "def test_nothing(tmp_path): pass\nclass TestMore:\n    def test_more(self, request): pass\n"
+#: A way to use the plugin: the test file, the options, the ini values.
+USES = [
+    pytest.param(UNUSED, ("--nixl-blocks=4KiB",), "", id="option"),
+    pytest.param(UNUSED, (), "nixl_blocks = 4KiB", id="ini"),
+    pytest.param("def test_it(nixl_settings): pass", (), "", id="fixture"),
+    pytest.param("import pytest\n@pytest.mark.nixl_check('mine')\ndef test_it(): pass", (), "", id="marker"),
+    pytest.param(
+        "import pytest\n@pytest.mark.parametrize('a', [pytest.param(1, marks=pytest.mark.nixl_check('mine'))])\n"
+        "def test_it(a): pass",
+        (),
+        "",
+        id="marker of a parameter",
+    ),
+]
 
 
-def test_an_unrelated_project_loads_no_settings(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_nothing(): pass")
+def loaded(pytester: pytest.Pytester, *arguments: str, plugin: tuple[str, ...] = PLUGIN) -> set[str]:
+    """Run pytest, and return the names of the modules that it has loaded at its end."""
     pytester.makeconftest(
         """
         import sys
@@ -50,8 +49,39 @@ def test_an_unrelated_project_loads_no_settings(pytester: pytest.Pytester) -> No
             print("loaded:", *sys.modules)
         """
     )
-    run = run_pytest(pytester, "-s", "-p", "no:benchmark")
-    [loaded] = [line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:")]
+    run = run_pytest(pytester, "-s", "-p", "no:benchmark", *arguments, plugin=plugin)
     assert run.ret == 0
-    assert {name for name in loaded if name.partition(".")[0] == "pytest_nixl"} == NEEDED
-    assert SLOW.isdisjoint(loaded)
+    [names] = [line.split()[1:] for line in run.stdout.lines if line.startswith("loaded:")]
+    return set(names)
+
+
+def of_ours(names: set[str]) -> set[str]:
+    return {name for name in names if name.partition(".")[0] == "pytest_nixl"}
+
+
+def test_an_unrelated_project_loads_nothing_else(pytester: pytest.Pytester) -> None:
+    """With the plugin, an unrelated project loads the modules above and no others that pytest does not load."""
+    pytester.makepyfile(UNUSED)
+    without = loaded(pytester, plugin=("-p", "no:nixl", *WITHOUT))
+    with_plugin = loaded(pytester)
+    assert of_ours(without) == set()
+    assert with_plugin - without == NEEDED
+    assert {name.split(".")[1] for name in NEEDED if "." in name} == set(LIGHT)
+
+
+@pytest.mark.parametrize(("test", "arguments", "ini"), USES)
+def test_whatever_uses_the_plugin_begins_a_run(
+    pytester: pytest.Pytester, test: str, arguments: tuple[str, ...], ini: str
+) -> None:
+    """The test above proves something only if each use of the plugin loads more."""
+    pytester.makepyfile(test)
+    pytester.makeini(f"[pytest]\n{ini}\n")
+    assert of_ours(loaded(pytester, *arguments)) > {*NEEDED, "pytest_nixl.session.run", "pytest_nixl.session.settings"}
+
+
+def test_no_setting_of_an_unrelated_project_is_read(pytester: pytest.Pytester) -> None:
+    """Wrong values in the variables of a deployment or launcher do not disturb a project that does not use them."""
+    pytester.makepyfile(UNUSED)
+    wrong = {"NIXL_BACKEND": "banana", "NIXL_ETCD_ENDPOINTS": "banana", "OMPI_COMM_WORLD_RANK": "banana"}
+    assert run_pytest(pytester, env=wrong).ret == 0
+    assert run_pytest(pytester, "--nixl-blocks=4KiB", env=wrong).ret == pytest.ExitCode.USAGE_ERROR

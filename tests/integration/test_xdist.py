@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import run
 
+pytestmark = pytest.mark.long
+
 FUNCTIONAL = ("suites/infrastructure", "suites/metadata/test_exchange.py", "suites/uri_validation")
 
 
@@ -32,7 +34,7 @@ def test_bandwidth_reports_that_it_was_not_measured_in_parallel() -> None:
 
 
 def test_a_bad_variable_is_reported_as_a_usage_error() -> None:
-    done = run("suites", "-n", "2", env={"NIXL_BACKEND": "banana"})
+    done = run("suites/infrastructure", "-n", "2", env={"NIXL_BACKEND": "banana"})
     assert "environment variable NIXL_BACKEND: 'banana' is not a supported backend" in done.output
     assert "INTERNALERROR" not in done.output
     assert "Traceback" not in done.output

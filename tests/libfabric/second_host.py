@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 

@@ -14,21 +14,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
-from helpers.cuda_driver import build
 from helpers.namespaces import require_tools, two_hosts
 from test_real_libfabric import link
 
 from pytest_nixl.judge.regression import compare_launches
 from pytest_nixl.judge.run_comparison import wants_launch
-from pytest_nixl.measure.link import Link, WorkerPairs
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
-from pytest_nixl.store.record_reader import RecordedRow
 
 MIB = 1 << 20
 MARGIN = 0.05
@@ -43,10 +41,9 @@ def launches() -> int:
 
 
 @pytest.fixture(autouse=True)
-def over_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     require_tools()
     monkeypatch.setenv("UCX_TLS", "tcp")
-    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
 
 
 @contextmanager
@@ -77,7 +74,7 @@ def verdict(before: Values, now: Values) -> Verdict:
     """Compare like a run: with two more launches per side if five are INCONCLUSIVE."""
     for count in range(COMPARED_LAUNCHES, MOST_LAUNCHES + 1):
         sides = before[:count], now[:count]
-        if not wants_launch(RecordedRow("row", tuple(sides[0]), {}), tuple(sides[1]), MARGIN):
+        if not wants_launch(tuple(sides[0]), tuple(sides[1]), MARGIN):
             break
     return compare_launches(*sides, MARGIN).verdict
 

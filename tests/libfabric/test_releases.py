@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import BANDWIDTH, profile
-from helpers.cuda_driver import build
 from helpers.namespaces import Host, one_host, require_tools
 from helpers.torch_once import DOUBLE
 from test_real_libfabric import run_in
@@ -51,7 +50,6 @@ def test_bytes_arrive_and_the_provider_is_reported(
         # A double of torch, which NIXL only asks whether something is one of its tensors.
         (tmp_path / "torch.py").write_text(DOUBLE)
         path.append(str(tmp_path))
-    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
     accepted = profile(tmp_path / "p.toml", f"transports = ['{provider}']\nfloor = '0.0001 GB/s'")
     written = tmp_path / "run.json"
     done = run_in(

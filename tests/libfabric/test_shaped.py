@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import profile
-from helpers.cuda_driver import build
 from helpers.namespaces import Host, require_tools, two_hosts
 from test_real_libfabric import link
 
@@ -27,6 +26,8 @@ from pytest_nixl.model.device_counters import HEADERS_SHARE
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
+
+pytestmark = pytest.mark.alone  # the measured bandwidth is compared with that of a plain connection
 
 MIB = 1 << 20
 BURST = 32 << 10
@@ -67,10 +68,9 @@ def probe(hosts: tuple[Host, Host]) -> float:
 
 
 @pytest.fixture(autouse=True)
-def over_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     require_tools()
     monkeypatch.setenv("UCX_TLS", "tcp")
-    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
 
 
 @contextmanager
@@ -96,7 +96,8 @@ def agrees(samples: Samples, rate: float, plain: float) -> None:
     assert samples.corruption is None
     assert samples.transports == ("tcp/veth0",)
     assert min(samples.transfers) * samples.transfer_bytes >= 20 * BURST
-    assert samples.bandwidth == pytest.approx(plain, rel=0.1)
+    # The rate bounds it from above: the plain connection may have been disturbed.
+    assert samples.bandwidth >= 0.9 * plain
     for window, bandwidth in zip(samples.windows, samples.rates, strict=True):
         assert bandwidth <= rate + BURST / window
     assert samples.counted is not None

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import Finished, profile
-from helpers.cuda_driver import build
 from helpers.namespaces import Host, one_host, require_tools
 from test_real_libfabric import ACCEPTS_TCP, run_in
 
@@ -57,12 +56,6 @@ def run_logged(host: Host, tmp_path: Path, *arguments: str) -> tuple[Finished, l
     return done, [log.read_text(errors="replace") for log in folder.glob("*.log")]
 
 
-@pytest.fixture(autouse=True)
-def use_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_tools()
-    monkeypatch.setenv("PYTEST_NIXL_LIBCUDA", str(build(tmp_path)))
-
-
 @pytest.mark.parametrize(
     "suites", [pytest.param(SAMPLE, id="sample"), pytest.param(("suites",), id="all", marks=pytest.mark.whole)]
 )
@@ -87,3 +80,26 @@ def test_metadata_and_faults_use_each_requested_backend(host: Host, tmp_path: Pa
     # Two agents to exchange metadata, and three where one comes back.
     assert made(written) == {"UCX": 5, "LIBFABRIC": 5}
     assert sum(UCX_STARTS in text for text in written) == 5
+
+
+def test_suites_of_agents_work_with_and_without_a_progress_thread(host: Host, tmp_path: Path) -> None:
+    done, written = run_logged(
+        host, tmp_path, "suites/bandwidth/test_bandwidth.py",
+        "suites/faults/test_workers.py::test_a_target_that_comes_back_under_its_name_is_written_to",
+        "suites/metadata/test_exchange.py::test_an_agent_finds_another_through_etcd",
+        "suites/metadata/test_exchange.py::test_an_agent_finds_another_by_a_side_channel",
+        "--nixl-backend=LIBFABRIC", "--nixl-progress-thread=off,on", "--nixl-op=WRITE",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert "8 passed" in done.output, done.output
+    assert list(made(written)) == ["LIBFABRIC"]
+
+
+def test_one_agent_uses_ucx_libfabric_and_a_file_as_chosen(host: Host, tmp_path: Path) -> None:
+    where = ("suites/metadata/test_backends.py", "--nixl-level=extended")
+    done, written = run_logged(host, tmp_path, *where, "--nixl-backend=UCX,LIBFABRIC")
+    assert done.code == 0, done.output
+    for part in ("an agent with UCX and LIBFABRIC and POSIX: ", "DRAM:DRAM by UCX", "DRAM:DRAM by LIBFABRIC",
+                 "DRAM:FILE by POSIX"):  # fmt: skip
+        assert part in done.output, done.output
+    assert made(written) == {"UCX": 2, "LIBFABRIC": 2, "POSIX": 1}

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import WorkerPairs
+from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.nixl_releases import numbers
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
-from pytest_nixl.processes.worker_process import START_SECONDS, NixlError, Worker, WorkerError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerError
+from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 from pytest_nixl.session.benchmark import versions_of
 
 OTHER = os.environ["PYTEST_NIXL_OTHER"]

@@ -34,6 +34,9 @@ int nvmlDeviceGetPersistenceMode(int *gpu, unsigned int *on) { return *on = !*gp
 int nvmlDeviceGetTotalEccErrors(int *gpu, int kind, int since, unsigned long long *count) {
     return *count = kind == 1 && *gpu ? 2 : 0, 0;
 }
+int nvmlDeviceGetCudaComputeCapability(int *gpu, int *major, int *minor) {
+    return *gpu ? 3 : (*major = 9, *minor = 0, 0); // NVML_ERROR_NOT_SUPPORTED of the second GPU
+}
 int nvmlDeviceGetNvLinkState(int *gpu, unsigned int link, unsigned int *up) {
     return link < 18 ? (*up = link || !*gpu, 0) : 3; // NVML_ERROR_NOT_SUPPORTED
 }

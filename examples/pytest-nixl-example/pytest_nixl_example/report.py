@@ -8,6 +8,6 @@ from pytest_nixl import RunReport
 
 def markdown(report: RunReport) -> str:
     """Return the text of the file."""
-    rows = report.run.rows.values()
-    lines = [f"| {row.key} | {row.bandwidth / 1e9:.3g} | {', '.join(row.transports)} |" for row in rows]
+    rows = report.run.rows.items()
+    lines = [f"| {key} | {row.bandwidth / 1e9:.3g} | {', '.join(row.transports)} |" for key, row in rows]
     return "\n".join([f"# {report.run.name}", "", "| row | GB/s | transports |", "| --- | --- | --- |", *lines, ""])

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traffic patterns between four nodes with shaped cables: what an incast reaches, and the node with a slow uplink."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+import pytest
+from helpers.cli_run import command, profile
+from helpers.contention import spinning
+from helpers.namespaces import Network, network, require_tools
+from ranks import Ranks, all_end_with, report_options, reports
+from servers import etcd
+
+from pytest_nixl.judge.pattern_culprit import judge_pattern_culprit, paired_again
+from pytest_nixl.judge.pattern_fairness import judge_fairness
+from pytest_nixl.measure.rank_flows import RankFlows
+from pytest_nixl.model.flow_samples import ALONE, TOGETHER, PatternKind, PatternSamples
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.traffic_pattern import PatternChoice, TrafficPattern
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+pytestmark = pytest.mark.alone  # what four nodes reach together is judged
+
+NODES = ("node-0", "node-1", "node-2", "node-3")
+BLOCK = 32 << 10
+#: The rates of all cables and of the slow uplink; of each 1514 bytes that tbf lets through 1448 are payload.
+FAST, SLOW = "100mbit", "20mbit"
+RATE, DELIVERED = 100e6 / 8, 1448 / 1514
+#: How often a pattern is measured at most: other processes of this machine only make it slower.
+ATTEMPTS = 5
+OVER_TCP = "transports = ['tcp']"
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Four nodes, and the host of an existing etcd."""
+    require_tools()
+    with network(tmp_path_factory.mktemp("network"), *NODES, "head") as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+
+def measured(net: Network, make_settings: MakeSettings, pattern: TrafficPattern, op: str = "WRITE") -> PatternSamples:
+    kind = PatternKind(pattern, "UCX", op, MemoryPair("DRAM", "DRAM"), depth=2)
+    settings = make_settings(duration=0.1)
+    hosts = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(net.hosts[:4])]
+    names = [f"rank {rank} on {name}" for rank, name in enumerate(NODES)]
+    flows = RankFlows(hosts, names, kind, settings, settings.agents[0])
+    try:
+        return flows.measure()
+    finally:
+        flows.close()
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_the_sum_of_an_incast_is_that_of_the_shaped_link(net: Network, make_settings: MakeSettings, op: str) -> None:
+    incast = PatternChoice.parse("incast").of(4, BLOCK)
+    best = 0.0
+    with net.shaped(dict.fromkeys(NODES, FAST)):
+        for _ in range(ATTEMPTS):
+            found = measured(net, make_settings, incast, op)
+            assert not any(each.corruption for each in found.flows)
+            assert {each.transports for each in found.flows} == {("tcp/veth0",)}
+            sums = [sum(rates) for rates in zip(*(each.rates(TOGETHER) for each in found.flows), strict=True)]
+            # No repetition is above the link: a burst of tbf is small beside a window.
+            assert max(sums) <= 1.05 * RATE
+            best = max(best, median(sums))
+            if best >= 0.9 * DELIVERED * RATE:
+                break
+    assert best >= 0.9 * DELIVERED * RATE, f"{best / RATE:.3f} of the link in the best of {ATTEMPTS} measurements"
+    assert judge_fairness(found).verdict in (Verdict.PASS, Verdict.WARN)
+
+
+def test_a_slow_uplink_is_named_and_no_rank_of_a_healthy_network(net: Network, make_settings: MakeSettings) -> None:
+    again = paired_again(NODES, BLOCK)
+    with net.shaped(dict.fromkeys(NODES, FAST)):
+        healthy = measured(net, make_settings, again)
+        assert judge_pattern_culprit(healthy).verdict is not Verdict.FAIL
+        net["node-2"].shape("veth0", SLOW)  # what it sends; what it receives passes the port of the switch
+        slow = measured(net, make_settings, again)
+    judged = judge_pattern_culprit(slow)
+    rates = {str(flow): f"{rate * 8 / 1e6:.0f}" for flow, rate in slow.rates(ALONE).items()}
+    assert judged.verdict is Verdict.FAIL, (judged, rates)
+    assert "rank 2 on node-2 (what it sends) is the culprit" in judged.reason
+
+
+@pytest.mark.soak
+def test_no_verdict_about_an_uplink_is_wrong(
+    net: Network, make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Judge PYTEST_NIXL_REPEAT times a healthy network and one with a slow uplink, of each node in turn."""
+    count = int(os.environ.get("PYTEST_NIXL_REPEAT", "4"))
+    again, found = paired_again(NODES, BLOCK), Counter[str]()
+    for number in range(count):
+        node = NODES[number % len(NODES)]
+        with net.shaped(dict.fromkeys(NODES, FAST)):
+            healthy = judge_pattern_culprit(measured(net, make_settings, again))
+            net[node].shape("veth0", SLOW)
+            slow = judge_pattern_culprit(measured(net, make_settings, again))
+        named = slow.verdict is Verdict.FAIL and f"on {node} (what it sends) is the culprit" in slow.reason
+        found.update({"alarms": healthy.verdict is Verdict.FAIL, "named": named})
+        with capsys.disabled():
+            print(f"\n{number + 1} of {count}: healthy {healthy.verdict}, slow {node}: {slow}", end="", flush=True)
+    assert (found["alarms"], found["named"]) == (0, count)
+
+
+def test_a_busy_machine_names_nobody(make_settings: MakeSettings, tmp_path: Path) -> None:
+    """The hosts see the processor time that other processes of this machine take."""
+    again = paired_again(NODES, BLOCK)
+    require_tools()
+    with network(tmp_path, *NODES) as net, ExitStack() as stack:
+        for host in net.hosts:
+            host.run("umount", "/proc/stat")
+        stack.enter_context(net.shaped(dict.fromkeys(NODES, FAST)))
+        for _ in range(os.cpu_count() or 1):
+            stack.enter_context(spinning())
+        net["node-2"].shape("veth0", SLOW)
+        found = measured(net, make_settings, again)
+    assert found.disturbed > 0.3
+    assert judge_pattern_culprit(found).verdict is Verdict.INCONCLUSIVE
+    assert judge_fairness(found).verdict in (Verdict.PASS, Verdict.INCONCLUSIVE)
+
+
+def test_four_ranks_measure_an_incast_and_name_the_node_with_a_slow_uplink(net: Network, tmp_path: Path) -> None:
+    with etcd(net["head"], tmp_path) as url, net.shaped(dict.fromkeys(NODES, FAST)):
+        net["node-2"].shape("veth0", SLOW)
+        suite = command(
+            "suites/pattern", "-v", "--nixl-pattern=incast", "--nixl-blocks=32KiB", "--nixl-op=WRITE", "--nixl-depth=2",
+            "--nixl-ranks=4", f"--nixl-profile={profile(tmp_path / 'p.toml', OVER_TCP)}", f"--nixl-etcd={url}",
+        )  # fmt: skip
+        with Ranks(tmp_path / "ranks", {"UCX_TLS": "tcp"}) as ranks:
+            for number, host in enumerate(net.hosts[:4]):
+                ranks.start(host, *suite, *report_options(tmp_path), f"--nixl-rank={number}")
+            done = ranks.finish()
+    all_end_with(1, done)
+    [shown] = [one.output for one in done if " variant " in one.output]  # rank 0 shows the rows
+    form = r"^UCX +WRITE .* (\d-0) +load=(alone|together),pattern=incast:4 .* tcp/veth0 +PASS$"
+    assert sorted(re.findall(form, shown, re.MULTILINE)) == [
+        (f"{source}-0", load) for source in (1, 2, 3) for load in ("alone", "together")
+    ]
+    assert "of the fastest flow alone" in shown
+    for report in reports(tmp_path, 4):
+        assert "rank 2 on node-2 (what it sends) is the culprit" in report["text"]

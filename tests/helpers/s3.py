@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An S3 server (moto) with a bucket, and AWS's variables that name it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import boto3
+import pytest
+
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+class S3Server:
+    """A moto server in a process of its own, with one bucket.
+
+    :param variables: environment variables of that process.
+    """
+
+    def __init__(self, **variables: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.url = next(line.split()[-1] for line in self._process.stdout if "Running on" in line)
+        self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._reading.start()
+        self.client: Any = boto3.client(
+            "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id="any", aws_secret_access_key="thing"
+        )
+        self.client.create_bucket(Bucket="bucket")
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all objects."""
+        return [each["Key"] for each in self.client.list_objects_v2(Bucket="bucket").get("Contents", ())]
+
+    def kill(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._reading.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def use_s3(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Name the server at ``url`` and its bucket by AWS's variables, and unset all others."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**KEYS, "AWS_DEFAULT_BUCKET": "bucket", "AWS_ENDPOINT_URL": url}.items():
+        monkeypatch.setenv(name, value)

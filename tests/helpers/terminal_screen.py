@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on a terminal: what they write to a pseudoterminal, and what its screen shows at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROWS, COLUMNS = 24, 80
+_TOKEN = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\x1b([78D])|(.)", re.DOTALL)
+
+
+def open_terminal() -> tuple[int, int]:
+    """Return the two ends of a new terminal of 24 lines of 80 characters: ours, and that of a program."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    return ours, theirs
+
+
+def run_on_terminal(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float = 300
+) -> tuple[int, str]:
+    """Run a program on a terminal, and return its exit code and all that it wrote.
+
+    :param seconds: the time limit.
+    """
+    ours, theirs = open_terminal()
+    try:
+        with subprocess.Popen(
+            words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+        ) as program:
+            os.close(theirs)
+            written = _read_all(ours, time.monotonic() + seconds)
+            return program.wait(timeout=seconds), written
+    finally:
+        os.close(ours)
+
+
+def _read_all(descriptor: int, deadline: float) -> str:
+    """Read until no process has the other end open."""
+    found = b""
+    while True:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"the program on the terminal has not ended; it wrote {found!r}")
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:  # EIO: the other end is closed
+            part = b""
+        if not part:
+            return found.decode(errors="replace")
+        found += part
+
+
+def screen(written: str) -> list[str]:
+    """Return every line that a terminal shows after it received this text, those above its upper edge too.
+
+    It knows the control characters that pytest and this plugin write; another one is an error.
+    """
+    lines, row, column, saved = [""], 0, 0, (0, 0)
+
+    def put(character: str) -> None:
+        nonlocal row, column
+        if column == COLUMNS:
+            down()
+            column = 0
+        lines[row] = f"{lines[row]:<{column}}"[:column] + character + lines[row][column + 1 :]
+        column += 1
+
+    def down() -> None:
+        nonlocal row
+        row += 1
+        if row == len(lines):
+            lines.append("")
+
+    for match in _TOKEN.finditer(written):
+        argument, letter, single, character = match.groups()
+        if letter == "K":
+            lines[row] = lines[row][:column]
+        elif letter == "A":
+            row = max(row - int(argument or 1), 0)
+        elif single == "7":
+            saved = row, column
+        elif single == "8":
+            row, column = saved
+        elif single == "D" or character == "\n":
+            down()
+        elif character == "\r":
+            column = 0
+        elif character is not None:
+            assert character.isprintable(), repr(character)
+            put(character)
+        else:
+            assert letter == "m", match[0]
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite control_path with the real NIXL: healthy, and each judgement with the fault that it is for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import Finished, run
+
+from pytest_nixl.model.figure import FIGURE_KINDS
+
+pytestmark = pytest.mark.long
+
+SUITE = "suites/control_path"
+GROWTH, PUBLISHED = f"{SUITE}/test_control_path.py", f"{SUITE}/test_published.py"
+#: The figures of this suite.
+FIGURES = {name for name, kind in FIGURE_KINDS.items() if "suites/control_path" in kind.remedy}
+
+#: In a worker: each registration takes 10 µs more than the one before. A double of a NIXL with a quadratic cost.
+SLOWER = """
+import time
+from pytest_nixl.nixl.worker import control_path
+
+accumulate = control_path.accumulate
+
+class Slower:
+    def __init__(self, agent):
+        self.agent, self.calls = agent, 0
+
+    def register_memory(self, *arguments):
+        registered = self.agent.register_memory(*arguments)
+        self.calls += 1
+        until = time.perf_counter() + DELAY * self.calls
+        while time.perf_counter() < until:
+            pass
+        return registered
+
+    def deregister_memory(self, registered):
+        self.agent.deregister_memory(registered)
+
+def slower(agent, **arguments):
+    return accumulate(Slower(agent), **arguments)
+
+class Late(Slower):
+    def register_memory(self, *arguments):
+        until = time.perf_counter() + DELAY
+        while time.perf_counter() < until:
+            pass
+        return self.agent.register_memory(*arguments)
+
+def late(agent, **arguments):
+    return control_path.register(Late(agent), **arguments)
+"""
+#: In pytest: lets the workers run the double.
+RUN_SLOWER = """
+from pytest_nixl.checks import control_path
+from pytest_nixl.checks.control_path import ControlPath
+
+request = ControlPath._request
+
+def planted(self, function, agent, **arguments):
+    double = {"accumulate": "slower", "register": "late"}.get(function)
+    if double is None:
+        return request(self, function, agent, **arguments)
+    return agent.worker.request(
+        "run", seconds=60, agent=agent.ref, function=f"slower_worker:{double}", arguments=arguments
+    )
+
+ControlPath._request = planted
+"""
+
+
+def shown(done: Finished) -> set[str]:
+    """Return the names of the figures in the table of the terminal."""
+    return {line.split()[0] for line in done.output.splitlines() if line.split()[:1] and line.split()[0] in FIGURES}
+
+
+def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    done = run(
+        "-v", SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}", "-W", "error"
+    )
+    assert done.code == 0, done.output
+    assert "NIXL verdict: PASS (9 PASS; " in done.output
+    assert shown(done) == FIGURES
+    recorded = json.loads(record.read_text())["benchmarks"]
+    timed = {one["extra_info"]["figure"]["name"] for one in recorded}
+    others = {one["name"] for each in recorded for one in each["extra_info"].get("figures", ())}
+    assert timed | others == FIGURES
+    assert others == {"metadata-size", "notification-rate"}
+    assert {"registration/UCX/256/4KiB", "publish-to-found/UCX/2", "publish-to-found/UCX/16"} <= {
+        one["fullname"] for one in recorded
+    }
+    assert all(one["stats"]["min"] > 0 for one in recorded)
+
+
+def test_a_bound_of_the_control_path_fails_its_check_alone(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        '[profile]\nname = "test"\n[[bound]]\nfigure = "metadata-size"\ncount = [256]\nat_most = "100"\n'
+        'source = "a test"\n[[bound]]\nfigure = "metadata-size"\ncount = [16]\nat_most = "1 MB"\nsource = "a test"\n'
+    )
+    done = run(GROWTH, f"--nixl-profile={profile}", "-k", "metadata or created")
+    assert re.search(
+        r"^FAIL metadata-size: metadata-size \(UCX count 256\): [\d.]+ KB, above its bound of 100 B \(",
+        done.output,
+        re.M,
+    )
+    assert "NIXL verdict: FAIL (1 PASS, 1 FAIL; " in done.output
+    assert done.code == 1
+
+
+def test_without_pytest_benchmark_the_figures_are_reported_and_judged() -> None:
+    done = run(GROWTH, "-k", "created", plugins=["no:benchmark"], quiet=False)
+    assert shown(done) == {"agent-creation"}
+    assert "NIXL verdict: PASS (1 PASS; " in done.output
+
+
+@pytest.mark.parametrize(("delay", "verdict"), [("10e-6", "FAIL"), ("0", "PASS")])
+def test_registration_that_becomes_slower_with_each_call_is_found(tmp_path: Path, delay: str, verdict: str) -> None:
+    (tmp_path / "slower_worker.py").write_text(SLOWER.replace("DELAY", delay))
+    (tmp_path / "run_slower.py").write_text(RUN_SLOWER)
+    done = run(GROWTH, "-k", "slower", plugins=["run_slower"], env={"PYTHONPATH": str(tmp_path)})
+    assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output
+    if verdict == "FAIL":
+        assert re.search(
+            r"^FAIL registration-growth: registration becomes slower with each repeat: .* the last takes at least "
+            r"[\d.]+ times as long as the first, and the limit is 3 times$",
+            done.output,
+            re.M,
+        )
+        assert "remedy: Run the check again with another release of NIXL" in done.output
+
+
+@pytest.mark.parametrize(("delay", "verdict"), [("60e-3", "FAIL"), ("0", "PASS")])
+def test_a_delay_in_registration_is_found_by_a_bound(tmp_path: Path, delay: str, verdict: str) -> None:
+    # A healthy registration takes microseconds, so that no busy machine needs 30 ms in most of ten calls.
+    (tmp_path / "slower_worker.py").write_text(SLOWER.replace("DELAY", delay))
+    (tmp_path / "run_slower.py").write_text(RUN_SLOWER)
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        '[profile]\nname = "test"\n[[bound]]\nfigure = "registration"\ncount = [1]\nsize = ["1MiB"]\n'
+        'at_most = "30 ms"\nsource = "a test"\n'
+    )
+    options = ("-k", "deregistered", f"--nixl-profile={profile}")
+    done = run(GROWTH, *options, plugins=["run_slower"], env={"PYTHONPATH": str(tmp_path)})
+    assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output
+    words = r"^FAIL registration: registration \(UCX count 1 1MiB\): [\d.]+ ms, above its bound of 30 ms \("
+    assert bool(re.search(words, done.output, re.M)) == (verdict == "FAIL")
+
+
+#: In pytest: 40,000 regions, and a line in a file for each wait of the check: how it ended, and for what it waited.
+MANY_COUNTED = """
+import os
+import pytest_nixl
+from pytest_nixl.checks import control_path
+
+control_path.regions_of = lambda plan: 40_000
+wait = pytest_nixl.wait_until
+
+def counted(condition, what, **options):
+    try:
+        found = wait(condition, what, **options)
+    except BaseException as error:
+        ended = type(error).__name__
+        raise
+    else:
+        ended = f"met by {found}"
+        return found
+    finally:
+        with open(os.environ["WAITS"], "a") as file:
+            print(f"{ended}: {what}", file=file)
+
+pytest_nixl.wait_until = counted
+"""
+
+
+def test_metadata_of_40000_regions_is_refused_by_etcd_and_reported(tmp_path: Path) -> None:
+    # A double only for the number: NIXL, its metadata and etcd are real.
+    (tmp_path / "many.py").write_text(MANY_COUNTED)
+    waits = tmp_path / "waits.txt"
+    done = run(
+        PUBLISHED, "-k", "fits", "--nixl-etcd-server=embedded", plugins=["many"],
+        env={"PYTHONPATH": str(tmp_path), "WAITS": str(waits)},
+    )  # fmt: skip
+    assert re.search(
+        r"^FAIL NIXL-ETCD-OVERSIZE: metadata that exceeds etcd's request limit is not published; NIXL reports nothing, "
+        r"and peers may load a stale entry: metadata of 40000 regions \(1\.76 MB\) exceeds etcd's request limit of "
+        r"1\.5 MiB"
+        r": etcd still has the \d+ B of an earlier publication; on stderr NIXL wrote: .*request is too large",
+        done.output,
+        re.M,
+    )
+    assert "remedy: start etcd with --max-request-bytes=16777216" in done.output
+    assert "about: docs/reference/findings.md#nixl-etcd-oversize" in done.output
+    assert done.code == 1
+    # No wait ended at its deadline: the second was met by NIXL's line about the refusal.
+    published, refused = waits.read_text().splitlines()
+    assert re.fullmatch(r"met by True: .* to publish its metadata under .*", published)
+    assert re.fullmatch(
+        r"met by .*request is too large.*: etcd to have the metadata of 40000 regions under .*, or to refuse it",
+        refused,
+    )

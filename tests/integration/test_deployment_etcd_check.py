@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite names what is wrong in the etcd that a user gives, and does not ask it of an etcd of the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.cli_run import run
+from helpers.etcd import Etcd, running_etcd
+from helpers.published import DEFAULT, DOCUMENTED, publish
+
+from pytest_nixl.etcd.client import connect
+
+CHECK = "suites/metadata/test_namespaces.py::test_the_keys_in_the_etcd_of_this_deployment_are_sound"
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with running_etcd() as started:
+        yield started
+
+
+@pytest.mark.long
+def test_the_keys_of_a_given_etcd_are_judged(etcd: Etcd) -> None:
+    given = f"--nixl-etcd={etcd.url}"
+    with connect([etcd.endpoint]) as client:
+        publish(client, "prefill-0", DOCUMENTED)
+        fine = run(CHECK, given, "-rA", env={"NIXL_ETCD_NAMESPACE": DOCUMENTED})
+        publish(client, "prefill-0", DEFAULT)
+        publish(client, "empty", DEFAULT, value=b"")
+        split = run(CHECK, given, "-rA")
+        left = sorted(client.get_prefix("/"))
+    assert fine.code == 0, fine.output
+    assert "PASS (1 PASS" in fine.output or "1 passed" in fine.output
+    assert split.code == 0, split.output
+    assert "the namespace is split by a slash: 1 agent under /nixl/agents/AGENT/, 2 agents under" in split.output
+    assert "agent 'prefill-0' is published 2 times" in split.output
+    assert "no agent can load /nixl/agents//empty/metadata" in split.output
+    assert f"run `pytest-nixl etcd {etcd.url} --namespace=/nixl/agents/`" in split.output
+    assert len(left) == 6, "the check changed the etcd"
+
+
+@pytest.mark.long
+def test_an_etcd_of_the_run_is_not_a_deployments() -> None:
+    done = run(CHECK, "-rA")
+    assert done.code == 0, done.output
+    assert "this run has an etcd of its own: --nixl-etcd names no etcd of a deployment" in done.output

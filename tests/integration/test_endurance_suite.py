@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite ``endurance`` with the real NIXL and etcd: healthy, with a leak, and with a bound of a profile."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, Finished, run
+
+from pytest_nixl.checks.endurance import CYCLES
+from pytest_nixl.model.figure import FIGURE_KINDS
+
+pytestmark = pytest.mark.long
+
+SUITE = "suites/endurance"
+#: The figures of this suite.
+FIGURES = {name for name, kind in FIGURE_KINDS.items() if SUITE in kind.remedy}
+#: Calls a function in each worker after its agent is made, to plant a leak.
+PLANT = """
+from pytest_nixl.nixl.agent import NixlAgent
+
+make = NixlAgent.within_each.__func__
+def planted(cls, *arguments, **named):
+    agents = make(cls, *arguments, **named)
+    for agent in agents:
+        agent.run("helpers.leak_functions:{function}", **{given!r})
+    return agents
+NixlAgent.within_each = classmethod(planted)
+"""
+
+
+def planted(tmp_path: Path, function: str, *arguments: str, **given: str) -> Finished:
+    """Run checks with a leak in each worker."""
+    (tmp_path / "plant.py").write_text(PLANT.format(function=function, given=given))
+    path = f"{tmp_path}:{ROOT / 'tests'}"
+    return run(
+        SUITE, "--nixl-level=extended", "--nixl-etcd-server=embedded", "-p", "plant", *arguments,
+        env={"PYTHONPATH": path}, timeout=900,
+    )  # fmt: skip
+
+
+def test_nothing_grows_but_the_sockets_of_removed_agents(tmp_path: Path) -> None:
+    record, report = tmp_path / "run.json", tmp_path / "report.html"
+    done = run(
+        SUITE, "-v", "--nixl-level=extended", "--nixl-etcd-server=embedded", f"--benchmark-json={record}",
+        f"--nixl-report={report}", timeout=900,
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    charts = set(re.findall(r'aria-label="growth of UCX ([a-z]+: [a-z]+)"', report.read_text()))
+    assert charts == {f"{cycle}: {what}" for cycle in CYCLES for what in ("bytes", "numbers")}
+    assert "1 known limit of NIXL 1.5" in done.output
+    assert "NIXL verdict: PASS (5 PASS; " in done.output
+    recorded = json.loads(record.read_text())["benchmarks"]
+    assert {one["fullname"] for one in recorded} == {
+        f"cycle-time/UCX/{cycle}" for cycle in ("transfer", "connection", "registration", "publication", "agent")
+    }
+    others = {one["name"] for each in recorded for one in each["extra_info"]["figures"]}
+    assert others | {"cycle-time"} == FIGURES
+
+
+def test_keys_that_stay_in_etcd_are_found(tmp_path: Path) -> None:
+    done = planted(tmp_path, "keys", "-k", "publications")
+    assert re.search(
+        r"^FAIL endurance-publication: .*growth-etcd-keys \(UCX publication\): 0\.\d+, above its bound of 0\.02 \(",
+        done.output,
+        re.M,
+    )
+    assert done.code == 1
+
+
+def test_a_bound_of_a_profile_replaces_the_limit(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        '[profile]\nname = "test"\n[[bound]]\nfigure = "growth-descriptors"\ncycle = ["transfer"]\n'
+        'at_most = "2"\nsource = "a test"\n'
+    )
+    method = {"method": "release_xfer_handle"}
+    for bound, verdict in ((f"--nixl-profile={profile}", "PASS"), ("-q", "FAIL")):
+        done = planted(tmp_path, "descriptor", "-k", "transfers", bound, **method)
+        assert f"NIXL verdict: {verdict} (1 {verdict}; " in done.output, done.output
+
+
+def test_a_duration_lengthens_each_check() -> None:
+    done = run(SUITE, "-k", "registrations", "--nixl-level=extended", "--nixl-duration=6s", "--durations=1")
+    assert done.code == 0, done.output
+    took = re.search(r"([\d.]+)s call +suites/endurance", done.output)
+    assert took is not None
+    assert float(took[1]) >= 6

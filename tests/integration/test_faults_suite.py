@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite ``faults`` with the real NIXL and UCX: as it is, and with a NIXL that has other defects or none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, Finished, run
+
+pytestmark = pytest.mark.long
+
+MISUSE = "suites/faults/test_misuse.py"
+#: Calls a function in each worker after its agent is made, to replace a call of NIXL.
+REPLACE = """
+from pytest_nixl.nixl.agent import NixlAgent
+
+make = NixlAgent.within_each.__func__
+def replaced(cls, *arguments, **named):
+    agents = make(cls, *arguments, **named)
+    for agent in agents:
+        for function, given in {functions!r}:
+            agent.run("helpers.misuse_functions:" + function, **given)
+    return agents
+NixlAgent.within_each = classmethod(replaced)
+"""
+
+
+def replaced(
+    tmp_path: Path, *functions: tuple[str, dict[str, str]], suite: tuple[str, ...] = (MISUSE, "--nixl-level=extended")
+) -> Finished:
+    """Run checks with some calls of NIXL replaced."""
+    (tmp_path / "replace.py").write_text(REPLACE.format(functions=functions))
+    path = f"{tmp_path}:{ROOT / 'tests'}"
+    return run(*suite, "-p", "replace", env={"PYTHONPATH": path})
+
+
+def test_the_whole_suite_ends_in_findings_and_no_failure() -> None:
+    done = run("suites/faults", "--nixl-level=extended", timeout=1500)
+    assert done.code == 0, done.output
+    assert re.search(r"[3-7] known limits of NIXL", done.output), done.output  # some depend on timing
+    assert "SIGSEGV" not in done.output
+
+
+def test_a_nixl_that_does_not_tell_of_a_death_fails(tmp_path: Path) -> None:
+    transfers = "suites/faults/test_transfers.py"
+    done = replaced(tmp_path, ("never_fail", {}), suite=(transfers, "-k", "target_died", "--nixl-timeout=20s"))
+    assert done.code == 1
+    assert "FAIL transfer-target-killed: target-killed (WRITE, UCX of NIXL " in done.output
+    assert "NIXL did not tell the initiator of the target's death in 1" in done.output
+
+
+def test_a_nixl_without_the_defects_has_no_known_limits(tmp_path: Path) -> None:
+    done = replaced(
+        tmp_path, ("refuse_deregistered_source", {}), ("refuse_duplicates", {}), ("refuse_released_handles", {})
+    )
+    assert done.code == 0, done.output
+    assert "known limit" not in done.output
+    assert "(4 PASS; 0 rows measured)" in done.output
+
+
+def test_new_crashes_fail_and_name_the_misuse(tmp_path: Path) -> None:
+    done = replaced(tmp_path, ("crash", {"method": "send_notif"}))
+    assert done.code == 1
+    assert "FAIL misuse-survived: NIXL " in done.output
+    assert "a notification is sent to an unknown agent: crashed (was ended by SIGSEGV)" in done.output

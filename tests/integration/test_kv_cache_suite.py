@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite kv_cache with the real NIXL: healthy, with a corrupted block, and over a transport that is not accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import Finished, run
+
+pytestmark = pytest.mark.long
+
+SUITE = "suites/kv_cache"
+#: A small cache: 32 layers with K and V, 4 blocks in each request.
+SMALL = "--nixl-kv-tokens=64"
+#: A plugin that changes a byte of the cache that receives blocks, through the kernel, after the timed requests.
+POKER = """
+import os
+from pytest_nixl.measure.kv_link import KvLink
+
+request = KvLink._request
+
+def poke(self, *arguments):
+    found = request(self, *arguments)
+    buffer = self.destination
+    memory = os.open(f"/proc/{buffer.worker.pid}/mem", os.O_RDWR)
+    place = buffer.address + 3 * 8 * 32768 + 5 * 32768 + 77
+    byte = os.pread(memory, 1, place)[0]
+    os.pwrite(memory, bytes([byte ^ 1]), place)
+    os.close(memory)
+    return found
+
+KvLink._request = poke
+"""
+
+
+def results(done: Finished) -> dict[str, tuple[float, int]]:
+    """Return GB/s and the number of descriptors of each operation and way that the run printed."""
+    lines = re.findall(
+        r"^KV requests UCX (\S+) DRAM:DRAM (\S+): ([\d.]+) GB/s, (\d+) x 32KiB; notified after [\d.]+ ms \(make ",
+        done.output,
+        re.MULTILINE,
+    )
+    return {f"{op} {way}": (float(rate), int(count)) for op, way, rate, count in lines}
+
+
+def test_all_ways_to_make_a_request_are_measured_and_verified() -> None:
+    done = run(SUITE, SMALL, "--nixl-level=extended")
+    ways = (
+        "scattered-prepped", "scattered-unmerged", "scattered-initialized", "contiguous-merged", "contiguous-unmerged",
+        "contiguous-initialized",
+    )  # fmt: skip
+    found = results(done)
+    assert set(found) == {f"{op} {way}" for op in ("WRITE", "READ") for way in ways}
+    assert {count for _, count in found.values()} == {4 * 64}
+    assert all(rate > 0 for rate, _ in found.values())
+    assert "NIXL verdict: PASS (13 PASS; 12 rows measured)" in done.output
+    assert done.code == 0
+
+
+def test_the_level_standard_measures_the_ways_of_engines() -> None:
+    done = run(SUITE, SMALL, "--nixl-op=READ")
+    assert set(results(done)) == {"READ scattered-prepped", "READ contiguous-merged"}
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_a_changed_byte_is_reported_with_its_layer_block_and_offset(tmp_path: Path, op: str) -> None:
+    (tmp_path / "poker.py").write_text(POKER)
+    done = run(SUITE, SMALL, f"--nixl-op={op}", plugins=["poker"], env={"PYTHONPATH": str(tmp_path)})
+    assert re.search(
+        rf"^CORRUPT: KV requests UCX {op} .*layer 1 V, block 5, offset 77: expected 0x", done.output, re.MULTILINE
+    )
+    assert done.code == 1
+
+
+def test_a_transport_that_the_profile_does_not_accept_is_wrong() -> None:
+    done = run(SUITE, SMALL, "--nixl-op=WRITE", env={"UCX_TLS": "tcp"})
+    assert "WRONG-TRANSPORT: UCX WRITE DRAM:DRAM of 32KiB (batch 256" in done.output
+    assert "tcp/lo" in done.output
+    assert done.code == 1
+
+
+def test_a_model_of_mla_has_one_tensor_in_each_layer() -> None:
+    done = run(SUITE, "--nixl-kv-model=deepseek-r1", SMALL, "--nixl-op=READ")
+    assert "READ DRAM:DRAM scattered-prepped: " in done.output
+    assert f"{4 * 61} x 18KiB" in done.output
+    assert done.code == 0
+
+
+@pytest.mark.parametrize("tp", ["2:4", "4:2"])
+def test_different_tensor_parallel_sizes_move_pieces_of_blocks(tp: str) -> None:
+    done = run(SUITE, SMALL, "-v", f"--nixl-kv-tp={tp}")
+    assert re.findall(r"(WRITE|READ) DRAM:DRAM scattered-prepped: .* (\d+ x \S+);", done.output) == [
+        ("WRITE", "256 x 8KiB"), ("READ", "256 x 8KiB"),
+    ]  # fmt: skip
+    assert f"kv=scattered-prepped,model=generic,tokens=64,tp={tp} " in done.output
+    assert done.code == 0
+
+
+def test_a_changed_byte_of_a_piece_is_reported_with_the_offset_in_its_block(tmp_path: Path) -> None:
+    """The decode side has blocks of 8 KiB, of which each WRITE fills a half."""
+    (tmp_path / "poker.py").write_text(POKER)
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = run(SUITE, SMALL, "--nixl-kv-tp=8:4", "--nixl-op=WRITE", plugins=["poker"], env=env)
+    # The planted place is byte 3 * 8 * 32 KiB + 5 * 32 KiB + 77; a tensor has 16 pieces of 4 KiB.
+    tensor, rest = divmod(29 * 32768 + 77, 16 * 4096)
+    layer, part = divmod(tensor, 2)
+    block, offset = divmod(rest, 2 * 4096)
+    where = f"layer {layer} {'KV'[part]}, block {block}, offset {offset}: expected 0x"
+    assert re.search(rf"^CORRUPT: KV requests UCX WRITE .*{where}", done.output, re.MULTILINE)
+    assert done.code == 1
+
+
+def test_requests_are_recorded_as_rows_and_compared(tmp_path: Path) -> None:
+    store, report = tmp_path / "store", tmp_path / "run.csv"
+    options = (SUITE, SMALL, "--nixl-op=WRITE", f"--nixl-store={store}")
+    first = run(*options, "--nixl-min-launches=5", "--nixl-image=nixl:1", f"--nixl-report={report}")
+    assert first.code == 0, first.output
+    [path] = store.glob("*.json")
+    key = "UCX/WRITE/DRAM:DRAM/32KiB/batch256/depth1/0-1/kv=scattered-prepped,model=generic,tokens=64"
+    rows = {row["fullname"]: row for row in json.loads(path.read_text())["benchmarks"]}
+    assert set(rows) == {key, key.replace("scattered-prepped", "contiguous-merged")}
+    extra = rows[key]["extra_info"]
+    assert extra["key"] == key
+    assert len(extra["launches"]) == 5
+    assert list(extra["steps_us"]) == ["prepare", "make", "post", "transfer", "notify", "release"]
+    assert extra["descriptors"] == 256
+    assert extra["descriptors_per_second"] == pytest.approx(extra["GB/s"] * 1e9 / 32768)
+    assert rows[key]["stats"]["rounds"] == extra["transfers"] >= 50
+    assert key in report.read_text()
+    again = run(*options, f"--nixl-baseline={path}", "--nixl-max-regression=90%")
+    assert re.search(r"kv=scattered-prepped,\S+ .* [57]:5 ", again.output), again.output
+    assert "MISSING" not in again.output
+
+
+def test_both_images_are_measured_in_turn() -> None:
+    done = run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-max-regression=90%", "--nixl-compare-image=nixl:2 env A=b")
+    assert re.search(r"kv=scattered-prepped,\S+ .* ([57]):\1 ", done.output), done.output
+    assert "NO-EXPECTATION" not in done.output
+
+
+def test_the_gate_wants_neither_floors_nor_rows_of_the_bandwidth_suite() -> None:
+    done = run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-gate")
+    assert "NIXL gate: PASS (2 PASS; 2 rows measured" in done.output
+    assert done.code == 0
+
+
+def test_rows_of_requests_do_not_stand_in_for_requested_rows() -> None:
+    done = run("suites/bandwidth/test_bandwidth.py", SUITE, SMALL, "--nixl-op=WRITE", "--nixl-gate",
+               "--nixl-blocks=64KiB", "-k", "not test_bandwidth")  # fmt: skip
+    assert "MISSING bandwidth: no row was measured" in done.output
+    assert done.code == 1
+
+
+def test_requests_in_flight_and_at_a_rate_are_other_rows() -> None:
+    done = run(
+        SUITE, SMALL, "-v", "--nixl-op=READ", "--nixl-kv-requests=3", "--nixl-kv-rate=100/s", "--nixl-duration=0.3s"
+    )
+    assert "kv=scattered-prepped,model=generic,rate=100,requests=3,tokens=64 " in done.output
+    assert re.search(r"3 in flight, 100 each second; p99 [\d.]+ ms from the intended start", done.output)
+    assert done.code == 0
+
+
+def test_caches_that_do_not_fit_into_memory_are_refused_before_workers_start() -> None:
+    done = run(SUITE, "--nixl-kv-tokens=16000000", "--nixl-op=WRITE")
+    assert re.search(r"2 KV caches of 64 tensors of 2000000 blocks of 32KiB need .* are available", done.output)
+    assert done.code == 1
+
+
+def test_without_a_backend_between_agents_nothing_is_measured() -> None:
+    done = run(SUITE, "--nixl-backend=POSIX")
+    assert "NOT-APPLICABLE kv-requests: no requested backend moves bytes between" in done.output
+    assert done.code == 0
+
+
+def test_a_request_above_the_bound_of_the_profile_fails_and_its_time_is_recorded(tmp_path: Path) -> None:
+    bounded, record, page = tmp_path / "p.toml", tmp_path / "run.json", tmp_path / "run.html"
+    bounded.write_text(
+        '[profile]\nname = "test"\n[[expect]]\ntransports = ["cma", "posix", "sysv"]\nsource = "a test"\n'
+        '[[bound]]\nfigure = "kv-request-p50"\nway = ["scattered-prepped"]\ntokens = [64]\nat_most = "1 ns"\n'
+        'source = "a test"\n'
+    )
+    outputs = (f"--benchmark-json={record}", f"--nixl-report={page}")
+    done = run(SUITE, SMALL, "--nixl-op=READ", f"--nixl-profile={bounded}", *outputs, "-W", "error")
+    of = "UCX READ DRAM:DRAM scattered-prepped generic tokens 64"
+    assert re.search(
+        rf"^FAIL: kv-request-p50 \({of}\): [\d.]+ \w+, above its bound of 0\.001 us "
+        r"\(bound of the profile, from: a test\)$",
+        done.output,
+        re.MULTILINE,
+    )
+    assert re.search(rf"^kv-request-p50  {of} +[\d.]+ \w+  at most 0\.001 us$", done.output, re.MULTILINE)
+    assert re.search(rf"^kv-request-p99  {of} +[\d.]+ \w+  -$", done.output, re.MULTILINE)
+    assert "NIXL verdict: FAIL (1 PASS, 1 FAIL; " in done.output
+    recorded = json.loads(record.read_text())
+    keys = {one["fullname"] for one in recorded["benchmarks"]}
+    key = "UCX/READ/DRAM:DRAM/32KiB/batch256/depth1/0-1/kv={},model=generic,tokens=64"
+    assert keys == {key.format("scattered-prepped"), key.format("contiguous-merged")}
+    [one] = [one for one in recorded["benchmarks"] if one["fullname"] == key.format("scattered-prepped")]
+    [median] = [
+        figure
+        for result in recorded["nixl"]["results"]
+        for figure in result.get("measured", ())
+        if figure["name"] == "kv-request-p50" and figure["labels"]["way"] == "scattered-prepped"
+    ]
+    assert (median["labels"]["tokens"], median["unit"], median["at_most"]) == ("64", "s", 1e-9)
+    assert one["stats"]["min"] <= median["value"] <= one["stats"]["max"]
+    assert "<h2>Figures</h2>" in page.read_text()
+    assert done.code == 1

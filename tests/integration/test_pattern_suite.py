@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite pattern with the real NIXL: healthy, with a corrupted flow, with a matrix, and without a pattern."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import profile, run
+
+pytestmark = pytest.mark.long
+
+SUITE = "suites/pattern"
+SMALL = ("--nixl-blocks=64KiB", "--nixl-op=WRITE")
+#: A plugin that changes a byte at the target of one flow, through the kernel, before its timed bytes are compared.
+POKER = """
+import os
+from pytest_nixl.measure.rank_flows import RankFlows
+
+compare = RankFlows._compare
+
+def poke(self, phase, *more):
+    if phase == "after the timed transfers":
+        buffer = self.buffers[2]
+        memory = os.open(f"/proc/{buffer.worker.pid}/mem", os.O_RDWR)
+        byte = os.pread(memory, 1, buffer.address + 77)[0]
+        os.pwrite(memory, bytes([byte ^ 1]), buffer.address + 77)
+        os.close(memory)
+    compare(self, phase, *more)
+
+RankFlows._compare = poke
+"""
+
+
+def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:
+    page, record = tmp_path / "page.html", tmp_path / "record.json"
+    done = run(
+        SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-report={page}", f"--benchmark-json={record}",
+        "-p", "no:cacheprovider",
+    )  # fmt: skip
+    assert "NIXL verdict: PASS (5 PASS, 1 NOT-APPLICABLE; 4 rows measured)" in done.output
+    assert "NOT-APPLICABLE pattern-culprit: this run has only one rank" in done.output
+    assert re.search(
+        r"^UCX WRITE DRAM:DRAM incast of 3 ranks: .* Jain's fairness index [01]\.\d\d; ", done.output, re.M
+    )
+    assert done.code == 0
+    keys = [each["fullname"] for each in json.loads(record.read_text())["benchmarks"]]
+    form = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/{}-0/load={},pattern=incast:3"
+    assert keys == [form.format(source, load) for source in (1, 2) for load in ("alone", "together")]
+    shown = page.read_text()
+    for load in ("alone", "together"):
+        assert f"UCX WRITE DRAM:DRAM, load={load},pattern=incast:3, from source to target" in shown
+
+
+def test_a_matrix_is_measured_with_its_sizes_in_both_operations(tmp_path: Path) -> None:
+    (tmp_path / "matrix.txt").write_text("0 64K 0\n0 0 128K\n0 0 0\n")
+    done = run(SUITE, f"--nixl-pattern={tmp_path / 'matrix.txt'}")
+    assert "NIXL verdict: PASS (10 PASS, 2 NOT-APPLICABLE; 8 rows measured)" in done.output
+    assert "READ DRAM:DRAM matrix-" in done.output
+    assert done.code == 0
+
+
+def test_a_corrupted_flow_is_named_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "poker.py").write_text(POKER)
+    done = run(SUITE, "-p", "poker", "--nixl-pattern=outcast:3", *SMALL, "-v", env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 1
+    wrong = "1 of 65536 bytes are wrong after the timed transfers, the first at offset 77"
+    assert f"flow 0->2: {wrong}" in done.output
+    rows = re.findall(r"^UCX +WRITE .* (0-\d) +load=(\w+),\S+ .* (PASS|CORRUPT)$", done.output, re.MULTILINE)
+    assert rows == [
+        ("0-1", "alone", "PASS"), ("0-1", "together", "PASS"),
+        ("0-2", "alone", "CORRUPT"), ("0-2", "together", "CORRUPT"),
+    ]  # fmt: skip
+
+
+def test_a_transport_that_the_profile_does_not_accept_fails_each_flow(tmp_path: Path) -> None:
+    accepted = profile(tmp_path / "p.toml", "transports = ['rc_mlx5']")
+    done = run(SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={accepted}")
+    assert done.code == 1
+    assert "4 WRONG-TRANSPORT" in done.output
+
+
+def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it() -> None:
+    done = run("suites", "--collect-only", "-q")
+    assert "suites/bandwidth" in done.output
+    assert "pattern" not in done.output
+    assert "pattern" not in run("--pyargs", "pytest_nixl.suites", "--collect-only", "-q").output
+    assert "suites/pattern/test_pattern.py" in run("suites", "--collect-only", "-q", "--nixl-pattern=incast").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tests"),
+    [
+        ((SUITE,), 3),
+        (("--pyargs", "pytest_nixl.suites.pattern"), 3),
+        (("--pyargs", "pytest_nixl.suites.pattern.test_pattern::test_no_flow_starves_beside_the_others"), 1),
+    ],
+    ids=["path", "package", "module"],
+)
+def test_a_run_of_this_suite_without_a_pattern_says_what_to_give(arguments: tuple[str, ...], tests: int) -> None:
+    done = run(*arguments)
+    assert f"{tests} NOT-APPLICABLE" in done.output
+    assert "give --nixl-pattern=incast" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("incst", "incst cannot be read: No such file or directory: expected pairs, incast, outcast or alltoall"),
+        ("incast:2", "incast:2: expected 3 to 1024 ranks for incast"),
+    ],
+)
+def test_a_pattern_that_does_not_exist_is_a_usage_error(text: str, said: str) -> None:
+    done = run(SUITE, f"--nixl-pattern={text}")
+    assert done.code == 4
+    assert f"--nixl-pattern: {said}" in done.output
+    assert "Traceback" not in done.output

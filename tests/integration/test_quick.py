@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quick run of the suites with the real NIXL: on a healthy machine, and with endpoints that cannot work."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.cli_run import run, undisturbed
+
+QUICK = ("suites", "--nixl-level=quick", "--nixl-gate")
+#: Nothing listens on port 1.
+NOTHING = "http://127.0.0.1:1"
+ROWS = {f"{op} {size}" for op in ("WRITE", "READ") for size in ("4KiB", "1MiB", "64MiB")}
+
+
+@pytest.mark.long
+def test_a_healthy_machine_passes_the_gate_with_three_sizes_each_way() -> None:
+    done = run(*QUICK, "-v", **undisturbed())
+    assert done.verdicts == dict.fromkeys(ROWS, "PASS")
+    assert re.search(r"^\d+ checks of level standard and \d+ checks of level extended were left out", done.output, re.M)
+    assert re.search(r"^NIXL gate: PASS \(\d+ PASS, \d+ NOT-APPLICABLE; 6 rows measured\)", done.output, re.M)
+    ran = re.findall(r"^suites/(\w+)/test_\w+\.py::\w+\S* (?:PASSED|SKIPPED)", done.output, re.MULTILINE)
+    # The infrastructure is examined before anything is measured.
+    assert set(ran) >= {"infrastructure", "uri_validation", "metadata"}
+    assert max(at for at, suite in enumerate(ran) if suite == "infrastructure") < ran.index("metadata")
+    assert done.code == 0
+
+
+def test_a_broken_endpoint_ends_a_quick_run_before_the_first_row() -> None:
+    done = run(*QUICK, env={"NIXL_ETCD_ENDPOINTS": NOTHING})
+    assert "the run ended because the check 'etcd-answers' failed, which the profile 'loopback' requires" in done.output
+    assert done.verdicts == {}
+    assert "NIXL gate: FAIL, INTERRUPTED after" in done.output
+    assert done.code == 1
+
+
+@pytest.mark.long
+def test_keep_going_goes_on_after_a_broken_endpoint() -> None:
+    """A slash after the port: NIXL ignores such an endpoint without an error in Python."""
+    done = run(*QUICK, "--nixl-keep-going", **undisturbed({"NIXL_ETCD_ENDPOINTS": f"{NOTHING}/"}))
+    assert re.search(r"^FAIL endpoints-well-formed: ", done.output, re.MULTILINE)
+    assert set(done.verdicts) == ROWS
+    assert "NIXL gate: FAIL (" in done.output
+    assert done.code == 1

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite ``telemetry`` with the real NIXL: healthy, with altered counts, without an exporter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import run
+from helpers.metrics_server import altered, metrics_server
+
+from pytest_nixl import Agents, NotApplicableError, Settings
+from pytest_nixl.checks.telemetry.accounting import count_failure, judge_counts
+from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, PROMETHEUS_MP
+from pytest_nixl.checks.telemetry.measured_agents import INITIATOR, MeasuredAgents
+from pytest_nixl.checks.telemetry.shared_port import share_port
+from pytest_nixl.cli import FAILED, PASSED, main
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+pytestmark = pytest.mark.long
+
+Altered = Callable[[MeasuredAgents, Callable[[str], str]], Judgement]
+
+
+@pytest.fixture
+def started(make_settings: Callable[..., Settings]) -> Iterator[Agents]:
+    """Agents whose counts must be right within a few seconds, so that wrong ones are judged soon."""
+    with Agents(LocalHost(supervisor()), make_settings(timeout=60.0)) as agents:
+        yield agents
+
+
+@pytest.fixture
+def judge_altered() -> Iterator[Altered]:
+    """Judge agents while a proxy changes the metrics of the initiator."""
+    with ExitStack() as stack:
+
+        def judge(pair: MeasuredAgents, change: Callable[[str], str]) -> Judgement:
+            port = stack.enter_context(metrics_server(altered(pair.sink.place(INITIATOR), change)))
+            pair.sink = replace(pair.sink, ports={**pair.sink.ports, INITIATOR: port})
+            return judge_counts(pair)
+
+        yield judge
+
+
+def test_a_healthy_nixl_passes_but_does_not_count_dead_agents() -> None:
+    done = run("suites/telemetry", "--nixl-level=extended", timeout=900)
+    assert done.code == 0, done.output
+    assert "3 known limits of NIXL 1.5" in done.output
+
+
+@pytest.mark.parametrize("exporter", [PROMETHEUS, PROMETHEUS_MP])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("} 131072\n", "} 131073\n"),
+         "agent_tx_bytes_total of agent telemetry-initiator is 131073, expected 131072"),
+        (lambda text: "".join(line for line in text.splitlines(True) if not line.startswith("agent_rx_requests_num")),
+         "agent_rx_requests_num_total of agent telemetry-initiator is missing, expected 1"),
+    ],
+    ids=["altered", "missing"],
+)  # fmt: skip
+def test_a_count_that_is_altered_or_missing_fails_with_its_name(
+    started: Agents, tmp_path: Path, judge_altered: Altered, exporter: str, change: Callable[[str], str], said: str
+) -> None:
+    pair = MeasuredAgents(started, exporter, tmp_path)
+    pair.move("WRITE", count=2, size=16 << 10)
+    pair.move("READ", count=1, size=4 << 10)
+    judgement = judge_altered(pair, change)
+    assert judgement.verdict is Verdict.FAIL
+    assert judgement.reason == f"{exporter} of NIXL {pair.nixl}: {said}"
+
+
+def test_a_transfer_that_nobody_knows_of_fails(started: Agents, tmp_path: Path) -> None:
+    pair = MeasuredAgents(started, BUFFER, tmp_path)
+    known = pair.known[INITIATOR].counts.copy()
+    pair.move("WRITE", count=1, size=16 << 10)
+    assert judge_counts(pair).verdict is Verdict.PASS
+    known["agent_memory_registered"] = pair.known[INITIATOR].counts["agent_memory_registered"]
+    pair.known[INITIATOR].counts = known
+    judgement = judge_counts(pair)
+    assert judgement.verdict is Verdict.FAIL
+    assert "agent_tx_bytes of agent telemetry-initiator is 65536, expected 0" in judgement.reason
+    assert "agent_tx_requests_num of agent telemetry-initiator is 1, expected 0" in judgement.reason
+
+
+def test_the_death_of_an_agent_is_counted_or_is_the_finding(started: Agents, tmp_path: Path) -> None:
+    pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
+    pair.move("WRITE", count=1, size=4 << 10)
+    failure = count_failure(pair, "WRITE", pair.transfer_to_dead_target)
+    assert failure.status == "remote_disconnect"
+    assert failure.counted in ({}, {"remote_disconnect": 1})
+
+
+@pytest.mark.parametrize("exporter", [BUFFER, PROMETHEUS])
+def test_a_refusal_of_other_lengths_is_counted_or_is_the_finding(
+    started: Agents, tmp_path: Path, exporter: str
+) -> None:
+    pair = MeasuredAgents(started, exporter, tmp_path)
+    failure = count_failure(pair, "READ", pair.transfer_of_other_lengths)
+    assert failure.status == "invalid_param"
+    assert failure.counted in ({}, {"invalid_param": 1})
+
+
+def test_an_image_without_the_exporter_is_not_applicable(
+    started: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = next(Path(sys.prefix).glob("lib/python3*/site-packages/nixl_cu1*.libs"))
+    plugins = tmp_path / "libs" / "nixl"
+    plugins.mkdir(parents=True)
+    for file in [*libraries.glob("*"), libraries / "nixl" / "libplugin_UCX.so"]:
+        if file.name != "nixl":
+            (tmp_path / "libs" / file.relative_to(libraries)).symlink_to(file)
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(plugins))
+    with pytest.raises(NotApplicableError, match="has no exporter prometheus_mp: there is no libtelemetry_exporter_"):
+        MeasuredAgents(started, PROMETHEUS_MP, tmp_path)
+
+
+def test_a_port_that_another_agent_holds_fails_with_both_processes(started: Agents, tmp_path: Path) -> None:
+    pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
+    port = pair.sink.ports[INITIATOR]
+    variables = {name: value for name, value in pair.sink.variables(INITIATOR).items() if value is not None}
+    done = run("suites/telemetry/test_ports.py", "--nixl-level=extended", env=variables, timeout=600)
+    assert done.code == 1, done.output
+    assert re.search(
+        rf"^FAIL telemetry-port: agent telemetry-first \(pid \d+\) is not measured: port {port} is held by pid "
+        rf"{pair.initiator.worker.pid} \(.*worker.*could not be bound",
+        done.output,
+        re.M,
+    )
+    assert "remedy: end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port" in done.output
+
+
+def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:
+    (unmeasured,) = share_port(started, None)
+    assert unmeasured.agent == "telemetry-second"
+    assert unmeasured.holder is not None
+    assert unmeasured.holder.parent == os.getpid()
+    assert unmeasured.pid not in (0, unmeasured.holder.pid)
+    assert "will run without a telemetry sink" in unmeasured.wrote
+
+
+#: In a worker with telemetry each transfer takes 0.2 s longer. A double of an exporter that holds up transfers.
+SLOWER = """
+import os
+import time
+from pytest_nixl.nixl.worker import telemetry
+from pytest_nixl.nixl.worker.telemetry import *
+
+class Slower:
+    def __init__(self, agent):
+        self.agent = agent
+
+    def __getattr__(self, name):
+        return getattr(self.agent, name)
+
+    def transfer(self, handle):
+        if "NIXL_TELEMETRY_ENABLE" in os.environ:
+            time.sleep(0.2)
+        return self.agent.transfer(handle)
+
+def time_transfers(agent, **arguments):
+    return telemetry.time_transfers(Slower(agent), **arguments)
+"""
+#: In pytest: fewer transfers, and the double in the workers if it is there.
+FEWER = """
+import importlib.util
+from pytest_nixl.checks.telemetry import measured_agents, overhead
+
+overhead.TRANSFERS = 10
+if importlib.util.find_spec("slower_worker"):
+    measured_agents._IN_WORKER = "slower_worker"
+"""
+
+
+@pytest.mark.parametrize("slower", [False, True], ids=["healthy", "slower"])
+def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: Path, slower: bool) -> None:
+    (tmp_path / "fewer.py").write_text(FEWER)
+    if slower:
+        (tmp_path / "slower_worker.py").write_text(SLOWER)
+    profile, record = tmp_path / "p.toml", tmp_path / "run.json"
+    profile.write_text(
+        '[profile]\nname = "test"\n[[bound]]\nfigure = "telemetry-overhead-least"\nexporter = ["prometheus"]\n'
+        'at_most = "100"\nsource = "a test"\n'
+    )
+    done = run(
+        "suites/telemetry/test_overhead.py", "--nixl-level=extended", f"--nixl-profile={profile}",
+        f"--benchmark-json={record}", plugins=["fewer"], env={"PYTHONPATH": str(tmp_path)}, timeout=900,
+    )  # fmt: skip
+    assert done.code == slower, done.output
+    found = {each["fullname"]: each for each in json.loads(record.read_text())["benchmarks"]}
+    assert set(found) == {"telemetry-transfer/UCX/none", "telemetry-transfer/UCX/prometheus"}
+    for each in found.values():
+        assert each["stats"]["rounds"] == 5
+        ratio, least, most = (figure["value"] for figure in each["extra_info"]["figures"])
+        assert 0 < least <= ratio <= most
+        assert (least > 100) == slower
+    words = (
+        r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 100 \("
+    )
+    assert bool(re.search(words, done.output, re.M)) == slower
+
+
+def test_a_live_endpoint_of_nixl_is_judged(started: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = MeasuredAgents(started, PROMETHEUS, tmp_path)
+    pair.move("WRITE", count=2, size=4 << 10)
+    pair.ask_an_unknown_agent()
+    pair.counts(pair.initiator)
+    assert main(["telemetry", pair.sink.place(INITIATOR), "--max-failed=1", "--max-post-us=1e9"]) == PASSED
+    said = capsys.readouterr().out
+    assert "PASS: failed transfers: 1 (agent_errors_total), at most 1\n" in said
+    assert "us (agent_xfer_post_time_us, 2 transfers), at most 1000000000 us\n" in said
+    assert main(["telemetry", pair.sink.place(INITIATOR), "--max-failed=0"]) == FAILED
+    assert "FAIL: failed transfers: 1 (agent_errors_total), above its bound of 0\n" in capsys.readouterr().out

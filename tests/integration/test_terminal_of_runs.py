@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The terminal of real runs: the cause of a failure comes first, and the command that repeats it runs as printed."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, environment, profile, run
+
+BANDWIDTH = "suites/bandwidth/test_bandwidth.py"
+DEPLOYMENT = "suites/uri_validation/test_deployment.py"
+ENVIRONMENT = "suites/infrastructure/test_environment.py"
+ONE_ROW = ("--nixl-op=WRITE", "--nixl-blocks=64KiB", "--nixl-duration=20ms")
+
+#: Arguments and environment of a run with a fault, and what its cause is in the report's words.
+PLANTED: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
+    "wrong transport": ((BANDWIDTH, *ONE_ROW), {"UCX_TLS": "tcp"}, r"WRONG-TRANSPORT: UCX WRITE .* went over tcp/"),
+    "slow": ((BANDWIDTH, *ONE_ROW, "--nixl-profile={slow}"), {}, r"FAIL: UCX WRITE .* the p99 latency of "),
+    "dead etcd": (("suites/infrastructure/test_etcd.py", "--nixl-etcd=http://127.0.0.1:1"), {}, r"etcd.*127\.0\.0\.1"),
+    "https": ((DEPLOYMENT, "--nixl-etcd=https://127.0.0.1:2379"), {}, r"https://127\.0\.0\.1:2379"),
+    "unknown transport": (
+        ("suites/infrastructure/test_environment.py",),
+        {"UCX_TLS": "nonsense"},
+        r"UCX_TLS=nonsense|'nonsense'",
+    ),
+}
+
+
+def wrapped(lines: list[str], width: int = 80) -> int:
+    """Return how many lines a terminal of this width shows."""
+    return sum(max(1, math.ceil(len(line) / width)) for line in lines)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", PLANTED)
+def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_command_runs(
+    fault: str, tmp_path: Path
+) -> None:
+    arguments, env, cause = PLANTED[fault]
+    slow = profile(tmp_path / "slow.toml", "p99 = '1 ns'")
+    done = run(*(each.replace("{slow}", slow) for each in arguments), "--nixl-backend=UCX", env=env, quiet=False)
+    assert done.code == 1, done.output
+    lines = done.output.splitlines()
+    suites = re.compile(r"(infrastructure|bandwidth|uri_validation) [.sFE]")
+    [dots] = [number for number, line in enumerate(lines) if suites.match(line)]
+    title, *first = [line for line in lines[dots + 1 :] if line][:6]
+    assert title.strip("= ") == "NIXL", done.output
+    assert re.search(cause, "\n".join(first)), done.output
+    [repeat, *_] = [line.partition("repeat: ")[2] for line in lines if line.strip().startswith("repeat: ")]
+    program, *words = shlex.split(repeat)
+    assert program == "pytest"
+    again = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+        cwd=ROOT,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert re.search(cause, again.stdout), again.stdout
+
+
+@pytest.mark.whole
+def test_a_healthy_run_of_all_suites_fits_on_a_screen() -> None:
+    done = run("--nixl-backend=UCX", env={"COLUMNS": "80"}, timeout=900, quiet=False)
+    assert done.code == 0, done.output
+    lines = done.output.splitlines()
+    assert "NIXL verdict: PASS (" in done.output
+    assert wrapped(lines) <= 45, done.output
+    plugins = ("plugins: ", "pytest-nixl ")  # as long as the environment makes them
+    assert [line for line in lines if len(line) > 80 and not line.startswith(plugins)] == []

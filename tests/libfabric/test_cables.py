@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cable between two hosts is cut, delayed or loses packets while transfers are in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from helpers.namespaces import Host, require_tools, two_hosts
+
+from pytest_nixl.checks.fault_outcome import FaultOutcome, judge_faults
+from pytest_nixl.checks.fault_scene import FaultScene
+from pytest_nixl.checks.transfer_faults import kept_while, lost_with
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+#: The variables of the workers for each backend.
+BACKENDS = {"UCX": {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "veth0"}, "LIBFABRIC": {}}
+#: A queue that holds packets for up to half a second.
+SLOW = ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "500ms")
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    require_tools()
+    with two_hosts() as made:
+        yield made
+
+
+@pytest.fixture(params=[("UCX", "WRITE"), ("UCX", "READ"), ("LIBFABRIC", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join)
+def scene(
+    request: pytest.FixtureRequest, hosts: tuple[Host, Host], make_settings: Callable[..., Settings],
+) -> Iterator[FaultScene]:  # fmt: skip
+    """Agents on two hosts, with the third agent beside the initiator."""
+    backend, op = request.param
+    places = [LocalHost(supervisor(), rank, host.prefix) for rank, host in enumerate(hosts)]
+    with Agents(places[0], replace(make_settings(), backend=(backend,))) as agents:
+        yield FaultScene(agents, backend, op, dict(BACKENDS[backend]), places)
+
+
+def cut(hosts: tuple[Host, Host]) -> None:
+    hosts[1].run("ip", "link", "set", "veth0", "down")
+
+
+def mend(hosts: tuple[Host, Host]) -> None:
+    hosts[1].run("ip", "link", "set", "veth0", "up")
+    hosts[1].wait_for("veth0")
+
+
+def test_transfers_go_on_when_a_cut_cable_is_mended(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+    def passing() -> None:
+        cut(hosts)
+        time.sleep(2)  # the fault itself
+        mend(hosts)
+
+    passes(kept_while(scene, passing))
+
+
+@pytest.mark.parametrize("scene", [("UCX", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join, indirect=True)
+def test_transfers_go_on_over_a_cable_that_loses_packets(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+    chance = ["-m", "statistic", "--mode", "random", "--probability", "0.02"]
+
+    def passing() -> None:
+        hosts[1].run("iptables", "-A", "INPUT", "-i", "veth0", *chance, "-j", "DROP")
+        time.sleep(2)  # the fault itself
+        lost = hosts[1].run("iptables", "-L", "INPUT", "-vxn").splitlines()[2].split()[0]
+        hosts[1].run("iptables", "-F", "INPUT")
+        assert int(lost) > 0, "no packet was lost"
+
+    passes(kept_while(scene, passing))
+
+
+@pytest.mark.parametrize("scene", [("UCX", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join, indirect=True)
+def test_transfers_go_on_over_a_cable_that_is_slow_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+    """The queue before a slow cable delays every packet."""
+
+    def passing() -> None:
+        for host in hosts:
+            host.run("tc", "qdisc", "replace", "dev", "veth0", "root", *SLOW)
+        time.sleep(2)  # the fault itself
+        for host in hosts:
+            host.unshape("veth0")
+
+    passes(kept_while(scene, passing))
+
+
+def test_the_initiator_lives_when_the_cable_stays_cut(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+    """Neither backend reports a cut cable soon; the initiator can still write to an agent on its own host."""
+    outcome = lost_with(scene, lambda: cut(hosts))
+    assert outcome.said == "PROC"
+    passes(outcome)
+
+
+def passes(outcome: FaultOutcome) -> None:
+    judgement = judge_faults([outcome])
+    assert judgement.verdict is Verdict.PASS, str(judgement)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for KV blocks with LIBFABRIC over TCP: every way, and ten thousand descriptors compared byte by byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import profile
+from helpers.namespaces import Host, one_host, require_tools
+from test_real_libfabric import ACCEPTS_TCP, DRAM, run_in
+
+from pytest_nixl.checks.kv_requests import WAYS
+from pytest_nixl.measure.kv_link import KvLink, KvTraffic
+from pytest_nixl.measure.worker_pair import WorkerPair
+from pytest_nixl.model.kv_blocks import KvLayout
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+
+#: 157 blocks of 64 tensors are 10,048 descriptors.
+LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=320, block_bytes=512), 157
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    require_tools()
+    with one_host() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def tools() -> None:
+    require_tools()
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_ten_thousand_descriptors_are_verified_over_tcp(
+    host: Host, make_settings: Callable[..., Settings], op: str
+) -> None:
+    settings = make_settings()
+    one, other = (LocalHost(supervisor(), rank, host.prefix) for rank in range(2))
+    pair = WorkerPair((one, other), settings, BACKENDS["LIBFABRIC"], DRAM, LAYOUT.size, regions=LAYOUT.tensors)
+    with closing(pair):
+        samples = KvLink(pair, LAYOUT, op, settings.timeout).measure(KvTraffic(BLOCKS), duration=0.0, least=2)
+    assert samples.corruption is None
+    assert samples.descriptors == 10_048
+    assert samples.transports == ("tcp/veth0",)
+
+
+def test_every_way_moves_the_right_blocks_over_tcp(host: Host, tmp_path: Path) -> None:
+    done = run_in(
+        host, "suites/kv_cache", "-v", "--nixl-backend=LIBFABRIC", "--nixl-kv-tokens=64", "--nixl-level=extended",
+        f"--nixl-profile={profile(tmp_path / 'p.toml', ACCEPTS_TCP)}",
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    found = re.findall(r"^LIBFABRIC +(\S+) .* kv=([^,]+),\S+ .* tcp/veth0 +PASS$", done.output, re.MULTILINE)
+    assert sorted(found) == sorted((op, way) for op in ("READ", "WRITE") for way in WAYS)
