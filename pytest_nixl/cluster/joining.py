@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from pytest_nixl.cluster.group import (
@@ -234,7 +234,7 @@ class Joining:
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
         keys = {f"{claim.members}{candidate.token}" for candidate in candidates}
-        for event in claim.watch(*watched, deadline=until, tick=self._report):
+        for event in claim.watch(*watched, deadline=until, known=keys, tick=self._report):
             written = event.item.key == claim.frozen and not event.deleted
             if written and (frozen := claim.values.read_frozen(event.item)) is not None:
                 return frozen, False
@@ -353,7 +353,7 @@ class Joining:
             if vacant is not None and not why_not:
                 if (taken := self._replace(frozen, vacant)) is not None:
                     return taken
-            elif not self._wait_for_change(until):
+            elif not self._wait_for_change(there, until):
                 raise self._refused(frozen, why_not or self._occupied(bool(free)))
 
     def _why_not(self, frozen: Roster, started: bool) -> str:
@@ -389,14 +389,17 @@ class Joining:
         self._seen = done.revision
         return self._roster_in(done.found(2))
 
-    def _wait_for_change(self, until: float) -> bool:
-        """Wait until the group's roster, gate or members change; return whether they did in time."""
+    def _wait_for_change(self, there: Collection[str], until: float) -> bool:
+        """Wait until the group's roster, gate or members change; return whether they did in time.
+
+        :param there: the keys of the members that are there.
+        """
         claim = self._claim
         watched = (
             Watched(f"{claim.root}run/", self._seen + 1, prefix=True),
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
-        return any(True for _ in claim.watch(*watched, deadline=until))
+        return any(True for _ in claim.watch(*watched, deadline=until, known=there))
 
     def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
         claim = self._claim

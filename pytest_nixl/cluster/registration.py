@@ -7,7 +7,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from pytest_nixl.cluster.group import LeaseLostError
@@ -22,12 +23,13 @@ from pytest_nixl.etcd.transaction import (
     TransactionResult,
     delete_prefix,
     empty,
+    get,
     get_prefix,
     nested,
     none_leased,
     txn,
 )
-from pytest_nixl.etcd.watch import Watched, WatchEvent
+from pytest_nixl.etcd.watch import Watched, WatchEvent, anew_if_compacted
 
 T = TypeVar("T")
 #: Called with a sentence that names the ranks that have not arrived.
@@ -172,9 +174,16 @@ class Registration:
             lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)), deadline
         )
 
-    def watch(self, *watched: Watched, deadline: float, tick: Callable[[], None] | None = None) -> Iterator[WatchEvent]:
-        """Yield events, some of them twice, until the deadline.
+    def watch(
+        self,
+        *watched: Watched,
+        deadline: float,
+        known: Collection[str] = (),
+        tick: Callable[[], None] | None = None,
+    ) -> Iterator[WatchEvent]:
+        """Yield events, some of them twice, until the deadline. A compaction by etcd does not end the wait.
 
+        :param known: watched keys that exist. After a compaction, those that are gone are reported as deleted.
         :param tick: called every ``SAID_EVERY`` seconds, and less often with more than 64 ranks.
         :raises LeaseLostError: when the lease has ended.
         """
@@ -183,13 +192,40 @@ class Registration:
         while (left := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
             alive = self._valid_until - time.monotonic()
-            for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
-                self.check()
-                yield event
+            compacted = True
+            with anew_if_compacted():
+                for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
+                    self.check()
+                    yield event
+                compacted = False
             self.check()
+            if compacted:
+                watched, missed = self._read_anew(watched, known, deadline)
+                yield from missed
             if tick is not None and time.monotonic() >= due:
                 tick()
                 due = time.monotonic() + pause
+
+    def _read_anew(
+        self, watched: Sequence[Watched], known: Collection[str], deadline: float
+    ) -> tuple[tuple[Watched, ...], list[WatchEvent]]:
+        """Read keys whose history is lost.
+
+        :returns: what to watch from now on, and the events since the last ones, as far as the keys tell of them.
+        """
+        asked = [get_prefix(each.key, keys_only=each.deletions) if each.prefix else get(each.key) for each in watched]
+        done = self.transact(txn([], asked), deadline)
+        found = [done.found(place).items for place in range(len(watched))]
+        there = {item.key for items in found for item in items}
+        return tuple(replace(each, since=done.revision + 1) for each in watched), [
+            *(
+                WatchEvent(item, deleted=False)
+                for each, items in zip(watched, found, strict=True)
+                for item in items
+                if not each.deletions and item.mod_revision >= each.since
+            ),
+            *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in there),
+        ]
 
     def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:
         """Pass on a sentence that is built from the group's keys; say nothing if etcd does not answer."""

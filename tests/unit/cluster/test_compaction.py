@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd that compacts its history every few minutes ends neither the mail of a group nor the watch of its members."""
+"""An etcd that compacts its history every few minutes ends no wait of a group, and neither its mail nor its watches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster import mailbox, session
+from pytest_nixl.cluster import mailbox, registration, session
+from pytest_nixl.cluster.group import MemberLostError
+from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
+from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
 from pytest_nixl.cluster.session import MembershipWatch
 from pytest_nixl.core.errors import NixlPluginError
@@ -33,6 +37,7 @@ def etcd() -> Iterator[Etcd]:
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mailbox, session):
         monkeypatch.setattr(module, "WATCH_SECONDS", SOON)
+    monkeypatch.setattr(registration, "SAID_EVERY", SOON)
 
 
 @pytest.fixture
@@ -53,13 +58,17 @@ def counted(etcd: Etcd) -> Iterator[tuple[EtcdClient, ProxyClient]]:
             yield client, way
 
 
-def compact(etcd: Etcd, way: ProxyClient) -> None:
-    """Compact away everything that the watches of this client have seen, and wait until they have been opened anew."""
+def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
+    """Compact away everything that the watches of this client have seen, and wait until they have been opened anew.
+
+    :param watched: whether the client has a watch.
+    """
 
     def watches() -> int:
         return sum(request.method == "Watch" for request in way.requests)
 
-    wait_until(lambda: watches() > 0, 60, "the first watch")
+    before = watches() if watched else -1
+    wait_until(lambda: watches() > before, 60, "a watch")
     with connect([etcd.endpoint]) as other:
         for number in range(5):
             other.put("/other/key", str(number).encode())
@@ -67,7 +76,7 @@ def compact(etcd: Etcd, way: ProxyClient) -> None:
         other.raw.post(other.raw.get_url("/kv/compaction"), json={"revision": last.mod_revision, "physical": True})
         other.delete("/other/key")
     before = watches()
-    wait_until(lambda: watches() >= before + 3, 60, "watches after the compaction")
+    wait_until(lambda: not watched or watches() >= before + 3, 60, "watches after the compaction")
 
 
 def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> None:
@@ -100,3 +109,47 @@ def test_a_member_that_leaves_after_a_compaction_is_named(etcd: Etcd, group: Ran
         wait_until(lambda: 1 in lost, 60, "the lost rank")
         guard.close()
     assert set(lost) == {1}
+
+
+def join_of(
+    client: EtcdClient, group: str, token: str = "", waiting: Callable[[str], None] | None = None
+) -> Membership:
+    """Join a group of two ranks, whose leases no thread has to refresh in time."""
+    return join(client, group, 2, ttl=120, timeout=120, token=token, waiting=waiting)
+
+
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None:
+    """One waits for the other to join, then at a barrier, and each time its watch has fallen behind."""
+    said: list[str] = []
+    with counted(etcd) as (client, way), connect([etcd.endpoint]) as of_other, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join_of, client, "waiting", token, said.append)
+        compact(etcd, way)
+        other = join_of(of_other, "waiting", token)
+        member = joining.result(120)
+        at_barrier = pool.submit(member.barrier, 120, said.append)
+        compact(etcd, way)
+        other.barrier(120)
+        at_barrier.result(120)
+        assert {member.rank, other.rank} == {0, 1}
+        other.leave()
+        member.leave()
+    assert any("waiting for" in each for each in said)
+
+
+def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barrier(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event of its end is compacted away between two watches."""
+    with counted(etcd) as (client, way), connect([etcd.endpoint]) as of_other, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(join_of, client, "lost")
+        other = join_of(of_other, "lost")
+        member = joining.result(120)
+        first = pool.submit(member.barrier, 120)
+        other.barrier(120)
+        first.result(120)
+        other.lease.revoke()
+        compact(etcd, way, watched=False)
+        with pytest.raises(MemberLostError, match=f"rank {other.rank}"):
+            member.barrier(120)
+        member.leave()
