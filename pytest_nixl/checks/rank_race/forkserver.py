@@ -139,8 +139,9 @@ class ForkServer:
         self._process.wait(_START_SECONDS)
 
 
-def _main(channel: socket.socket) -> None:
-    _die_with_parent()
+def _main(channel: socket.socket, parent: int) -> None:
+    _die_with(parent)
+    own = os.getpid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     for module in ("etcd3gw.client", "pytest_nixl.cluster.joining", "pytest_nixl.checks.rank_race.functions"):
@@ -155,7 +156,7 @@ def _main(channel: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             channel.close()
-            _die_with_parent()
+            _die_with(own)
             _claim(json.loads(request), socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
         channel.sendall(pid.to_bytes(4, "big"))
@@ -177,12 +178,14 @@ def _claim(request: Mapping[str, Any], channel: socket.socket) -> None:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, and end now if it has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 if __name__ == "__main__":
     # Do not import from the directory of this file.
     sys.path[:] = json.loads(sys.argv[3])
-    if os.getppid() == int(sys.argv[2]):
-        _main(socket.socket(fileno=int(sys.argv[1])))
+    _main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
