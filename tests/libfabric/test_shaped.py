@@ -92,12 +92,12 @@ def verdict(one: Link, path: Path) -> tuple[Judgement, Samples]:
 
 
 def agrees(samples: Samples, rate: float, plain: float) -> None:
-    """Assert what is true of every row over the cable."""
+    """Assert what is true of every row over the cable; of one that nobody disturbed, also how fast it is."""
     assert samples.corruption is None
     assert samples.transports == ("tcp/veth0",)
     assert min(samples.transfers) * samples.transfer_bytes >= 20 * BURST
     # The rate bounds it from above: the plain connection may have been disturbed.
-    assert samples.bandwidth >= 0.9 * plain
+    assert samples.disturbed or samples.bandwidth >= 0.9 * plain
     for window, bandwidth in zip(samples.windows, samples.rates, strict=True):
         assert bandwidth <= rate + BURST / window
     assert samples.counted is not None
@@ -131,7 +131,9 @@ def test_measured_bandwidth_is_that_of_the_cable(
     for each in (*larger, samples):
         agrees(each, RATES[rate], plain)
     print(f"{backend} {op} at {rate}: {samples.bandwidth / 1e9:.4f} GB/s, plain TCP {plain / 1e9:.4f}: {judgement}")
-    assert judgement.verdict is expected, judgement
+    # A row that others disturbed each time has no verdict. It never has the wrong one.
+    undecided = {Verdict.INCONCLUSIVE} if samples.disturbed else set()
+    assert judgement.verdict in {expected, *undecided}, judgement
 
 
 @pytest.mark.soak
