@@ -24,6 +24,25 @@ def _handle(agent: Any, op: str, peer: str, local: Sequence[Region], remote: Seq
     return agent.initialize_xfer(op, *lists, peer, b"")
 
 
+def _seconds(agent: Any, handle: Any, name: str, patience: float) -> float:
+    """Post a transfer and wait for its end; return the seconds from before the post until it was seen to be complete.
+
+    :param name: the operation, its number and the peer, for the errors.
+    :raises TimeoutError: if it is not complete after ``patience`` seconds.
+    :raises RuntimeError: if it ends in another state than DONE.
+    """
+    began = time.perf_counter()
+    state = agent.transfer(handle)
+    while state == "PROC":
+        if time.perf_counter() - began > patience:
+            raise TimeoutError(f"{name} was not complete within {patience:g} s")
+        state = agent.check_xfer_state(handle)
+    took = time.perf_counter() - began
+    if state != "DONE":
+        raise RuntimeError(f"{name} ended with {state}")
+    return took
+
+
 def move(
     agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], count: int, patience: float
 ) -> list[dict[str, float]]:
@@ -36,15 +55,7 @@ def move(
     found = []
     for number in range(count):
         handle = _handle(agent, op, peer, local, remote)
-        began = time.perf_counter()
-        state = agent.transfer(handle)
-        while state == "PROC":
-            if time.perf_counter() - began > patience:
-                raise TimeoutError(f"{op} {number + 1} to {peer} was not complete within {patience:g} s")
-            state = agent.check_xfer_state(handle)
-        took = 1e6 * (time.perf_counter() - began)
-        if state != "DONE":
-            raise RuntimeError(f"{op} {number + 1} to {peer} ended with {state}")
+        took = 1e6 * _seconds(agent, handle, f"{op} {number + 1} to {peer}", patience)
         of_nixl = agent.get_xfer_telemetry(handle)
         found.append({"took": took, "xfer": float(of_nixl.xferDuration), "post": float(of_nixl.postDuration)})
         agent.release_xfer_handle(handle)
@@ -70,16 +81,7 @@ def time_transfers(
     handle = _handle(agent, op, peer, local, remote)
     found = []
     for number in range(warmup + count):
-        began = time.perf_counter()
-        state = agent.transfer(handle)
-        while state == "PROC":
-            if time.perf_counter() - began > patience:
-                raise TimeoutError(f"{op} {number + 1} to {peer} was not complete within {patience:g} s")
-            state = agent.check_xfer_state(handle)
-        took = time.perf_counter() - began
-        if state != "DONE":
-            raise RuntimeError(f"{op} {number + 1} to {peer} ended with {state}")
-        found.append(took)
+        found.append(_seconds(agent, handle, f"{op} {number + 1} to {peer}", patience))
     agent.release_xfer_handle(handle)
     return found[warmup:]
 
