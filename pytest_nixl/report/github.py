@@ -10,7 +10,7 @@ from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits_line
-from pytest_nixl.model.verdicts import GOOD, INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
 from pytest_nixl.report.run_report import RunReport
 
 #: The most annotations of each kind that GitHub shows for a step.
@@ -44,24 +44,27 @@ def summary(report: RunReport) -> Iterator[str]:
     yield ""
     yield f"{_plain(run.name)} on {_plain(str(run.provenance.host.get('name', '')))}: {said or 'no check ran'}"
     yield ""
-    for result in run.results:
-        if result.verdict not in GOOD and result.verdict is not Verdict.NOT_APPLICABLE:
-            yield f"- **{result.verdict}** {_plain(result.reason)}"
-            if result.remedy:
-                yield f"  - {_plain(result.remedy)}"
+    for group in report.problems:
+        if group[0].verdict is not Verdict.NOT_APPLICABLE:
+            yield from (f"- **{result.verdict}** {_plain(result.reason)}" for result in group)
+            if group[0].remedy:
+                yield f"  - {'' if len(group) == 1 else f'for these {len(group)}: '}{_plain(group[0].remedy)}"
     if known := known_limits_line(run.results, run.provenance.versions.get("nixl", "")):
         yield ""
         yield known
     if run.rows:
         change_column = " change |" if compared is not None else ""
         yield ""
-        yield f"| row | GB/s | p50 µs | p99 µs | transport |{change_column}"
-        yield f"| --- | ---: | ---: | ---: | --- |{' ---: |' if compared is not None else ''}"
+        yield f"| row | verdict | GB/s | floor | p50 µs | p99 µs | transport |{change_column}"
+        yield f"| --- | --- | ---: | ---: | ---: | ---: | --- |{' ---: |' if compared is not None else ''}"
+    verdicts = {result.row: result.verdict for result in run.results if result.figures is not None}
     for key, row in run.rows.items():
         latencies = [
             units.microseconds(row.latencies[name]) if row.latencies.get(name, 0) > 0 else "" for name in ("p50", "p99")
         ]
-        cells = [key.short, units.gigabytes(row.bandwidth), *latencies, "+".join(row.transports)]
+        floor = units.gigabytes(row.floor) if row.floor else ""
+        verdict = str(verdicts.get(key, ""))
+        cells = [key.short, verdict, units.gigabytes(row.bandwidth), floor, *latencies, "+".join(row.transports)]
         if compared is not None:
             effect = compared.comparison.rows.get(key)
             cells.append(f"{shown_change(effect)} {effect.verdict}" if effect is not None else "")

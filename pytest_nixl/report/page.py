@@ -18,7 +18,7 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, kv_requests, latency
 from pytest_nixl.report.docs_links import docs_of
 from pytest_nixl.report.figures import figure_rows
@@ -139,24 +139,18 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
 
 
 def _findings(report: RunReport) -> list[Mapping[str, Any]]:
-    alike: dict[tuple[Verdict, str], list[Result]] = {}
-    for result in report.run.results:
-        if result.verdict not in GOOD:
-            alike.setdefault((result.verdict, result.remedy), []).append(result)
-    order = [Outcome.FAIL, Outcome.WARN, Outcome.SKIP, Outcome.PASS]
-    groups = sorted(alike.items(), key=lambda item: order.index(_outcome(report, item[1][0])))
     used: set[str] = set()
     return [
         {
             "style": _STYLES[_outcome(report, group[0])],
-            "verdict": verdict,
+            "verdict": group[0].verdict,
             "checks": _anchors(group, used),
             "results": group,
-            "remedy": remedy,
+            "remedy": group[0].remedy,
             "commands": list(dict.fromkeys(result.repeat for result in group if result.repeat))[:_MOST_COMMANDS],
             "docs": docs_of(group),
         }
-        for (verdict, remedy), group in groups
+        for group in report.problems
     ]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from pytest_nixl.judge.run_comparison import RunComparison
 from pytest_nixl.model.conclusion import Conclusion
-from pytest_nixl.model.verdicts import Outcome
+from pytest_nixl.model.results import Result
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.store.record_reader import RecordedRun
 
 
@@ -61,3 +62,13 @@ class RunReport:
     def words(self) -> str:
         """The verdict of the run in words."""
         return f"REFUSED: {self.refused}" if self.refused else str(self.conclusion)
+
+    @property
+    def problems(self) -> list[list[Result]]:
+        """The results that are not good, the worst first: those with the same verdict and remedy are together."""
+        alike: dict[tuple[Verdict, str], list[Result]] = {}
+        for result in self.run.results:
+            if result.verdict not in GOOD:
+                alike.setdefault((result.verdict, result.remedy), []).append(result)
+        order = [Outcome.FAIL, Outcome.WARN, Outcome.SKIP, Outcome.PASS]
+        return sorted(alike.values(), key=lambda group: order.index(outcome(group[0].verdict, gate=self.gate)))

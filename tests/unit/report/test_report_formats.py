@@ -388,8 +388,30 @@ def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunRepo
     assert "  - Look at it." in text
     table = [line for line in text.splitlines() if line.startswith("| UCX")]
     assert len(table) == len(report.run.rows)
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {9}
     assert "- versions ucx: 1.19.0 -&gt; 1.20.0" in text.replace(">", "&gt;")
+
+
+def test_the_summary_of_a_step_has_each_remedy_once_and_verdict_and_floor_of_each_row() -> None:
+    figures = Figures(1e9, 1e-5, 2e-5, 10, 2e9, 1e10, ("tcp/eth0",))
+    below = [
+        Result("bandwidth", block, Verdict.FAIL, f"{block} is slow", "Read the log.", read_key(key(block)), figures)
+        for block in ("4KiB", "64KiB")
+    ]
+    doubted = Result("doctor", "d", Verdict.WARN, "no limit is set", "Set it.")
+    run = parse_recorded(record("image:1", {key("4KiB"): [1.0], key("64KiB"): [1.0]}, results=[doubted, *below]), "x")
+    text = list(summary(RunReport(run)))
+    start = text.index("- **FAIL** 4KiB is slow")
+    assert text[start : start + 5] == [
+        "- **FAIL** 4KiB is slow",
+        "- **FAIL** 64KiB is slow",
+        "  - for these 2: Read the log.",
+        "- **WARN** no limit is set",
+        "  - Set it.",
+    ]
+    [head, _, row, _] = [line for line in text if line.startswith("|")]
+    assert head == "| row | verdict | GB/s | floor | p50 µs | p99 µs | transport |"
+    assert row.startswith("| UCX WRITE DRAM:DRAM 4KiB | FAIL | ")
 
 
 def test_annotations_are_one_line_each_and_limited_in_number(report: RunReport) -> None:
