@@ -22,8 +22,7 @@ FEW = (BACKENDS, "--nixl-blocks=64KiB", "--nixl-iterations=50", "--nixl-duration
 WHOLE = ("suites",)
 #: The suites that send requests to other ranks.
 OF_RANKS = (
-    "suites/bandwidth", "suites/faults", "suites/infrastructure", "suites/metadata/test_exchange.py",
-    "suites/rank_race/test_this_run.py",
+    "suites/bandwidth", "suites/infrastructure", "suites/rank_race/test_this_run.py",
 )  # fmt: skip
 #: Only TCP uses the network between the hosts.
 OVER_TCP = "transports = ['tcp']\nfloor = '0.0001 GB/s'"
@@ -61,7 +60,11 @@ def url(net: Network, running_etcd: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "suites",
-    [pytest.param(WHOLE, id="whole", marks=pytest.mark.whole), pytest.param(("suites/metadata",), id="metadata")],
+    [
+        pytest.param(WHOLE, id="whole", marks=pytest.mark.whole),
+        pytest.param(("suites/metadata",), id="metadata", marks=pytest.mark.whole),
+        pytest.param(("suites/metadata/test_exchange.py",), id="exchange"),
+    ],
 )
 def test_two_ranks_run_the_suites_with_an_existing_etcd(
     net: Network, env: dict[str, str], url: str, tmp_path: Path, suites: tuple[str, ...]

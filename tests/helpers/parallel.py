@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 
 PYTEST = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider"]
+#: Name the tests in which the time goes.
+SLOWEST = ["--durations=40", "--durations-min=5"]
 #: Each of these folders has an environment of its own.
 APART = ("libfabric", "cluster", "mixed", "plugins")
 #: One more than the cores of a small machine: a test waits a third of its time.
@@ -92,11 +94,12 @@ def commands(marks: str, where: Sequence[str], workers: int) -> Iterator[tuple[i
     Each comes with its kind of lock (:func:`beside_others`).
     """
     unwanted = [f"--ignore={file}" for file in files_without_any(marks, where)]
+    # Whole runs come first, as their folder does, so that no worker is left with them at the end.
     tests = where or ["tests", *(f"--ignore=tests/{name}" for name in APART)]
-    parallel = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
-    yield fcntl.LOCK_SH, [*PYTEST, *parallel, "-m", f"({marks}) and not alone", *tests, *unwanted]
+    parallel = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"] if workers > 1 else []
+    yield fcntl.LOCK_SH, [*PYTEST, *parallel, *SLOWEST, "-m", f"({marks}) and not alone", *tests, *unwanted]
     if alone := files_with("alone", where):
-        yield fcntl.LOCK_EX, [*PYTEST, "-m", f"({marks}) and alone", *alone]
+        yield fcntl.LOCK_EX, [*PYTEST, *SLOWEST, "-m", f"({marks}) and alone", *alone]
 
 
 def main(asked: argparse.Namespace) -> int:

@@ -325,22 +325,22 @@ def test_gate_of_an_image_passes_or_fails_by_what_its_profile_wants(tmp_path: Pa
     ("text", "values", "said_by_ucx"),
     [
         ("tpc", ("'tpc'", "did you mean tcp?"), "transport 'tpc' is not available"),
-        pytest.param("rc", ("no device for rc",), "transport 'rc' is not available", marks=pytest.mark.soak),
+        pytest.param("rc", ("no device for rc",), "transport 'rc' is not available", marks=pytest.mark.whole),
         ("ud,rc_x", ("no device for ud, rc_x",), "transports 'ud','rc_x' are not available"),
         pytest.param(
             " tcp",
             ("' tcp'", "did you mean tcp?"),
             "transport ' tcp' is not available",
-            marks=pytest.mark.soak,
+            marks=pytest.mark.whole,
         ),
         ("", ("UCX_TLS=", "empty list"), "The TLs list is empty"),
         ("cuda_copy", ("no device for cuda_copy",), "transport 'cuda_copy' is not available"),
-        pytest.param("^tcp", ("UCX_TLS=^tcp", "NIXL_ERR_BACKEND"), "no peer failure handler", marks=pytest.mark.soak),
+        pytest.param("^tcp", ("UCX_TLS=^tcp", "NIXL_ERR_BACKEND"), "no peer failure handler", marks=pytest.mark.whole),
         pytest.param(
             "tcp:aux",
             ("UCX_TLS=tcp:aux", "NIXL_ERR_BACKEND"),
             "no usable transports/devices (asked tcp:aux",
-            marks=pytest.mark.soak,
+            marks=pytest.mark.whole,
         ),
     ],
 )
@@ -356,7 +356,7 @@ def test_transports_that_cannot_carry_nixl_are_reported_with_the_message_of_ucx(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.soak)],
+    [("tcp,tpc", "'tpc' (did you mean tcp?)"), pytest.param("^tpc", "did you mean tcp?", marks=pytest.mark.whole)],
 )
 def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) -> None:
     seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")
@@ -369,7 +369,10 @@ def test_misspelt_transport_among_good_ones_is_a_warning(text: str, words: str) 
 
 @pytest.mark.parametrize(
     "text",
-    ["tcp,self,sm", *(pytest.param(text, marks=pytest.mark.soak) for text in ("tcp", "\\tcp", "all", "^ib", "^rc,ud"))],
+    [
+        "tcp,self,sm",
+        *(pytest.param(text, marks=pytest.mark.whole) for text in ("tcp", "\\tcp", "all", "^ib", "^rc,ud")),
+    ],
 )
 def test_transports_that_can_carry_nixl_pass(text: str) -> None:
     seen = doctor(UCX_TLS=text, UCX_MODULES="^ib")

@@ -36,6 +36,7 @@ def replaced(
     return run(*suite, "-p", "replace", env={"PYTHONPATH": path})
 
 
+@pytest.mark.whole
 def test_the_whole_suite_ends_in_findings_and_no_failure() -> None:
     done = run("suites/faults", "--nixl-level=extended", timeout=1500)
     assert done.code == 0, done.output

@@ -135,6 +135,7 @@ def test_requests_are_recorded_as_rows_and_compared(tmp_path: Path) -> None:
     assert "MISSING" not in again.output
 
 
+@pytest.mark.whole
 def test_both_images_are_measured_in_turn() -> None:
     done = run(SUITE, SMALL, "--nixl-op=WRITE", "--nixl-max-regression=90%", "--nixl-compare-image=nixl:2 env A=b")
     assert re.search(r"kv=scattered-prepped,\S+ .* ([57]):\1 ", done.output), done.output

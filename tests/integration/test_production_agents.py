@@ -31,6 +31,7 @@ def record_of(folder: Path) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.whole
 def test_every_suite_of_agents_is_run_with_and_without_a_progress_thread(no_floor: str) -> None:
     done = run(
         "suites/bandwidth/test_bandwidth.py", "suites/faults", "suites/kv_cache", "suites/metadata/test_exchange.py",

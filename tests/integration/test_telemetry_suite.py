@@ -181,7 +181,9 @@ if importlib.util.find_spec("slower_worker"):
 """
 
 
-@pytest.mark.parametrize("slower", [False, True], ids=["healthy", "slower"])
+@pytest.mark.parametrize(
+    "slower", [pytest.param(False, id="healthy", marks=pytest.mark.whole), pytest.param(True, id="slower")]
+)
 def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: Path, slower: bool) -> None:
     (tmp_path / "fewer.py").write_text(FEWER)
     if slower:

@@ -49,6 +49,7 @@ def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     assert "(4 PASS; 0 rows measured)" in done.output
 
 
+@pytest.mark.whole
 def test_faults_of_transfers_end_in_findings_or_are_survived(host: Host) -> None:
     done = run_in(
         host, "suites/faults/test_transfers.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended", timeout=1500

@@ -87,10 +87,15 @@ def test_a_healthy_cycle_passes(run: Run, cycle: str) -> None:
         ("transfer", "connected", {"method": "release_xfer_handle"}, "growth-sockets"),
         ("registration", "region", {}, "growth-metadata"),
         ("registration", "slower", {"method": "register_memory"}, "slowdown"),
-        ("connection", "descriptor", {"method": "remove_remote_agent"}, "growth-descriptors"),
+        pytest.param(
+            *("connection", "descriptor", {"method": "remove_remote_agent"}, "growth-descriptors"),
+            marks=pytest.mark.whole,
+        ),
         ("connection", "thread", {"method": "remove_remote_agent"}, "growth-threads"),
         ("agent", "kibibyte", {"method": "create_backend"}, "growth-heap"),
-        ("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"),
+        pytest.param(
+            *("agent", "descriptor", {"method": "create_backend"}, "growth-descriptors"), marks=pytest.mark.whole
+        ),
     ],
 )
 def test_what_grows_is_named(run: Run, cycle: str, leak: str, given: dict[str, str], figure: str) -> None:

@@ -205,7 +205,10 @@ class TestExplored:
         assert report.bad[-1].twice
         assert report.bad[-1].faults[0].startswith("rank 0 was given 2 times")
 
-    @pytest.mark.parametrize(("fault", "least"), [("none", 6), ("losses", 100), ("crashes", 250)])
+    @pytest.mark.parametrize(
+        ("fault", "least"),
+        [("none", 6), ("losses", 100), pytest.param("crashes", 250, marks=pytest.mark.whole)],
+    )
     def test_membership_survives_every_order_of_two_clients(
         self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, fault: str, least: int
     ) -> None:

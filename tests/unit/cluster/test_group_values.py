@@ -486,7 +486,7 @@ class Stranger:
 
 @pytest.mark.parametrize(
     ("transport", "code"),
-    [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.soak)],
+    [pytest.param("rc", 1, id="red"), pytest.param("tcp", 0, id="green", marks=pytest.mark.whole)],
 )
 @pytest.mark.long
 def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(

@@ -98,7 +98,10 @@ def test_a_run_far_faster_than_its_baseline_is_improved(tmp_path: Path) -> None:
     assert done.code == 0
 
 
-@pytest.mark.parametrize(("gate", "code"), [((), 0), (("--nixl-gate",), 1)], ids=["plain", "gate"])
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [pytest.param((), 0, id="plain", marks=pytest.mark.whole), pytest.param(("--nixl-gate",), 1, id="gate")],
+)
 def test_a_comparison_that_launches_cannot_prove_is_inconclusive_after_the_last_launch(
     tmp_path: Path, gate: tuple[str, ...], code: int
 ) -> None:
@@ -222,6 +225,7 @@ def test_a_store_that_cannot_be_written_is_reported_and_the_verdict_stands(
     assert done.code == code
 
 
+@pytest.mark.whole
 def test_two_images_measured_in_turn(tmp_path: Path) -> None:
     """The other image has a variable that makes it use TCP, which is far slower than shared memory."""
     done = bandwidth(

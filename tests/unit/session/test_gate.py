@@ -76,12 +76,19 @@ def test_a_single_suite_passes_on_a_healthy_machine_and_names_the_other_suites()
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("suites/infrastructure", "-k", "not test_nixl_loads"),
-        ("suites/infrastructure", "--deselect=suites/infrastructure/test_nixl.py::test_nixl_loads"),
-        ("suites/infrastructure", "--ignore=suites/infrastructure/test_nixl.py"),
-        ("suites/infrastructure/test_etcd.py::test_etcd_answers",),
+        pytest.param(("suites/infrastructure", "-k", "not test_nixl_loads"), id="-k"),
+        pytest.param(
+            ("suites/infrastructure", "--deselect=suites/infrastructure/test_nixl.py::test_nixl_loads"),
+            id="--deselect",
+            marks=pytest.mark.whole,
+        ),
+        pytest.param(
+            ("suites/infrastructure", "--ignore=suites/infrastructure/test_nixl.py"),
+            id="--ignore",
+            marks=pytest.mark.whole,
+        ),
+        pytest.param(("suites/infrastructure/test_etcd.py::test_etcd_answers",), id="node id"),
     ],
-    ids=["-k", "--deselect", "--ignore", "node id"],
 )
 def test_a_required_check_that_is_left_out_of_a_selected_suite_is_missing(
     tmp_path: Path, arguments: tuple[str, ...]
