@@ -13,6 +13,7 @@ from pytest_nixl.host.memory import available_memory, in_bytes
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.pattern_culprit import judge_pattern_culprit, paired_again
 from pytest_nixl.judge.pattern_fairness import describe, judge_fairness
+from pytest_nixl.judge.pattern_figures import judge_pattern_figures
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.measure.rank_flows import RankFlows
 from pytest_nixl.model.flow_samples import LOADS, FlowRow, PatternKind, PatternSamples
@@ -30,7 +31,7 @@ from pytest_nixl.session.run import Run
 
 __all__ = [
     "NOTHING", "REMEDY", "FlowRow", "PatternKind", "PatternLaunches", "PatternSamples", "flow_rows",
-    "judge_culprit_of_pattern", "judge_fairness", "line_of", "measured_row", "pattern_kinds",
+    "judge_culprit_of_pattern", "judge_fairness", "judge_pattern_figures", "line_of", "measured_row", "pattern_kinds",
 ]  # fmt: skip
 
 NOTHING = "no --nixl-pattern is given, or no requested backend moves bytes between two agents"

@@ -30,6 +30,7 @@ _TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = MappingProxyType(
         "way": ('ways of suites/kv_cache such as "scattered-prepped"', one_line),
         "model": ('names of models such as "llama-3-8b"', one_line),
         "exporter": ('exporters of NIXL\'s telemetry such as "prometheus"', one_line),
+        "pattern": ('patterns with their ranks such as "incast:4"', one_line),
         "cycle": ('cycles of suites/endurance such as "transfer"', one_line),
     }
 )

@@ -25,7 +25,7 @@ _COLLAPSES = (
     "check the flow control of the network (pause frames or ECN and the counters of discarded packets: ethtool -S "
     "DEVICE) and the receive buffers of that host"
 )
-_BUSY = "stop other processes on the hosts and run it again"
+BUSY = "stop other processes on the hosts and run it again"
 
 
 def judge_fairness(samples: PatternSamples) -> Judgement:
@@ -35,16 +35,9 @@ def judge_fairness(samples: PatternSamples) -> Judgement:
     their bandwidth alone, or if the flows that share an end reach less than :data:`FULL` of one of them alone;
     INCONCLUSIVE in place of WARN if other processes took processor time; else PASS.
     """
-    kind = samples.kind
-    what = f"{kind.backend} {kind.op} {kind.memory}, {kind.pattern}"
-    wrong = next((each for each in samples.flows if each.corruption is not None), None)
-    if wrong is not None:
-        return Judgement(
-            Verdict.CORRUPT,
-            f"{what}: flow {wrong.flow}: {wrong.corruption}",
-            "run that pair of ranks alone; check the memory and NICs of both hosts",
-        )
-    words = f"{what}: {describe(samples)}"
+    if (corrupt := corrupt_flow(samples)) is not None:
+        return corrupt
+    words = f"{samples.kind.words}: {describe(samples)}"
     starved = starving(samples.flows)
     collapsed = collapsing(samples)
     if starved is None and collapsed is None:
@@ -55,8 +48,20 @@ def judge_fairness(samples: PatternSamples) -> Judgement:
         fault = f"the flows that rank {collapsed} receives are slower together than one of them alone"
     if samples.disturbed > DISTURBED_CORES:
         took = f"other processes used up to {samples.disturbed:.1f} of the cores that the ranks need"
-        return Judgement(Verdict.INCONCLUSIVE, f"{words}; {fault}, but {took}", _BUSY)
+        return Judgement(Verdict.INCONCLUSIVE, f"{words}; {fault}, but {took}", BUSY)
     return Judgement(Verdict.WARN, f"{words}; {fault}", _STARVES if starved is not None else _COLLAPSES)
+
+
+def corrupt_flow(samples: PatternSamples) -> Judgement | None:
+    """Return CORRUPT if a byte of a flow is wrong; None: all are right."""
+    wrong = next((each for each in samples.flows if each.corruption is not None), None)
+    if wrong is None:
+        return None
+    return Judgement(
+        Verdict.CORRUPT,
+        f"{samples.kind.words}: flow {wrong.flow}: {wrong.corruption}",
+        "run that pair of ranks alone; check the memory and NICs of both hosts",
+    )
 
 
 def describe(samples: PatternSamples) -> str:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_nixl.core import units
-from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, SIZE_FORM, TIME_FORM
+from pytest_nixl.core.forms import COUNT_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,11 @@ def _read_count(text: str) -> float:
 SECONDS = FigureUnit("s", TIME_FORM, units.parse_time, _show_time)
 BYTES = FigureUnit("B", SIZE_FORM, lambda text: float(units.parse_size(text)), _show_bytes)
 PER_SECOND = FigureUnit("1/s", FREQUENCY_FORM, units.parse_frequency, lambda value: f"{value:.0f}/s")
+BANDWIDTH = FigureUnit("B/s", RATE_FORM, units.parse_rate, lambda value: f"{units.gigabytes(value)} GB/s")
 COUNT = FigureUnit("1", COUNT_FORM, _read_count, lambda value: f"{value:.3g}")
-UNITS: Mapping[str, FigureUnit] = MappingProxyType({one.name: one for one in (SECONDS, BYTES, PER_SECOND, COUNT)})
+UNITS: Mapping[str, FigureUnit] = MappingProxyType(
+    {one.name: one for one in (SECONDS, BYTES, PER_SECOND, BANDWIDTH, COUNT)}
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ _ENDURANCE = (
 _TELEMETRY = (
     "Run suites/telemetry again, alone on an idle machine and with another release of NIXL; if the ratio stays, and "
     "the engine makes many small transfers, turn telemetry off with NIXL_TELEMETRY_ENABLE=n."
+)
+
+_PATTERN = (
+    "Run suites/pattern again, alone on idle hosts; if the value stays, read what pattern-fairness says of the flows "
+    "that slow each other and run --nixl-pattern=pairs, which shows whether single pairs are slow."
 )
 
 
@@ -160,6 +168,18 @@ _KINDS = (
         "telemetry-overhead-least", COUNT, ("backend", "exporter"), "the lower end of its 90 % interval", _TELEMETRY
     ),
     FigureKind(
+        "pattern-bandwidth", BANDWIDTH, ("backend", "op", "memory", "pattern"),
+        "the sum of the bandwidth of all flows of a pattern together", _PATTERN,
+    ),
+    FigureKind(
+        "pattern-share", COUNT, ("backend", "op", "memory", "pattern"),
+        "the least share of its bandwidth alone that a flow keeps beside all others, from 0 to 1", _PATTERN,
+    ),
+    FigureKind(
+        "pattern-jain", COUNT, ("backend", "op", "memory", "pattern"),
+        "Jain's fairness index of the flows together, from 1/n to 1", _PATTERN,
+    ),
+    FigureKind(
         "telemetry-overhead-most", COUNT, ("backend", "exporter"), "the upper end of its 90 % interval", _TELEMETRY
     ),
 )  # fmt: skip
@@ -181,7 +201,7 @@ class Figure:
 
     :param name: a name in :data:`FIGURE_KINDS`.
     :param labels: what was measured, such as ``{"backend": "UCX", "count": "256"}``.
-    :param value: in ``unit``: ``s``, ``B``, ``1/s`` or ``1``.
+    :param value: in ``unit``: ``s``, ``B``, ``B/s``, ``1/s`` or ``1``.
     :param rounds: the seconds of each repetition, for pytest-benchmark; empty: the value was not timed by itself.
     :param at_most: the bound that applies to it; None: there is none. So ``at_least``.
     :param samples: for a growth the number of cycles before each sample, and what was held then; at most

@@ -37,6 +37,16 @@ class PatternKind:
     depth: int = 1
     agent: Variant = ()
 
+    @property
+    def pattern_text(self) -> str:
+        """The name of the pattern with its number of ranks, such as ``incast:4``."""
+        return f"{self.pattern.name}:{self.pattern.ranks}"
+
+    @property
+    def words(self) -> str:
+        """What is measured, for messages."""
+        return f"{self.backend} {self.op} {self.memory}, {self.pattern}"
+
     def initiator(self, flow: Flow) -> int:
         """Return the rank that posts the transfers of a flow."""
         return flow.source if self.op == "WRITE" else flow.target
@@ -50,7 +60,7 @@ class PatternKind:
 
         :param load: ``alone`` or ``together``.
         """
-        named = {LOAD: load, PATTERN: f"{self.pattern.name}:{self.pattern.ranks}"}
+        named = {LOAD: load, PATTERN: self.pattern_text}
         variant = tuple(sorted((*self.agent, *named.items())))
         return RowKey(self.backend, self.op, self.memory, flow.size, 1, self.depth, self.pair(flow), None, variant)
 

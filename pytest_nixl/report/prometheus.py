@@ -49,7 +49,13 @@ def _lines(report: RunReport) -> Iterator[str]:
     for name, text in (("floor", "The least a row may show."), ("ceiling", "The most a row may show.")):
         bounds = [(labels[key], float(getattr(row, name))) for key, row in run.rows.items() if getattr(row, name)]
         yield from _metric(f"nixl_bandwidth_{name}_bytes_per_second", text, bounds)
-    for unit, name in (("s", "seconds"), ("B", "bytes"), ("1/s", "per_second"), ("1", "value")):
+    for unit, name in (
+        ("s", "seconds"),
+        ("B", "bytes"),
+        ("B/s", "bytes_per_second"),
+        ("1/s", "per_second"),
+        ("1", "value"),
+    ):
         found = [one for result in run.results for one in result.measured if one.unit == unit]
         # A figure may be measured twice; each set of labels may occur once, so the last value counts.
         last = {(one.name, one.labels_text): one for one in found}

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_nixl import Cluster, Judgement
+from pytest_nixl import Cluster, Figure, Judgement
 from pytest_nixl.checks.traffic_patterns import (
     FlowRow,
     PatternKind,
     PatternLaunches,
     judge_culprit_of_pattern,
     judge_fairness,
+    judge_pattern_figures,
 )
 
 
@@ -33,6 +34,17 @@ def test_no_flow_starves_beside_the_others(
 ) -> None:
     """All flows of a pattern transfer at the same time: report the sum, the fairness and who slows whom."""
     verdict(judge_fairness(pattern_launches.samples(kind_of_pattern)))
+
+
+@pytest.mark.nixl_check("pattern-bandwidth")
+def test_a_pattern_reaches_what_the_profile_demands(
+    kind_of_pattern: PatternKind,
+    pattern_launches: PatternLaunches,
+    record_figures: Callable[[Sequence[Figure]], Judgement],
+    verdict: Callable[[Judgement], None],
+) -> None:
+    """All flows together reach the bandwidth, the shares and the fairness that the profile's bounds demand."""
+    verdict(judge_pattern_figures(pattern_launches.samples(kind_of_pattern), record_figures))
 
 
 @pytest.mark.nixl_check("pattern-culprit")

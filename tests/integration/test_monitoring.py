@@ -37,7 +37,7 @@ from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 MONITORING = ROOT / "deploy" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
 (RECIPE,) = (block for block in blocks() if "$PUSHGATEWAY" in block.text)
-FIGURES = tuple(Figure(f"figure-{unit}", 1.0, unit, {"backend": "UCX"}) for unit in ("s", "B", "1/s", "1"))
+FIGURES = tuple(Figure(f"figure-{unit}", 1.0, unit, {"backend": "UCX"}) for unit in ("s", "B", "B/s", "1/s", "1"))
 #: The record has its own date; a run of today ended when the tests began.
 TODAY = datetime.now(timezone.utc)
 

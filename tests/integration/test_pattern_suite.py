@@ -32,6 +32,8 @@ def poke(self, phase, *more):
 
 RankFlows._compare = poke
 """
+#: A plugin: no other process uses the cores that a pattern needs.
+QUIET = "from pytest_nixl.model.flow_samples import PatternSamples\nPatternSamples.disturbed = 0.0\n"
 
 
 def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_
         SUITE, "--nixl-pattern=incast:3", *SMALL, f"--nixl-report={page}", f"--benchmark-json={record}",
         "-p", "no:cacheprovider",
     )  # fmt: skip
-    assert "NIXL verdict: PASS (5 PASS, 1 NOT-APPLICABLE; 4 rows measured)" in done.output
+    assert "NIXL verdict: PASS (6 PASS, 1 NOT-APPLICABLE; 4 rows measured)" in done.output
     assert "NOT-APPLICABLE pattern-culprit: this run has only one rank" in done.output
     assert re.search(
         r"^UCX WRITE DRAM:DRAM incast of 3 ranks: .* Jain's fairness index [01]\.\d\d; ", done.output, re.M
@@ -54,10 +56,26 @@ def test_an_incast_is_measured_alone_and_together_and_shown_in_every_report(tmp_
         assert f"UCX WRITE DRAM:DRAM, load={load},pattern=incast:3, from source to target" in shown
 
 
+def test_a_bound_of_the_profile_that_a_pattern_does_not_reach_fails_with_its_source(tmp_path: Path) -> None:
+    bounds = Path(profile(tmp_path / "bounds.toml", "transports = ['cma', 'sysv', 'posix', 'tcp']"))
+    with bounds.open("a") as file:
+        file.write(
+            "[[bound]]\nfigure = 'pattern-bandwidth'\npattern = ['incast:3']\nat_least = '9000 GB/s'\n"
+            "source = 'a dream'\n"
+        )
+    (tmp_path / "quiet.py").write_text(QUIET)
+    done = run(
+        SUITE, "-k", "reaches", "-p", "quiet", "--nixl-pattern=incast:3", *SMALL, f"--nixl-profile={bounds}",
+        env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.code == 1
+    assert "below its bound of 9000 GB/s (bound of the profile, from: a dream)" in " ".join(done.output.split())
+
+
 def test_a_matrix_is_measured_with_its_sizes_in_both_operations(tmp_path: Path) -> None:
     (tmp_path / "matrix.txt").write_text("0 64K 0\n0 0 128K\n0 0 0\n")
     done = run(SUITE, f"--nixl-pattern={tmp_path / 'matrix.txt'}")
-    assert "NIXL verdict: PASS (10 PASS, 2 NOT-APPLICABLE; 8 rows measured)" in done.output
+    assert "NIXL verdict: PASS (12 PASS, 2 NOT-APPLICABLE; 8 rows measured)" in done.output
     assert "READ DRAM:DRAM matrix-" in done.output
     assert done.code == 0
 

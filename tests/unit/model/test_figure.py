@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.cli_run import ROOT
 
-from pytest_nixl.model.figure import BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
+from pytest_nixl.model.figure import BANDWIDTH, BYTES, FIGURE_KINDS, MOST_SAMPLES, PER_SECOND, SECONDS, Figure
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.figures import FEW, MOST, figure_lines
@@ -31,7 +31,7 @@ def test_a_figure_has_every_label_of_its_kind() -> None:
     ("unit", "value", "text"),
     [(SECONDS, 12.34, "12.3 s"), (SECONDS, 0.0631, "63.1 ms"), (SECONDS, 0.63149, "631 ms"), (SECONDS, 2e-5, "20 us"),
      (SECONDS, 2e-7, "0.2 us"), (BYTES, 1.764e6, "1.76 MB"), (BYTES, 612, "612 B"), (BYTES, 2500, "2.5 KB"),
-     (PER_SECOND, 12345.6, "12346/s")],
+     (PER_SECOND, 12345.6, "12346/s"), (BANDWIDTH, 1.234e10, "12.3 GB/s")],
 )  # fmt: skip
 def test_values_are_shown_with_their_unit(unit: Any, value: float, text: str) -> None:
     assert unit.show(value) == text
@@ -39,6 +39,7 @@ def test_values_are_shown_with_their_unit(unit: Any, value: float, text: str) ->
 
 def test_a_bound_of_each_unit_is_read() -> None:
     assert (SECONDS.read("50 ms"), BYTES.read("1.5 MB"), PER_SECOND.read("1000/s")) == (0.05, 1.5e6, 1000.0)
+    assert BANDWIDTH.read("100 Gb/s") == 12.5e9
     with pytest.raises(ValueError, match="'1000' has no unit: expected a number a second"):
         PER_SECOND.read("1000")
 
