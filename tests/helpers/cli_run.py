@@ -97,7 +97,7 @@ def repeats() -> range:
     return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 15) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
     """Whether ``condition`` comes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -28,6 +28,8 @@ from .contention import spinning
 
 #: The planted delay of each descriptor or region in seconds, and the loss up to which a launch is unchanged.
 DELAY, MARGIN = 1e-6, 0.10
+#: How often a planted delay is looked for on a machine whose contention hides it.
+ATTEMPTS = 3
 #: The number of busy loops beside each second comparison of a soak test.
 BUSY_LOOPS = 2
 
@@ -114,11 +116,17 @@ def check_delay(
 ) -> None:
     """Compare launches, and assert that the others are REGRESSED exactly if they are delayed.
 
+    If contention hides a planted delay (INCONCLUSIVE), they are compared again, at most :data:`ATTEMPTS` times.
+
     :param repeat: the number of the repeat; each second one runs beside busy loops.
     """
     with contextlib.ExitStack() as beside:
         loops = [beside.enter_context(spinning()) for _ in range(BUSY_LOOPS * (repeat % 2))]
         found = compare_delay(timed(healthy, loops), timed(other, loops))
+        for _ in range(ATTEMPTS - 1):
+            if not delayed or found.verdict is not Verdict.INCONCLUSIVE:
+                break
+            found = compare_delay(timed(healthy, loops), timed(other, loops))
     with capsys.disabled():
         print(f"\n{'delayed' if delayed else 'healthy'} {repeat}, beside {len(loops)} busy loops: {found}")
     assert (found.verdict is Verdict.REGRESSED) is delayed

@@ -276,7 +276,7 @@ class TestRunOnce:
         started: list[subprocess.Popen[str]] = []
 
         def start(*command: str) -> subprocess.Popen[str]:
-            env = {**os.environ, "RUN": "run-1", "POD_INDEX": "0", "TIME_LIMIT": "60"}
+            env = {**os.environ, "RUN": "run-1", "POD_INDEX": "0", "TIME_LIMIT": "600"}
             process = subprocess.Popen(
                 ["/bin/sh", "-c", script, "run-once", *command],
                 env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -293,7 +293,7 @@ class TestRunOnce:
     def end(process: subprocess.Popen[str]) -> int:
         """End the process as Kubernetes ends a container."""
         process.terminate()
-        return process.wait(timeout=20)
+        return process.wait(timeout=300)
 
     @staticmethod
     def said(process: subprocess.Popen[str]) -> str:
@@ -319,11 +319,11 @@ class TestRunOnce:
         assert self.end(again) == 0
 
     def test_a_container_that_was_killed_during_the_run_has_failed(self, start: Any, tmp_path: Path) -> None:
-        command = ("sh", "-c", "echo ran >> ran; exec sleep 60")
+        command = ("sh", "-c", "echo ran >> ran; exec sleep 600")
         first = start(*command)
         wait_until((tmp_path / "ran").exists, "the command's start", seconds=60)
         kill_session(first.pid)
-        first.wait(timeout=20)
+        first.wait(timeout=300)
         again = start(*command)
         assert self.said(again) == "rank 0 of run run-1 was started again while it ran: it has failed\n"
         assert "exit code 1" in self.said(again)
@@ -421,7 +421,7 @@ class TestScripts:
         path = os.pathsep.join((str(place), PROGRAMS))
         return subprocess.run(
             command, env={**kept, "PATH": path, **variables}, cwd=tmp_path, capture_output=True, text=True,
-            timeout=120, check=False,
+            timeout=300, check=False,
         )  # fmt: skip
 
     def slurm(self, tmp_path: Path, codes: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -39,7 +39,7 @@ PRINTED = [block for block in BLOCKS if block.language == "python" and "def test
 def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     """Where it asks for GPU memory it is skipped with that reason."""
     pytester.makepyfile(test_printed=block.text, my_module=_MY_MODULE)
-    run = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-timeout=60s", "-rs")
+    run = run_pytest(pytester, "--nixl-blocks=1MiB", "--nixl-timeout=300s", "-rs")
     counted = run.parseoutcomes()
     skipped = counted.get("skipped", 0)
     assert run.ret == 0, run.stdout.str()
@@ -92,7 +92,7 @@ def test_a_printed_command_runs(block: Block, workplace: Path) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-e", "-c", block.text], cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"), timeout=300, check=False,
+        env=environment(PATH=path, PYTEST_ADDOPTS="-p no:cacheprovider"), timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode in block.codes, done.stdout
     assert "Traceback" not in done.stdout

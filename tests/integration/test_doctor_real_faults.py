@@ -44,7 +44,7 @@ def doctor(*arguments: str, prefix: Sequence[str] = (), **changes: str) -> Seen:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr

@@ -21,7 +21,7 @@ def outcome(folder: Path, *path: Path) -> str:
     """Run a test that uses the fixture, with ``path`` first on ``sys.path``; return the output of pytest."""
     more = {"PYTHONPATH": ":".join(map(str, [*path, environment()["PYTHONPATH"]]))} if path else {}
     process = start_pytest(folder, USE, "-rs", "--nixl-etcd-server=embedded", **more)
-    return process.communicate(timeout=60)[0]
+    return process.communicate(timeout=300)[0]
 
 
 def test_it_works_if_etcd3_is_installed_and_skips_if_not(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
             "embedded": lambda: [EMBEDDED],
         }[server]()
         process = start_pytest(tmp_path, inner, *arguments)
-        wait_until(lambda: (tmp_path / "told").exists() or process.poll() is not None, 120, "the test is under way")
+        wait_until(lambda: (tmp_path / "told").exists() or process.poll() is not None, 300, "the test is under way")
         assert (tmp_path / "told").exists(), process.communicate()[0]
         told = json.loads((tmp_path / "told").read_text())
         if how != "end":
@@ -221,7 +221,7 @@ def test_nothing_is_left_behind(tmp_path: Path, server: str, how: str) -> None:
                 assert told["name"] in container_names()
             assert running(told["etcd"])
             process.send_signal(getattr(signal, how))
-        output = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=300)[0]
         expected = {"SIGKILL": -signal.SIGKILL, "SIGINT": pytest.ExitCode.INTERRUPTED, "end": pytest.ExitCode.OK}
         assert process.returncode == expected[how], output
         directory = Path(told["directory"])
@@ -240,12 +240,12 @@ def test_nothing_is_left_behind_by_killed_workers(tmp_path: Path) -> None:
     inner = INNER.replace("def test_it(", '@pytest.mark.parametrize("n", range(2))\ndef test_it(n, ')
     inner = inner.replace('"told.new"', 'f"{n}.new"').replace('"told"', 'f"told-{n}"').replace("WAIT", "True")
     process = start_pytest(tmp_path, inner, "-n2", "--nixl-etcd-server=container", f"--nixl-etcd-image={image}")
-    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 120, "both tests are under way")
+    wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 300, "both tests are under way")
     told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
     assert told[0]["name"] == told[1]["name"]
     assert told[0]["name"] in container_names()
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     directory = Path(told[0]["directory"])
     wait_until(lambda: not directory.exists(), 60, "the run directory has gone")
     assert told[0]["name"] not in container_names()

@@ -49,7 +49,8 @@ def test_a_nixl_that_does_not_tell_of_a_death_fails(tmp_path: Path) -> None:
     done = replaced(tmp_path, ("never_fail", {}), suite=(transfers, "-k", "target_died", "--nixl-timeout=20s"))
     assert done.code == 1
     assert "FAIL transfer-target-killed: target-killed (WRITE, UCX of NIXL " in done.output
-    assert "NIXL did not tell the initiator of the target's death in 1" in done.output
+    # Half of the deadline passes without a change, and a busy machine adds to it.
+    assert re.search(r"NIXL did not tell the initiator of the target's death in [1-9]\d", done.output), done.output
 
 
 def test_a_nixl_without_the_defects_has_no_known_limits(tmp_path: Path) -> None:

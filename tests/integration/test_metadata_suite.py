@@ -21,7 +21,10 @@ NAMESPACES, DATA_PATH = "suites/metadata/test_namespaces.py", "suites/metadata/t
 
 
 def broken(tmp_path: Path, fault: str, *arguments: str, seconds: int = 10, **variables: str) -> Finished:
-    """Run tests of the suite with a plugin that causes a fault."""
+    """Run tests of the suite with a plugin that causes a fault.
+
+    :param seconds: the deadline of each step; short where the fault shows only when it has passed.
+    """
     (tmp_path / "fault.py").write_text(fault + NOT_BUSY)
     options = (f"--nixl-timeout={seconds}s", "--nixl-etcd-server=embedded", "-p", "fault")
     return run(*arguments, *options, env={"PYTHONPATH": str(tmp_path), **variables})
@@ -78,7 +81,7 @@ Buffer.compare = spoiled
 
 
 def test_wrong_bytes_fail_every_check_of_an_exchange(tmp_path: Path) -> None:
-    done = broken(tmp_path, CORRUPT, EXCHANGE)
+    done = broken(tmp_path, CORRUPT, EXCHANGE, seconds=60)
     assert done.output.count(": the bytes at ") >= 6
     assert checks_that_fail(done) == {
         "metadata-by-etcd", "metadata-by-side-channel", "metadata-by-listener", "metadata-in-parts-by-etcd",
@@ -177,7 +180,7 @@ test_exchange.free_ports = lambda count: [taken.getsockname()[1]] * count
 
 
 def test_a_taken_port_is_reported_with_the_way_to_find_its_owner(tmp_path: Path) -> None:
-    done = broken(tmp_path, TAKEN_PORT, EXCHANGE, "-k", "listens")
+    done = broken(tmp_path, TAKEN_PORT, EXCHANGE, "-k", "listens", seconds=60)
     assert "ERROR metadata-by-listener: NIXL cannot create an agent: " in done.output
     assert re.search(r"remedy: .*`ss -tanp 'sport = :\d+'`", done.output)
     assert done.code == 1
@@ -221,7 +224,7 @@ Namespace.reached_by = lambda self, endpoint: self
 
 
 def test_transfer_that_sends_a_request_to_etcd_fails_with_the_request(tmp_path: Path) -> None:
-    done = broken(tmp_path, ASKS, DATA_PATH, "-k", "do_not_touch")
+    done = broken(tmp_path, ASKS, DATA_PATH, "-k", "do_not_touch", seconds=60)
     words = r"FAIL data-path-without-etcd: 25 transfers made \d+ requests to etcd: agents \d+: Put\(/pytest-nixl/"
     assert re.search(words, done.output)
     assert done.code == 1
@@ -427,12 +430,12 @@ NixlAgent.transfer = lost
 
 def test_an_agent_with_two_backends_uses_each_as_chosen_and_a_lost_transfer_is_found(tmp_path: Path) -> None:
     where = ("suites/metadata/test_backends.py", "--nixl-level=extended")
-    done = broken(tmp_path, "", *where)
+    done = broken(tmp_path, "", *where, seconds=60)
     assert done.code == 0, done.output
     assert re.search(
         r"an agent with UCX and POSIX: DRAM:DRAM by UCX over \S+; DRAM:FILE by POSIX over \S+$", done.output, re.M
     ), done.output
-    done = broken(tmp_path, LOST, *where)
+    done = broken(tmp_path, LOST, *where, seconds=60)
     assert done.code == 1
     assert re.search(
         r"^CORRUPT several-backends: an agent with UCX and POSIX: \d+ of 65536 bytes of DRAM:FILE by POSIX .* are ",

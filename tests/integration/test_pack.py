@@ -36,7 +36,7 @@ def _nixl() -> str:
 
 def pack(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GPU / "pack.py"), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def run(python: Path, carried: Path, *arguments: str) -> subprocess.CompletedPro
     script = 'ip link set lo up && exec "$@"'
     command = ["unshare", "--net", "sh", "-c", script, "sh", str(python), str(carried), *arguments]
     return subprocess.run(
-        command, env=_alone(), cwd=carried.parent, capture_output=True, text=True, timeout=200, check=False
+        command, env=_alone(), cwd=carried.parent, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -45,7 +45,7 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
                        "parallel.py": Path(parallel.__file__).read_text(encoding="utf-8")}.items():  # fmt: skip
         (tmp_path / name).write_text(text, encoding="utf-8")
     with started(tmp_path, "--workers=1", "--in=test_beside.py", "not long") as one:
-        assert eventually((tmp_path / "begun").exists, 60)
+        assert eventually((tmp_path / "begun").exists, 300)
         with started(tmp_path, "--workers=1", "--in=test_alone.py", "not long") as other:
             assert other.stdout is not None
             said = []
@@ -55,8 +55,8 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
                     break
             assert not (tmp_path / "alone").exists(), "".join(said)
             (tmp_path / "enough").touch()
-            assert other.wait(60) == 0, "".join([*said, *other.stdout])
-        assert one.wait(60) == 0
+            assert other.wait(300) == 0, "".join([*said, *other.stdout])
+        assert one.wait(300) == 0
     assert (tmp_path / "alone").exists()
 
 
@@ -65,7 +65,7 @@ def test_a_failure_of_either_part_is_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "test_it.py").write_text("def test_beside(): pass\n" + ALONE)  # nobody has written the file "ended"
     with started(tmp_path, "--workers=1", "--in=test_it.py", "not long") as one:
-        output = one.communicate(timeout=60)[0]
+        output = one.communicate(timeout=300)[0]
     assert one.returncode == 1, output
     assert "1 passed, 1 deselected" in output
     assert "1 failed, 1 deselected" in output

@@ -54,7 +54,7 @@ def test_ends(request):
     if how == "lost":
         ranks = request.config.stash[RUN].rank_session
         Path(os.environ["WAITING"]).touch()
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 240
         while not ranks.faults and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -201,9 +201,9 @@ def test_a_run_that_loses_a_rank_is_red_everywhere(tmp_path: Path, nixl_private_
         for process in ranks:
             stack.callback(process.communicate)
             stack.callback(process.kill)
-        assert eventually((tmp_path / "waiting").exists, 100)
+        assert eventually((tmp_path / "waiting").exists, 240)
         ranks[1].kill()
-        output, _ = ranks[0].communicate(timeout=120)
+        output, _ = ranks[0].communicate(timeout=400)
     lost = RedRun(checks(), 1, "FAIL", "is gone", "is gone")
     found = assert_red(tmp_path, Finished(ranks[0].returncode, output), lost)
     assert [one["check"] for one in found["failing"]] == ["ranks"]

@@ -148,7 +148,8 @@ def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:
     assert "will run without a telemetry sink" in unmeasured.wrote
 
 
-#: In a worker with telemetry each transfer takes 0.2 s longer. A double of an exporter that holds up transfers.
+#: In a worker with telemetry each transfer takes 0.2 s longer. A double of an exporter that holds up transfers. Its
+#: bound is a ratio of 10: the median of healthy transfers is below 20 ms on a busy machine, too.
 SLOWER = """
 import os
 import time
@@ -191,7 +192,7 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
     profile, record = tmp_path / "p.toml", tmp_path / "run.json"
     profile.write_text(
         '[profile]\nname = "test"\n[[bound]]\nfigure = "telemetry-overhead-least"\nexporter = ["prometheus"]\n'
-        'at_most = "100"\nsource = "a test"\n'
+        'at_most = "10"\nsource = "a test"\n'
     )
     done = run(
         "suites/telemetry/test_overhead.py", "--nixl-level=extended", f"--nixl-profile={profile}",
@@ -204,10 +205,8 @@ def test_the_overhead_of_telemetry_is_recorded_and_judged_by_a_bound(tmp_path: P
         assert each["stats"]["rounds"] == 5
         ratio, least, most = (figure["value"] for figure in each["extra_info"]["figures"])
         assert 0 < least <= ratio <= most
-        assert (least > 100) == slower
-    words = (
-        r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 100 \("
-    )
+        assert (least > 10) == slower
+    words = r"^FAIL telemetry-overhead: telemetry-overhead-least \(UCX prometheus\): [\d.e+]+, above its bound of 10 \("
     assert bool(re.search(words, done.output, re.M)) == slower
 
 

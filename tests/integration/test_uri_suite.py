@@ -93,6 +93,10 @@ def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd
         assert notes_about(deployment, "NIXL-ETCD-CREDENTIALS-DROPPED")
 
 
+#: A plugin for forms about which NIXL writes a message, which on a busy machine may come late.
+PATIENT = "from pytest_nixl.checks.endpoints import deployment\n\ndeployment.SILENCE = 60.0\n"
+
+
 @pytest.mark.parametrize(
     ("form", "lines"),
     [
@@ -115,9 +119,12 @@ def test_each_broken_form_is_reported_with_cause_and_rewrite(entry: object, etcd
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_deployment_with_a_broken_form_fails(form: str, lines: list[str], etcd: Etcd) -> None:
+def test_a_deployment_with_a_broken_form_fails(form: str, lines: list[str], etcd: Etcd, tmp_path: Path) -> None:
     bare = str(etcd.endpoint).removeprefix("http://")
-    done = _deployment(etcd, NIXL_ETCD_ENDPOINTS=form.replace("{}", bare))
+    (tmp_path / "patient.py").write_text(PATIENT)
+    writes = any("NIXL wrote" in line or line == "Connection refused" for line in lines)
+    options = ("-p", "patient") if writes else ()
+    done = _deployment(etcd, *options, NIXL_ETCD_ENDPOINTS=form.replace("{}", bare), PYTHONPATH=str(tmp_path))
     for line in lines:
         assert line.replace("{}", bare) in done.output
     assert "Traceback" not in done.output
@@ -225,6 +232,15 @@ def test_a_wrong_prediction_fails_the_suite(tmp_path: Path) -> None:
         "import pytest_nixl.nixl.endpoint_readers as explain\n"
         "right = explain.grpc_port\n"
         "explain.grpc_port = lambda text: 0 if text == '99999' else right(text)\n"
+        # NIXL writes a message about this text, which on a busy machine may come late.
+        "from pytest_nixl.checks.endpoints.trial import _Bench\n"
+        "begin = _Bench._begin\n"
+        "def patient(self):\n"
+        "    found = begin(self)\n"
+        "    if self._until and self._text == 'http://127.0.0.1:99999':\n"
+        "        self._until += 60\n"
+        "    return found\n"
+        "_Bench._begin = patient\n"
     )
     done = run(f"{SUITE}/test_conformance.py", "-k", "predicted", "-p", "bent", "--nixl-etcd-server=embedded",
                env={"PYTHONPATH": str(tmp_path)})  # fmt: skip
@@ -244,7 +260,7 @@ def test_a_suggested_rewrite_that_does_not_work_fails_the_suite(tmp_path: Path) 
         "check.suggestions = lambda texts, port: ['http://127.0.0.1:1']\n"
     )
     (tmp_path / "sitecustomize.py").touch()
-    done = run(f"{SUITE}/test_conformance.py", "-k", "rewrites", "-p", "bent", "--nixl-timeout=5s",
+    done = run(f"{SUITE}/test_conformance.py", "-k", "rewrites", "-p", "bent", "--nixl-timeout=60s",
                "--nixl-etcd-server=embedded", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})  # fmt: skip
     assert "FAIL endpoint-rewrites-work: suggested values that do not work: http://127.0.0.1:1: " in done.output
     assert done.code == 1
@@ -373,7 +389,7 @@ def test_outcomes_are_distinguished_for_each_version_of_nixl(etcd: Etcd) -> None
         "": ReadOutcome.NO_AGENT,
     }
     with connect([parse_endpoint(etcd.url)]) as client:
-        trials = list(try_texts(texts, supervisor=supervisor(), client=client, namespace="/trials", timeout=20))
+        trials = list(try_texts(texts, supervisor=supervisor(), client=client, namespace="/trials", timeout=120))
         client.delete_prefix("/trials/")
     assert [trial.text for trial in trials] == list(texts)
     assert all(trial.agrees(texts[trial.text]) for trial in trials)

@@ -79,33 +79,23 @@ def test_a_row_that_no_expectation_applies_to_has_no_expectation(
     assert done.code == code
 
 
-#: A plugin that overwrites a byte of the receiving worker's memory again and again, through the kernel, while a row is
-#: measured.
+#: A plugin that changes a byte of the receiving worker's memory, through the kernel, after the timed transfers.
 POKER = """
-import os, threading
-import pytest
+import os
+from pytest_nixl.measure.link import Link
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    buffer = item.funcargs["nixl_link"].destination
-    stop = threading.Event()
-    memory = os.open(f"/proc/{buffer.worker.pid}/mem", os.O_RDWR)
-    def poke():
-        planted = None
-        while not stop.is_set():
-            byte = os.pread(memory, 1, buffer.address + 777)[0]
-            if byte != planted:
-                planted = byte ^ 0x40
-                os.pwrite(memory, bytes([planted]), buffer.address + 777)
-            stop.wait(0.00005)
-    thread = threading.Thread(target=poke)
-    thread.start()
-    try:
-        return (yield)
-    finally:
-        stop.set()
-        thread.join()
+compare = Link._compare
+
+def poke(self, phase, seed, size):
+    if phase == "after the timed transfers":
+        buffer = self.destination
+        memory = os.open(f"/proc/{buffer.worker.pid}/mem", os.O_RDWR)
+        byte = os.pread(memory, 1, buffer.address + 777)[0]
+        os.pwrite(memory, bytes([byte ^ 0x40]), buffer.address + 777)
         os.close(memory)
+    return compare(self, phase, seed, size)
+
+Link._compare = poke
 """
 
 
@@ -118,19 +108,41 @@ def test_a_byte_corrupted_at_its_destination_makes_the_row_corrupt(tmp_path: Pat
     assert done.code == 1
 
 
-#: A plugin that ends the target's worker half a second into the first row.
+#: A plugin that ends the target's worker half a second after it was asked to serve the timed transfers of the first
+#: row, which take much longer. It is stopped at once, however, and then only these transfers have a short deadline.
 KILLER = """
 import os, signal, threading
-import pytest
-done = []
+from dataclasses import replace
+from pytest_nixl.measure.link import Link
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+number = signal.{signal}
+timed, done = Link._timed, []
+
+def ended(self, *arguments, **named):
     if not done:
         done.append(1)
-        pid = item.funcargs["nixl_link"].target.worker.pid
-        threading.Timer(0.5, os.kill, (pid, signal.{signal})).start()
-    return (yield)
+        stops, usual = number == signal.SIGSTOP, self._settings
+        changes = {"timeout": 5.0, "duration": 0.5} if stops else {"duration": 30.0}
+        worker = self.target.worker
+        request = worker.request
+
+        def request_and_end(command, **given):
+            pending = request(command, **given)
+            if stops:
+                os.kill(worker.pid, number)
+            else:
+                threading.Timer(0.5, os.kill, (worker.pid, number)).start()
+            return pending
+
+        worker.request = request_and_end
+        self._settings = replace(usual, **changes)
+        try:
+            return timed(self, *arguments, **named)
+        finally:
+            self._settings = usual
+    return timed(self, *arguments, **named)
+
+Link._timed = ended
 """
 
 
@@ -144,10 +156,7 @@ def pytest_runtest_call(item):
 )
 def test_a_worker_that_ends_or_hangs_fails_only_its_row(tmp_path: Path, signal: str, words: str) -> None:
     (tmp_path / "killer.py").write_text(KILLER.replace("{signal}", signal))
-    done = bandwidth(
-        "-p", "killer", "--nixl-op=WRITE", "--nixl-duration=2s", "--nixl-timeout=5s",
-        blocks="64KiB,128KiB", env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    done = bandwidth("-p", "killer", "--nixl-op=WRITE", blocks="64KiB,128KiB", env={"PYTHONPATH": str(tmp_path)})
     assert done.verdicts == {"WRITE 64KiB": "ERROR", "WRITE 128KiB": "PASS"}
     before, after = words.split("{pid}")
     assert before in done.output

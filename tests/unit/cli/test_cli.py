@@ -482,13 +482,13 @@ def test_the_default_profile_is_shown(command: Command) -> None:
 
 def test_the_command_runs_as_a_program_and_reports_a_closed_pipe_in_one_sentence() -> None:
     command = [sys.executable, "-m", "pytest_nixl.cli", "profile", "show", "loopback"]
-    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.startswith(
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.startswith(
         "loopback:"
     )
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=300)
     finally:
         os.close(writer)
     assert ended.returncode == 1

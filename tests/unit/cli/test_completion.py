@@ -54,7 +54,7 @@ def complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...
     def offered(*words: str) -> list[str]:
         done = subprocess.run(
             ["bash", "--norc", "--noprofile", "-c", _COMPLETE, "bash", str(path), "pytest-nixl", *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert done.stderr == ""
         return done.stdout.split()
@@ -163,7 +163,7 @@ def test_fish_completes_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = script("fish", tmp_path, capsys)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {path}; complete -C 'pytest-nixl run --sui'"], capture_output=True,
-        text=True, timeout=120, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("--suite")

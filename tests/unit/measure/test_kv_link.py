@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nixl.core.host_load import own_seconds
 from pytest_nixl.measure.kv_link import KvLink, KvTraffic
 from pytest_nixl.measure.worker_pair import WorkerPair
 from pytest_nixl.model.kv_blocks import BlockOrder, KvLayout
@@ -227,10 +229,13 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
 ) -> None:
     """A stopped target delays one request, and in an open loop all those that should have started meanwhile."""
     link = connect("READ")
-    request, target = link._request, link.target.worker
-    stall, rate, continued = 0.8, 100.0, threading.Event()
+    request, initiator, target = link._request, link.initiator.worker, link.target.worker
+    stall, rate, continued, over = 0.8, 100.0, threading.Event(), threading.Event()
 
-    def go_on() -> None:
+    def go_on(until: float) -> None:
+        # The initiator polls while it waits, so that its processor time shows that its request was stalled.
+        while own_seconds(initiator.pid) < until and not over.is_set():
+            time.sleep(0.01)
         os.kill(target.pid, signal.SIGCONT)
         continued.set()
 
@@ -238,12 +243,13 @@ def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
         if len(draws) == 1:
             return request(requests, draws, traffic)
         os.kill(target.pid, signal.SIGSTOP)
-        timer = threading.Timer(stall, go_on)
-        timer.start()
+        waiting = threading.Thread(target=go_on, args=(own_seconds(initiator.pid) + stall,))
+        waiting.start()
         try:
             return request(requests, draws, traffic)
         finally:
-            timer.join()
+            over.set()
+            waiting.join()
 
     monkeypatch.setattr(link, "_request", stalled)
     samples = link.measure(KvTraffic(1, rate=rate), duration=2.0)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -80,7 +81,8 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
     # UCX over TCP needs the target's progress; the memory copy of one host does not.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp")
-        one = link(make_pairs(timeout=3.0), AgentOptions(progress_thread=progress))
+        one = link(make_pairs(), AgentOptions(progress_thread=progress))
+    one.target.worker.timeout = 3.0  # only of the step that it does not answer
     one.target.worker.signal(signal.SIGSTOP)
     started = time.monotonic()
     with pytest.raises(WorkerHungError, match=r"rank 1 \(target worker, pid \d+\), which was stopped by a signal"):
@@ -93,7 +95,8 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
 def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
     make_pairs: MakePairs, progress: bool
 ) -> None:
-    one = link(make_pairs(timeout=5.0), AgentOptions(progress_thread=progress))
+    one = link(make_pairs(), AgentOptions(progress_thread=progress))
+    one._settings = replace(one._settings, timeout=5.0)  # only of the transfers
     one.initiator.run("helpers.agent_functions:never_progress")
     started = time.monotonic()
     # Both wait for the same time, and either may be the first to report.

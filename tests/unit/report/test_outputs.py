@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import jsonschema
 import pytest
 from helpers.cli_run import ROOT, command, environment, eventually, junit_suite, run
 
-from pytest_nixl.cluster.group import TTL
 from pytest_nixl.cluster.logs import as_told
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
@@ -30,6 +29,7 @@ pytestmark = pytest.mark.long
 CHECKS = """
 import os, pathlib, signal, time
 import pytest
+from pytest_nixl.session.run import RUN
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 
@@ -44,10 +44,15 @@ def test_fails():
     assert "fails" not in os.environ["HOW"], "the planted fault"
 
 @pytest.mark.nixl_check("waits")
-def test_waits():
-    if "waits" in os.environ["HOW"]:
+def test_waits(request):
+    if os.environ["HOW"] == "waits":
         (HERE / "waiting").touch()
-        while not (HERE / "go").exists():
+        time.sleep(300)
+    if os.environ["HOW"] == "lost":
+        ranks = request.config.stash[RUN].rank_session
+        (HERE / "waiting").touch()
+        deadline = time.monotonic() + 240
+        while not ranks.faults and time.monotonic() < deadline:
             time.sleep(0.05)
 """
 
@@ -78,6 +83,10 @@ def test_a_failed_test_is_in_junit_once(tmp_path: Path) -> None:
     assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("3", "1", "0")
 
 
+#: The options of runs of which no rank is to be lost.
+LONG_LEASES = ("-p", "helpers.long_leases")
+
+
 class Ranks:
     """Two ranks on this host that run the checks above."""
 
@@ -90,11 +99,12 @@ class Ranks:
             f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-log-dir={folder}/logs",
             f"--nixl-report={folder}/r.html", f"--junit-xml={folder}/r.xml", *arguments,
         ]  # fmt: skip
+        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
         self.processes = [
             subprocess.Popen(
                 command(str(folder / "test_checks.py"), f"--nixl-rank={rank}", *options),
                 cwd=ROOT,
-                env=environment(HOW=how),
+                env=environment(HOW=how, PYTHONPATH=path),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -104,7 +114,7 @@ class Ranks:
 
     def end(self) -> tuple[list[int], list[str], list[dict[str, Any]]]:
         """Wait until both have ended; return their exit codes, outputs and verdict files."""
-        outputs = [process.communicate(timeout=120)[0] for process in self.processes]
+        outputs = [process.communicate(timeout=400)[0] for process in self.processes]
         paths = [self.folder / "logs" / f"rank-{rank}" / "verdict.json" for rank in range(2)]
         found = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
         return [process.returncode for process in self.processes], outputs, found
@@ -131,7 +141,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("how", "code", "verdict"), [("", 0, "PASS"), ("fails", 1, "FAIL")])
 def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, verdict: str) -> None:
-    codes, outputs, (first, second) = start(how).end()
+    codes, outputs, (first, second) = start(how, *LONG_LEASES).end()
     assert codes == [code, code], outputs
     for each in (first, second):
         jsonschema.validate(each, json.loads(SCHEMA.read_text()), jsonschema.Draft202012Validator)
@@ -148,8 +158,8 @@ def test_every_rank_writes_the_same_verdict(start: Any, how: str, code: int, ver
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 2), (signal.SIGTERM, 143)])
 def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int, code: int) -> None:
-    ranks = start("waits")
-    assert eventually((ranks.folder / "waiting").exists, 60)
+    ranks = start("waits", *LONG_LEASES)
+    assert eventually((ranks.folder / "waiting").exists, 240)
     ranks.processes[0].send_signal(number)
     codes, outputs, found = ranks.end()
     assert codes == [code, code], outputs
@@ -163,11 +173,9 @@ def test_every_rank_reports_that_rank_0_was_interrupted(start: Any, number: int,
 
 
 def test_a_lost_rank_interrupts_the_run(start: Any) -> None:
-    ranks = start("waits")
-    assert eventually((ranks.folder / "waiting").exists, 60)
-    ranks.processes[1].kill()
-    time.sleep(TTL + 2)
-    (ranks.folder / "go").touch()
+    ranks = start("lost")
+    assert eventually((ranks.folder / "waiting").exists, 240)
+    ranks.processes[1].kill()  # the check ends when rank 0 knows of it
     codes, outputs, found = ranks.end()
     assert codes[0] == 1
     said = "INTERRUPTED after 3 of 3 checks: rank 1 on "

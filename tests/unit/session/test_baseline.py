@@ -195,7 +195,7 @@ def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
     script = f'mount -t tmpfs {mount} none {directory} && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *command(BANDWIDTH, "--nixl-blocks=64KiB", *arguments)],
-        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
         check=False,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout)

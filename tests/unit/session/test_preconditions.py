@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import socket
@@ -35,8 +36,8 @@ def ended(done: Finished) -> str:
 def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, ...]) -> None:
     began, worked = time.monotonic(), processor_seconds()
     done = run(*SUITES, *gate, env={"NIXL_ETCD_ENDPOINTS": NOTHING})
-    # CPU time does not depend on contention. The wall-clock limit shows that nothing waits for a deadline.
-    assert processor_seconds() - worked < 10
+    # CPU time depends little on contention. The wall-clock limit shows that nothing waits for a deadline.
+    assert processor_seconds() - worked < 30
     assert time.monotonic() - began < 300
     assert "the check 'etcd-answers' failed, which the profile 'loopback' requires" in ended(done)
     assert ended(done).endswith(f"etcd at {NOTHING}: connection refused, nothing listens there")
@@ -127,10 +128,11 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
         port = held.getsockname()[1]
     options = [*SUITES, f"--nixl-profile={required}", "--nixl-gate", "--nixl-ranks=2", f"--nixl-group=early-{port}",
                f"--nixl-etcd-listen=127.0.0.1:{port}"]  # fmt: skip
-    variables = environment(MASTER_ADDR="127.0.0.1", NIXL_GROUP_TOKEN="test")
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    variables = environment(MASTER_ADDR="127.0.0.1", NIXL_GROUP_TOKEN="test", PYTHONPATH=path)
     ranks = [
         subprocess.Popen(
-            command(*options, f"--nixl-rank={rank}"),
+            command("-p", "helpers.long_leases", *options, f"--nixl-rank={rank}"),
             cwd=ROOT,
             env=variables,
             stdout=subprocess.PIPE,
@@ -139,7 +141,7 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=400)[0] for rank in ranks]
     done = [Finished(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
     assert [each.code for each in done] == [1, 1], "\n".join(each.output for each in done)
     assert "the check 'rdma-devices'" in ended(done[0])
