@@ -62,7 +62,7 @@ def run(
     *arguments: str,
     env: Mapping[str, str] | None = None,
     directory: Path = ROOT,
-    timeout: float = 300,
+    timeout: float = 900,
     quiet: bool = True,
     plugins: Sequence[str] = (),
 ) -> Finished:
@@ -97,8 +97,8 @@ def repeats() -> range:
     return range(int(os.environ.get("PYTEST_NIXL_REPEAT", "1")))
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    """Whether ``condition`` comes true in time."""
+def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
+    """Whether ``condition`` comes true in time, even on a busy machine."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -30,7 +30,7 @@ def publish(
     client.put(f"{namespace}/{name}/{label}", metadata(name) if value is None else value)
 
 
-def bench_rank(client: EtcdClient, group: str, rank: int, seconds: int = 30) -> Lease:
+def bench_rank(client: EtcdClient, group: str, rank: int, seconds: int = 300) -> Lease:
     """Register a rank of nixlbench: its rank key with a lease, then the number of ranks without one."""
     lease = client.lease(seconds)
     client.put(f"xferbench/{group}//rank/{rank}", b"active", lease)

@@ -86,7 +86,7 @@ class RankGroup:
 
     def client(self, rank: int) -> Callable[[], EtcdClient]:
         """Return a function that makes a client of a rank, whose requests are counted."""
-        return lambda: connect(parse_endpoints(self._ways[rank].endpoint))
+        return lambda: connect(parse_endpoints(self._ways[rank].endpoint), timeout=SECONDS)
 
     def _all(self, tasks: Sequence[Callable[[], None]]) -> None:
         for each in [self._pool.submit(task) for task in tasks]:

@@ -16,6 +16,8 @@ from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor
 
 TOKEN = "of this group"
+#: Seconds of a lease, and for each step: a busy machine may stop the threads for many seconds.
+TTL, SECONDS = 20, 60
 
 
 class Two:
@@ -27,14 +29,14 @@ class Two:
         first, second = sorted((place.result() for place in joining), key=lambda place: place.rank)
         self.membership, self.other = first, second
         self.serving: Future[Ending] = pool.submit(serve, second, self._connect, supervisor())
-        self.driver = RankDriver(first, self._connect, timeout=20)
+        self.driver = RankDriver(first, self._connect, timeout=SECONDS)
         self.peer = self.driver.peers[1]
 
     def _connect(self) -> EtcdClient:
         return self._etcd.server.client()
 
     def _join(self) -> Membership:
-        return join(self._connect(), "two", 2, prefix="/test", ttl=3, timeout=20, token=TOKEN)
+        return join(self._connect(), "two", 2, prefix="/test", ttl=TTL, timeout=SECONDS, token=TOKEN)
 
 
 @contextmanager
@@ -45,6 +47,6 @@ def two(etcd: PrivateEtcd) -> Iterator[Two]:
             yield made
         finally:
             made.driver.end(Ending(0))
-            made.serving.exception(timeout=20)
+            made.serving.exception(timeout=SECONDS)
             for membership in (made.other, made.membership):
                 membership.leave()

@@ -39,7 +39,7 @@ def host() -> Iterator[Host]:
         yield made
 
 
-def run_in(host: Host, *arguments: str, timeout: float = 300, **env: str) -> Finished:
+def run_in(host: Host, *arguments: str, timeout: float = 900, **env: str) -> Finished:
     """Run pytest in a host's network namespace."""
     variables = environment(**env)
     done = subprocess.run(

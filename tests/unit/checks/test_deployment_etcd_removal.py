@@ -222,7 +222,7 @@ def test_an_agent_that_may_live_is_kept(
 
 def test_a_living_group_of_pytest_nixl_is_kept(client: EtcdClient) -> None:
     with join(client, "alive", 1, ttl=30) as member:
-        member.barrier(10)
+        member.barrier(60)
         assert look(client, NAMESPACE).dead == []
         member.lease.revoke()
         assert [dead.prefix for dead in look(client, NAMESPACE).dead] == ["/pytest-nixl/groups/alive/"]

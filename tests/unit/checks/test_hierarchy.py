@@ -41,7 +41,7 @@ def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[t
 
 def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket) -> None:
     add_storage(*pair, bucket)
-    legs = move_through(*pair, "UCX", bucket, directory="", seconds=60)
+    legs = move_through(*pair, "UCX", bucket, directory="", seconds=120)
     assert [(leg.name, leg.backend, leg.used, leg.wrong) for leg in legs] == [
         (NAMES[0], "OBJ", "OBJ", None),
         (NAMES[1], "UCX", "UCX", None),
@@ -66,7 +66,7 @@ def test_leg_that_delivers_a_wrong_byte_is_named(
 
     monkeypatch.setattr(Buffer, "read", flipped)
     add_storage(*pair, bucket)
-    judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=60))
+    judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=120))
     assert judged.verdict is Verdict.CORRUPT
     assert f"{NAMES[2]} by POSIX: of {SIZE} bytes the first wrong one is at offset 77" in judged.reason
 

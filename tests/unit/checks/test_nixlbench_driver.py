@@ -38,7 +38,11 @@ pytestmark = pytest.mark.long
 
 ROW = RowKey("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), 64 * KIB)
 #: Seconds within which a death is reported, even on a busy machine that starts four Pythons: nixlbench takes 181.
-AT_ONCE = 60.0
+AT_ONCE = 150.0
+#: Timeout in seconds of a worker's step and of a silent nixlbench, which nothing here should reach.
+SECONDS = 60.0
+#: That of a nixlbench that is silent on purpose: longer than a busy machine needs to start a Python.
+SILENT = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +72,11 @@ def play(program: Path, etcd: EmbeddedServer, client: EtcdClient, monkeypatch: p
     """Return a function that runs the stand-in; afterwards assert that no key and no process is left."""
     tools: list[Tool] = []
 
-    def run(play: str, *, endpoint: str = "", timeout: float = 20.0, more: tuple[str, ...] = (), **env: str) -> Ran:
+    def run(play: str, *, endpoint: str = "", timeout: float = SECONDS, more: tuple[str, ...] = (), **env: str) -> Ran:
         for name, value in {"STANDIN_PLAY": play, **env}.items():
             monkeypatch.setenv(name, value)
         own = own_variables({"nixlbench": str(program)})
-        tools.extend(Tool(LocalHost(supervisor(), rank, own=own), "nixlbench", 20.0) for rank in (0, 1))
+        tools.extend(Tool(LocalHost(supervisor(), rank, own=own), "nixlbench", SECONDS) for rank in (0, 1))
 
         def arguments(meeting: Meeting) -> list[str]:
             return command(ROW, "UCX", meeting, iterations=None, warmup=10, more=more)
@@ -163,17 +167,17 @@ def test_a_target_that_never_registers_is_reported_after_the_timeout(
 ) -> None:
     monkeypatch.setattr(driver, "SLEEPS", 0.0)
     with pytest.raises(NixlbenchError) as raised:
-        play("silent:unregistered", timeout=2.0, STANDIN_FLAG=str(tmp_path / "flag"))
+        play("silent:unregistered", timeout=SILENT, STANDIN_FLAG=str(tmp_path / "flag"))
     reason = raised.value.reason
-    assert " for 2 s, while waiting for the target (nixlbench of rank 1 on " in reason
+    assert " for 6 s, while waiting for the target (nixlbench of rank 1 on " in reason
     assert "to register: the initiator (nixlbench of rank 0 on" in reason
     assert reason.endswith(" is alone")
 
 
 def test_a_silent_rank_is_reported_after_the_timeout(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "SLEEPS", 0.0)
-    with pytest.raises(NixlbenchError, match=" for 2 s, while waiting for the next row"):
-        play("silent:1", timeout=2.0)
+    with pytest.raises(NixlbenchError, match=" for 6 s, while waiting for the next row"):
+        play("silent:1", timeout=SILENT)
 
 
 def test_an_unresolvable_etcd_is_reported_before_the_target_starts(play: Play) -> None:
@@ -201,7 +205,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
         monkeypatch.setattr(etcd_watch, "ANSWER_SECONDS", 4.0)
     server, removals = EmbeddedServer.start(supervisor()), list[Removal]()
     tools = [
-        Tool(LocalHost(supervisor(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", 20.0)
+        Tool(LocalHost(supervisor(), rank, own=own_variables({"nixlbench": str(program)})), "nixlbench", SECONDS)
         for rank in (0, 1)
     ]
     ended_at: list[float] = []
@@ -209,7 +213,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
     def end() -> None:
         with server.client() as other:
             wait_until(lambda: any(key.endswith("/rank/1") for key in other.get_prefix("xferbench/")), 120, "two ranks")
-            time.sleep(1.0)  # the watch has seen them too
+            time.sleep(2.0)  # the watch has seen them too
         ended_at.append(time.monotonic())
         supervisor().signal(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
@@ -222,8 +226,8 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
             )
             with pytest.raises(NixlbenchError) as raised:
                 run_in((tools[0], tools[1]), group, lambda meeting: command(ROW, "UCX", meeting, iterations=None,
-                       warmup=10), {}, 60.0)  # fmt: skip
-            assert time.monotonic() - ended_at[0] < AT_ONCE, "nixlbench is silent for 80 s before that is an error"
+                       warmup=10), {}, 160.0)  # fmt: skip
+            assert time.monotonic() - ended_at[0] < AT_ONCE, "nixlbench is silent for 180 s before that is an error"
         reason = raised.value.reason
         assert reason.startswith("the etcd in which nixlbench's processes meet is gone: ")
         assert server.endpoint in reason
@@ -246,7 +250,7 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
         else:
             supervisor().signal(server.pid, signal.SIGCONT)
         [removal] = removals
-        assert removal.close(30.0)
+        assert removal.close(120.0)
         with server.client() as client:
             assert client.count_prefix("xferbench/") == 0
     finally:

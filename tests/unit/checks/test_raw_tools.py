@@ -190,14 +190,14 @@ def test_a_failed_raw_tool_does_not_decide_about_nixl(tmp_path: Path, more: str,
 
 @pytest.fixture
 def pair() -> Iterator[RawPair]:
-    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 20) as made:
+    with RawPair(UCX_PERFTEST, (LocalHost(supervisor()), LocalHost(supervisor(), 1)), "127.0.0.1", 60) as made:
         yield made
 
 
 def test_a_port_in_use_is_avoided(pair: RawPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in takes the free port before the server can use it."""
     with pair.server.start(["-p", str(port := pair.server.worker.call("free_port"))]) as first:
-        assert first.wait_for("Waiting", 10)
+        assert first.wait_for("Waiting", 60)
         assert first.listens(port)
         call, ports = pair.server.worker.call, iter([port])
 
@@ -214,7 +214,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho no such device\nexit 7\n")
     script.chmod(0o755)
     places = LocalHost(supervisor()), LocalHost(supervisor(), 1, own=own_variables({"ucx_perftest": str(script)}))
-    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 5) as made:
+    with RawPair(UCX_PERFTEST, places, "127.0.0.1", 60) as made:
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 1 on \S+ ended with exit code 7") as caught:
             made.measure(WRITE, 1e8)
     assert "  | no such device" in caught.value.detail

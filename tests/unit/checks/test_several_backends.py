@@ -35,7 +35,7 @@ def pair(make_settings: Callable[..., Settings]) -> Iterator[Pair]:
 
 
 def test_bytes_go_to_an_agent_by_one_backend_and_to_a_file_by_another(pair: Pair) -> None:
-    uses = use_each(*pair, BOTH, directory="", seconds=30)
+    uses = use_each(*pair, BOTH, directory="", seconds=120)
     assert [(each.chosen, each.used, str(each.memory), each.wrong) for each in uses] == [
         ("UCX", "UCX", "DRAM:DRAM", None),
         ("POSIX", "POSIX", "DRAM:FILE", None),
@@ -56,7 +56,7 @@ def test_a_backend_that_cannot_move_the_bytes_is_refused(pair: Pair, monkeypatch
 
     monkeypatch.setattr(NixlAgent, "initialize_xfer", other)
     with pytest.raises(NixlError, match="NIXL_ERR_NOT_FOUND"):
-        use_each(*pair, ["UCX"], directory="", seconds=30)
+        use_each(*pair, ["UCX"], directory="", seconds=120)
 
 
 def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytes
         return "DONE" if self.query_xfer_backend(handle) == "POSIX" else post(self, handle, notification)
 
     monkeypatch.setattr(NixlAgent, "transfer", lost)
-    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=30))
+    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=120))
     assert judged.verdict is Verdict.CORRUPT
     assert judged.reason.startswith(f"an agent with UCX and POSIX: {SIZE} of {SIZE} bytes of DRAM:FILE by POSIX ")
     assert "are wrong, the first at offset 0: expected 0x" in judged.reason
@@ -77,7 +77,7 @@ def test_a_transfer_that_moves_nothing_is_corrupt(pair: Pair, monkeypatch: pytes
 def test_another_backend_than_the_chosen_one_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     # NIXL cannot be made to choose another one: here it says so.
     monkeypatch.setattr(NixlAgent, "query_xfer_backend", lambda *_: "UCX")
-    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=30))
+    judged = judge_uses(use_each(*pair, BOTH, directory="", seconds=120))
     assert judged.verdict is Verdict.FAIL
     assert judged.reason == (
         "an agent with UCX and POSIX: NIXL uses UCX for a transfer DRAM:FILE for which POSIX was chosen"

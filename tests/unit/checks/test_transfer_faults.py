@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -104,7 +105,8 @@ def test_the_death_of_a_target_is_told_and_survived(make: Make, op: str) -> None
 def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
     outcome = make("target-killed", function="never_fail", timeout=20)
     assert outcome.said == "PROC"
-    assert "NIXL did not tell the initiator of the target's death in 1" in judge_faults([outcome]).reason
+    # Ten seconds, and more on a busy machine.
+    assert re.search(r"NIXL did not tell the initiator of the target's death in \d\d s", judge_faults([outcome]).reason)
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ def counted(etcd: Etcd) -> Iterator[tuple[EtcdClient, ProxyClient]]:
     """Yield a client, and the requests that it sends."""
     with EtcdProxy(etcd.url) as path:
         way = path.client()
-        with connect(parse_endpoints(way.endpoint)) as client:
+        with connect(parse_endpoints(way.endpoint), timeout=60) as client:
             yield client, way
 
 
@@ -69,7 +69,7 @@ def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
 
     before = watches() if watched else -1
     wait_until(lambda: watches() > before, 60, "a watch")
-    with connect([etcd.endpoint]) as other:
+    with connect([etcd.endpoint], timeout=60) as other:
         for number in range(5):
             other.put("/other/key", str(number).encode())
         [last] = other.by_creation("/other/key")
@@ -82,7 +82,7 @@ def compact(etcd: Etcd, way: ProxyClient, *, watched: bool = True) -> None:
 def test_mail_arrives_once_after_a_compaction(etcd: Etcd, group: RankGroup) -> None:
     read: list[Message] = []
     failures: list[NixlPluginError] = []
-    with counted(etcd) as (client, way), connect([etcd.endpoint]) as of_rank_0:
+    with counted(etcd) as (client, way), connect([etcd.endpoint], timeout=60) as of_rank_0:
         receiver = Mailbox(
             client, group.members[1], handle=lambda _, message: read.append(message), failed=failures.append
         )
@@ -122,7 +122,11 @@ def join_of(
 def test_ranks_that_wait_meet_after_a_compaction(etcd: Etcd, token: str) -> None:
     """One waits for the other to join, then at a barrier, and each time its watch has fallen behind."""
     said: list[str] = []
-    with counted(etcd) as (client, way), connect([etcd.endpoint]) as of_other, ThreadPoolExecutor(1) as pool:
+    with (
+        counted(etcd) as (client, way),
+        connect([etcd.endpoint], timeout=60) as of_other,
+        ThreadPoolExecutor(1) as pool,
+    ):
         joining = pool.submit(join_of, client, "waiting", token, said.append)
         compact(etcd, way)
         other = join_of(of_other, "waiting", token)
@@ -141,7 +145,11 @@ def test_a_member_that_leaves_while_the_history_is_compacted_is_missed_at_a_barr
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event of its end is compacted away between two watches."""
-    with counted(etcd) as (client, way), connect([etcd.endpoint]) as of_other, ThreadPoolExecutor(1) as pool:
+    with (
+        counted(etcd) as (client, way),
+        connect([etcd.endpoint], timeout=60) as of_other,
+        ThreadPoolExecutor(1) as pool,
+    ):
         joining = pool.submit(join_of, client, "lost")
         other = join_of(of_other, "lost")
         member = joining.result(120)

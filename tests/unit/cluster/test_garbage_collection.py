@@ -20,7 +20,8 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.proxy import EtcdProxy
 
 PREFIX = "/pytest-nixl/groups"
-TTL = 30
+#: Seconds of a lease, and for each step on a busy machine.
+TTL, SECONDS = 30, 60
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def client(etcd: Etcd) -> Iterator[EtcdClient]:
-    with connect([etcd.endpoint]) as opened:
+    with connect([etcd.endpoint], timeout=SECONDS) as opened:
         opened.put("/other/key", b"another's")
         yield opened
         assert opened.get_prefix("") == {"/other/key": b"another's"}
@@ -40,7 +41,7 @@ def client(etcd: Etcd) -> Iterator[EtcdClient]:
 def die(client: EtcdClient, name: str, token: str = "") -> None:
     """Leave the three keys of a group whose members were killed and whose leases have ended."""
     member = join(client, name, 1, ttl=TTL, token=token)
-    member.barrier(10)
+    member.barrier(SECONDS)
     client.put(f"{member.root}kept", b"")
     member.lease.revoke()
     left = [key.removeprefix(member.root) for key in client.get_prefix(member.root)]
@@ -68,7 +69,7 @@ def test_a_group_with_members_is_named_and_kept(client: EtcdClient) -> None:
             cleaned.check()
         assert "group 'alive' " in caught.value.reason
         assert caught.value.reason.endswith(f": node-a (pid {os.getpid()})")
-        member.barrier(10)
+        member.barrier(SECONDS)
 
 
 def test_one_group_is_removed_whatever_its_tokens(client: EtcdClient) -> None:
@@ -114,20 +115,20 @@ def test_a_group_that_gets_a_member_after_it_was_listed_is_kept(client: EtcdClie
     with EtcdProxy(etcd.url) as path, ThreadPoolExecutor() as pool:
         way = path.client()
         way.hold(lambda request: request.writes)
-        with connect(parse_endpoints(way.endpoint)) as slow:
+        with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as slow:
             cleaning = pool.submit(clean, slow)
-            path.wait(lambda: way.held, "the removal", seconds=10)
+            path.wait(lambda: way.held, "the removal", seconds=SECONDS)
             with join(client, "late", 1, ttl=TTL, host="node-a") as member:
                 before = client.get_prefix(PREFIX)
                 way.release()
-                cleaned = cleaning.result(10)
+                cleaned = cleaning.result(SECONDS)
                 assert cleaned.removed == ()
                 [alive] = cleaned.refused
                 assert isinstance(alive, LiveGroup)
                 assert alive.group == "late"
                 assert [claimant.host for claimant in alive.members] == ["node-a"]
                 assert client.get_prefix(PREFIX) == before
-                member.barrier(10)
+                member.barrier(SECONDS)
 
 
 class TestCommand:

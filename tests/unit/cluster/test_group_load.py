@@ -95,7 +95,7 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
 def test_the_bytes_that_etcd_sends_grow_with_the_rosters_alone(etcd: Etcd) -> None:
     """Each rank receives one roster. Nothing else that it receives grows with the number of ranks."""
     rest = {}
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=60) as client:
         for size in SIZES:
             before = client.maintenance.counters()[SENT]
             with rank_group(etcd.url, size) as group:
@@ -128,7 +128,7 @@ def test_the_roster_of_1024_ranks_with_long_names_is_one_value_that_etcd_accepts
     values = GroupValues("/large/", "t")
     value = values.frozen("/large/run/frozen", TTL, [(each.token, each.host, each.pid) for each in members])
     assert len(value) == roster_bytes(LARGE, len(host))
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=60) as client:
         done = client.transaction(txn([], [put("/large/run/frozen", value), get("/large/run/frozen")]))
         item = TransactionResult.of(done).found(1).first
         assert item is not None
@@ -142,7 +142,7 @@ def test_the_model_says_how_many_ranks_a_roster_can_name(etcd: Etcd) -> None:
     most = most_ranks(253)
     assert most > 5 * LARGE
     assert roster_bytes(most, 253) > LARGEST
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=60) as client:
         client.put("/large", b"x" * roster_bytes(most, 253))
         with pytest.raises(EtcdError):
             client.put("/large", b"x" * roster_bytes(most + 8, 253))

@@ -42,7 +42,9 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
 
-TOKEN, TTL = "of this group", 5
+TOKEN = "of this group"
+#: Seconds of a lease, and for each step: a busy machine may stop the threads for many seconds.
+TTL, SECONDS = 20, 60
 ROOT = group_root(PREFIX, "forged", TOKEN)
 #: The value of a member as a rank writes it, but without a seal.
 FAKE = b'{"host": "stranger", "pid": 1, "size": 2, "wanted": 1}'
@@ -57,7 +59,7 @@ def etcd() -> Iterator[Etcd]:
 @pytest.fixture
 def stranger(etcd: Etcd) -> Iterator[EtcdClient]:
     """A client that can write every key but does not have the token. No key is left after the test."""
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=SECONDS) as client:
         yield client
         assert client.get_prefix("/pytest-nixl/") == {}, "the last rank removes the forged keys under its root"
 
@@ -68,14 +70,20 @@ def joined(
     size: int = 2,
     token: str = TOKEN,
     meanwhile: Callable[[], None] = lambda: None,
-    timeout: float = 20,
+    timeout: float = SECONDS,
+    first_timeout: float = SECONDS,
 ) -> Iterator[list[Membership]]:
-    """Yield the members of a group, each with its own client; ``meanwhile`` runs when only the first has registered."""
+    """Yield the members of a group, each with its own client; ``meanwhile`` runs when only the first has registered.
+
+    :param timeout: seconds that a member waits for the others.
+    :param first_timeout: the same for the first member.
+    """
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
+        clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
 
         def one(number: int) -> Membership:
-            return join(clients[number], "forged", size, ttl=TTL, timeout=timeout, token=token, wanted=number, host="h")
+            seconds = timeout if number else first_timeout
+            return join(clients[number], "forged", size, ttl=TTL, timeout=seconds, token=token, wanted=number, host="h")
 
         root = group_root(PREFIX, "forged", token)
         joining = [pool.submit(one, 0)]
@@ -88,7 +96,7 @@ def joined(
 def barrier(members: list[Membership]) -> None:
     """Let all members pass a barrier."""
     with ThreadPoolExecutor() as pool:
-        for passing in [pool.submit(member.barrier, 20) for member in members]:
+        for passing in [pool.submit(member.barrier, SECONDS) for member in members]:
             passing.result()
 
 
@@ -187,20 +195,22 @@ class TestRoster:
             pool = stack.enter_context(ThreadPoolExecutor())
             proxy = stack.enter_context(EtcdProxy(etcd.url))
             slow = proxy.client("slow")
-            clients = [stack.enter_context(connect(parse_endpoints(url))) for url in (slow.endpoint, etcd.url)]
-            joining = pool.submit(join, clients[0], "forged", 2, ttl=TTL, timeout=20, token=TOKEN, wanted=0)
-            proxy.wait(lambda: any(request.method == "Watch" for request in slow.requests), "rank 0", seconds=20)
+            clients = [
+                stack.enter_context(connect(parse_endpoints(url), timeout=SECONDS)) for url in (slow.endpoint, etcd.url)
+            ]
+            joining = pool.submit(join, clients[0], "forged", 2, ttl=TTL, timeout=SECONDS, token=TOKEN, wanted=0)
+            proxy.wait(lambda: any(request.method == "Watch" for request in slow.requests), "rank 0", seconds=SECONDS)
             slow.hold(lambda request: request.method == "Txn")
             stranger.put(f"{ROOT}run/frozen", old)
-            proxy.wait(lambda: slow.held, "rank 0 to read the old roster", seconds=20)
-            last = stack.enter_context(join(clients[1], "forged", 2, ttl=TTL, timeout=20, token=TOKEN, wanted=1))
+            proxy.wait(lambda: slow.held, "rank 0 to read the old roster", seconds=SECONDS)
+            last = stack.enter_context(join(clients[1], "forged", 2, ttl=TTL, timeout=SECONDS, token=TOKEN, wanted=1))
             slow.release()
-            first = stack.enter_context(joining.result(20))
+            first = stack.enter_context(joining.result(SECONDS))
             stranger.put(f"{ROOT}run/frozen", old)
-            early = pool.submit(first.barrier, 20)
+            early = pool.submit(first.barrier, SECONDS)
             wait_until(lambda: stranger.count_prefix(f"{ROOT}arrived/") == 1, "rank 0 at the barrier", seconds=60)
             assert last.members != first.members
-            last.barrier(20)
+            last.barrier(SECONDS)
             early.result()
             assert first.members == last.members
 
@@ -225,13 +235,13 @@ class TestBarrier:
                 stranger.put(f"{here}000007", value)
             for gate in (b"", b'{"passed": 2}', passed.replace(b"1", b"2"), passed):
                 stranger.put(f"{ROOT}run/gate", gate)
-            early = pool.submit(members[0].barrier, 20)
+            early = pool.submit(members[0].barrier, SECONDS)
             wait_until(lambda: stranger.get(f"{here}000000") is not None, "rank 0 at the barrier", seconds=60)
             stranger.put(f"{ROOT}run/gate", b'{"passed": 2}')
             with pytest.raises(TimeoutError):
                 early.result(0.5)
-            members[1].barrier(20)
-            early.result(20)
+            members[1].barrier(SECONDS)
+            early.result(SECONDS)
 
 
 class Posted:
@@ -258,7 +268,7 @@ class TestMessages:
             with ExitStack() as stack:
                 members = stack.enter_context(joined(etcd, 3))
                 barrier(members)
-                clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(3)]
+                clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(3)]
                 boxes = [Posted(client, member) for client, member in zip(clients, members, strict=True)]
                 for box in boxes:
                     stack.callback(box.box.close)
@@ -289,7 +299,7 @@ class TestMessages:
 
     def test_many_pending_messages_are_read_and_deleted(self, etcd: Etcd, stranger: EtcdClient) -> None:
         """There are more messages than etcd accepts operations in one transaction."""
-        with joined(etcd) as members, connect([etcd.endpoint]) as client:
+        with joined(etcd) as members, connect([etcd.endpoint], timeout=SECONDS) as client:
             barrier(members)
             sender = Posted(stranger, members[0])
             for number in range(150):
@@ -310,7 +320,7 @@ class TestMessages:
         self, etcd: Etcd, stranger: EtcdClient, value: bytes
     ) -> None:
         root = group_root(PREFIX, "forged")
-        with joined(etcd, token="") as members, connect([etcd.endpoint]) as client:
+        with joined(etcd, token="") as members, connect([etcd.endpoint], timeout=SECONDS) as client:
             barrier(members)
             posted = Posted(client, members[0])
             sender = Posted(stranger, members[1])
@@ -329,13 +339,13 @@ class TestMessages:
 def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future[Ending], Membership]]:
     """Yield rank 0 as the driver, and the future of rank 1, which serves it."""
     with joined(etcd, token=token) as members, ThreadPoolExecutor() as pool:
-        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint]), supervisor())
-        driver = RankDriver(members[0], lambda: connect([etcd.endpoint]), timeout=20)
+        serving = pool.submit(serve, members[1], lambda: connect([etcd.endpoint], timeout=SECONDS), supervisor())
+        driver = RankDriver(members[0], lambda: connect([etcd.endpoint], timeout=SECONDS), timeout=SECONDS)
         try:
             yield driver, serving, members[0]
         finally:
             driver.end(Ending(3, "the true end"))
-            serving.exception(20)
+            serving.exception(SECONDS)
 
 
 class TestRun:
@@ -349,7 +359,7 @@ class TestRun:
                     stranger.put(f"{to_peer}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
                 for forged in ({"answer": number, "result": 4242}, {"worker": number % 3, "ended": 0}):
                     stranger.put(f"{to_driver}{number:012d}", b"0" * 64 + b" " + json.dumps(forged).encode())
-            worker = driver.peers[1].start("agent", {}, 20)
+            worker = driver.peers[1].start("agent", {}, SECONDS)
             assert worker.pid != 4242
             assert worker.versions["nixl"]
             assert worker.alive
@@ -386,7 +396,7 @@ class TestRun:
 
             peer._send = send
             with pytest.raises(PeerError) as caught:
-                peer.start("agent", {}, 20)
+                peer.start("agent", {}, SECONDS)
             assert "rank 1 on h " in caught.value.reason
             assert f" 'start': it {words}" in caught.value.reason
 
@@ -395,10 +405,10 @@ class TestRun:
             peer = driver.peers[1]
             for name in ("LD_PRELOAD", "PYTHONPATH", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "PYTHONSTARTUP"):
                 with pytest.raises(PeerError, match=f"rank 1 on h refused 'start': .* set {name} "):
-                    peer.start("agent", {name: "/tmp/x"}, 20)
+                    peer.start("agent", {name: "/tmp/x"}, SECONDS)
             with pytest.raises(PeerError, match=r"arguments of 'start': role is '\.\./\.\./x'"):
-                peer.start("../../x", {}, 20)
-            worker = peer.start("agent", {"UCX_TLS": "tcp", "NIXL_PLUGIN_DIR": None}, 20)
+                peer.start("../../x", {}, SECONDS)
+            worker = peer.start("agent", {"UCX_TLS": "tcp", "NIXL_PLUGIN_DIR": None}, SECONDS)
             with pytest.raises(WorkerError):
                 worker.call("run", agent=None, function="os:getpid", arguments={})
             worker.close()
@@ -422,11 +432,13 @@ class TestRun:
         self, etcd: Etcd, stranger: EtcdClient, key: str, value: bytes
     ) -> None:
         root = group_root(PREFIX, "forged")
-        # The rank that does not see the key waits for the other one until the timeout.
-        timeout = 20 if "gate" in key else 1
+        # The rank that does not see the key waits for the other one until the timeout. Only the first rank's error is
+        # looked at: it watches the roster, and reads the members when it stops waiting.
+        timeout = SECONDS if "gate" in key else 1
+        first = 1 if "members" in key else SECONDS
         with (
             pytest.raises(MembershipError) as caught,
-            joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", value), timeout) as members,
+            joined(etcd, 2, "", lambda: stranger.put(f"{root}{key}", value), timeout, first) as members,
         ):
             barrier(members)
         assert caught.value.reason.startswith(f"the key '{root}{key}' ")
@@ -507,7 +519,7 @@ def test_a_run_ends_as_rank_0_says_whatever_another_client_writes(
             )
             for rank in range(2)
         ]  # fmt: skip
-        outputs = [one[0] for one in pool.map(lambda process: process.communicate(timeout=300), started)]
+        outputs = [one[0] for one in pool.map(lambda process: process.communicate(timeout=900), started)]
     assert [process.returncode for process in started] == [code, code], "\n".join(outputs)
     assert writing.written > 20
     assert "all good" not in "".join(outputs)

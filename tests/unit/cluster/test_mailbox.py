@@ -44,7 +44,7 @@ def mailbox(etcd: Etcd, group: RankGroup, rank: int, read: list[Message] | None 
     """Yield the mailbox of a rank. Only with ``read`` it receives messages."""
     failures: list[NixlPluginError] = []
     into: list[Message] = [] if read is None else read
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=60) as client:
         box = Mailbox(
             client,
             group.members[rank],
@@ -70,7 +70,7 @@ def test_messages_to_several_ranks_are_one_request(etcd: Etcd, group: RankGroup)
         box.send(1, line(9))
         assert group.requests() == [2, 0, 0, 0]
         box.close()
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=60) as client:
         mail = client.get_prefix(f"{group.members[0].root}mail/")
     assert [key[-26:] for key in mail] == [
         f"{receiver:06d}/000000/{number:012d}" for receiver, number in ((1, 0), (1, 1), (2, 0), (3, 0))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -37,8 +36,9 @@ from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.watch import Watched
 
-#: Seconds: a lease that does not expire on a busy machine, and a wait that times out.
-TTL, SOON = 5, 0.5
+#: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
+#: for whose end a process waits that comes too late.
+TTL, SECONDS, SOON, SHORT = 20, 60, 0.5, 6
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def client(etcd: Etcd) -> Iterator[EtcdClient]:
-    with connect([etcd.endpoint]) as opened:
+    with connect([etcd.endpoint], timeout=SECONDS) as opened:
         yield opened
         assert opened.get_prefix("/pytest-nixl/") == {}, "every group cleans up after itself"
 
@@ -64,9 +64,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def group(etcd: Etcd, pool: ThreadPoolExecutor, name: str, size: int) -> Iterator[list[Membership]]:
     """Yield the members of a complete group, by rank."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(size)]
+        clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(size)]
         joining = [
-            pool.submit(join, one, name, size, ttl=TTL, timeout=20, host=f"host-{n}") for n, one in enumerate(clients)
+            pool.submit(join, one, name, size, ttl=TTL, timeout=SECONDS, host=f"host-{n}")
+            for n, one in enumerate(clients)
         ]
         members = sorted((stack.enter_context(one.result()) for one in joining), key=lambda member: member.rank)
         yield members
@@ -77,17 +78,17 @@ def claiming(
     etcd: Etcd, pool: ThreadPoolExecutor, name: str, wanted: list[int | None], **options: Any
 ) -> Iterator[list[Future[Membership]]]:
     """Let one process join for each rank in ``wanted``, each from its own host unless the options say otherwise."""
-    options = {"size": len(wanted), "ttl": TTL, "timeout": 20, **options}
+    options = {"size": len(wanted), "ttl": TTL, "timeout": SECONDS, **options}
     with ExitStack() as stack:
         joining = []
         for number, rank in enumerate(wanted):
-            one = stack.enter_context(connect([etcd.endpoint]))
+            one = stack.enter_context(connect([etcd.endpoint], timeout=SECONDS))
             joining.append(pool.submit(join, one, name, wanted=rank, **{"host": f"host-{number}", **options}))
         try:
             yield joining
         finally:
             for registration in joining:
-                if registration.exception(30) is None:
+                if registration.exception(90) is None:
                     registration.result().leave()
 
 
@@ -109,7 +110,7 @@ def test_every_member_gets_a_rank_and_the_same_roster(client: EtcdClient, etcd: 
 
 def test_a_group_of_one_rank(client: EtcdClient) -> None:
     with join(client, "alone", 1, ttl=TTL) as member:
-        member.barrier(5)
+        member.barrier(SECONDS)
         assert (member.rank, member.size) == (0, 1)
 
 
@@ -126,7 +127,7 @@ def test_number_of_requests_does_not_grow_with_the_group(
 ) -> None:
     with EtcdProxy(etcd.url) as path, ExitStack() as stack:
         ways = [path.client() for _ in range(size)]
-        clients = [stack.enter_context(connect(parse_endpoints(way.endpoint))) for way in ways]
+        clients = [stack.enter_context(connect(parse_endpoints(way.endpoint), timeout=SECONDS)) for way in ways]
         ranks = [None if number % 2 else number for number in range(size)]
         joining = [
             pool.submit(join, one, "few", size, ttl=300, timeout=60, wanted=rank, token=token)
@@ -144,11 +145,11 @@ def test_a_barrier_waits_for_the_last_rank(client: EtcdClient, etcd: Etcd, pool:
     with group(etcd, pool, "wait", 3) as members:
         for turn in range(4):
             late = members[turn % 3]
-            early = [pool.submit(member.barrier, 20) for member in members if member is not late]
+            early = [pool.submit(member.barrier, SECONDS) for member in members if member is not late]
             arrived = f"/pytest-nixl/groups/wait/arrived/{turn + 1:06d}/"
             wait_until(partial(_has, client, arrived, 2), "two at the barrier", seconds=60)
             assert not any(one.done() for one in early)
-            late.barrier(20)
+            late.barrier(SECONDS)
             all_done(early)
 
 
@@ -167,21 +168,21 @@ def test_every_member_learns_of_a_member_that_dies_after_the_start(
 ) -> None:
     with group(etcd, pool, "lost", 3) as members:
         all_done([pool.submit(member.barrier, 60) for member in members])
-        waiting = [pool.submit(member.barrier, 20) for member in members[:2]]
+        waiting = [pool.submit(member.barrier, SECONDS) for member in members[:2]]
         members[2].lease.revoke()  # as etcd does when a lease expires
         for one in waiting:
             with pytest.raises(MemberLostError, match=f"group 'lost' .*{_pattern(members[2])}: "):
-                one.result(10)
+                one.result(SECONDS)
         with pytest.raises(LeaseLostError, match=rf"group 'lost' \(rank 2, host-\d, pid {os.getpid()}\)"):
-            members[2].barrier(5)
+            members[2].barrier(SECONDS)
 
 
 def test_a_member_that_leaves_after_a_barrier_is_not_lost(
     client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
 ) -> None:
     def meet_and_leave(member: Membership) -> None:
-        member.barrier(20)
-        member.barrier(20)
+        member.barrier(SECONDS)
+        member.barrier(SECONDS)
         member.leave()
 
     for _ in range(5):
@@ -192,14 +193,14 @@ def test_a_member_that_leaves_after_a_barrier_is_not_lost(
 def test_rank_of_a_member_that_died_before_the_start_is_reassigned(
     client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
 ) -> None:
-    with group(etcd, pool, "again", 2) as members, connect([etcd.endpoint]) as other:
-        waiting = pool.submit(members[0].barrier, 20)
-        taking = pool.submit(join, other, "again", 2, ttl=TTL, timeout=20, host="new-host")
+    with group(etcd, pool, "again", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
+        waiting = pool.submit(members[0].barrier, SECONDS)
+        taking = pool.submit(join, other, "again", 2, ttl=TTL, timeout=SECONDS, host="new-host")
         members[1].lease.revoke()
-        with taking.result(10) as replacement:
+        with taking.result(SECONDS) as replacement:
             assert replacement.rank == 1
-            replacement.barrier(10)
-            waiting.result(10)
+            replacement.barrier(SECONDS)
+            waiting.result(SECONDS)
             assert members[0].members == replacement.members
             assert members[0].members[1].host == "new-host"
 
@@ -207,15 +208,15 @@ def test_rank_of_a_member_that_died_before_the_start_is_reassigned(
 def test_the_last_member_at_the_first_barrier_learns_of_a_reassigned_rank(
     client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
 ) -> None:
-    with group(etcd, pool, "last", 2) as members, connect([etcd.endpoint]) as other:
-        taking = pool.submit(join, other, "last", 2, ttl=TTL, timeout=20, host="new-host")
+    with group(etcd, pool, "last", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
+        taking = pool.submit(join, other, "last", 2, ttl=TTL, timeout=SECONDS, host="new-host")
         members[1].lease.revoke()
-        with taking.result(10) as replacement:
-            waiting = pool.submit(replacement.barrier, 20)
+        with taking.result(SECONDS) as replacement:
+            waiting = pool.submit(replacement.barrier, SECONDS)
             arrived = "/pytest-nixl/groups/last/arrived/000001/"
             wait_until(partial(_has, client, arrived, 1), "one at the barrier", seconds=60)
-            members[0].barrier(10)
-            waiting.result(10)
+            members[0].barrier(SECONDS)
+            waiting.result(SECONDS)
             assert members[0].members == replacement.members
             assert members[0].members[1].host == "new-host"
 
@@ -224,7 +225,7 @@ class TestRefused:
     def test_a_late_process_with_the_names_of_the_members(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint]) as other:
+        with group(etcd, pool, "full", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
             all_done([pool.submit(member.barrier, 60) for member in members])
             with pytest.raises(JoinRefusedError) as caught:
                 join(other, "full", 2, timeout=SOON)
@@ -238,8 +239,8 @@ class TestRefused:
 
     def test_one_process_too_many(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with ExitStack() as stack:
-            clients = [stack.enter_context(connect([etcd.endpoint])) for _ in range(4)]
-            joining = [pool.submit(join, one, "many", 3, ttl=3, timeout=60) for one in clients]
+            clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(4)]
+            joining = [pool.submit(join, one, "many", 3, ttl=SHORT, timeout=60) for one in clients]
             errors = [error for one in joining if (error := one.exception(60)) is not None]
             members = [stack.enter_context(one.result()) for one in joining if one.exception() is None]
             assert [type(error) for error in errors] == [JoinRefusedError]
@@ -271,12 +272,12 @@ def test_a_timeout_names_the_missing_ranks(client: EtcdClient) -> None:
 
 
 def test_a_timeout_names_different_numbers_of_ranks(etcd: Etcd, client: EtcdClient, pool: ThreadPoolExecutor) -> None:
-    with connect([etcd.endpoint]) as other:
-        three = pool.submit(join, other, "sizes", 3, timeout=2)
+    with connect([etcd.endpoint], timeout=SECONDS) as other:
+        three = pool.submit(join, other, "sizes", 3, timeout=6)
         wait_until(lambda: client.count_prefix("/pytest-nixl/groups/sizes/members/"), "the first", seconds=60)
         with pytest.raises(MissingRanksError, match=r"group 'sizes'.* numbers of ranks: 3, 5\n"):
             join(client, "sizes", 5, timeout=SOON)
-        assert isinstance(three.exception(10), MissingRanksError)
+        assert isinstance(three.exception(SECONDS), MissingRanksError)
 
 
 class TestRequestedRanks:
@@ -284,7 +285,7 @@ class TestRequestedRanks:
 
     def test_requested_ranks_are_given(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with claiming(etcd, pool, "kept", [2, 0, 3, 1]) as claims:
-            members = [registration.result(20) for registration in claims]
+            members = [registration.result(SECONDS) for registration in claims]
             assert [member.rank for member in members] == [2, 0, 3, 1]
             [known] = {member.members for member in members}
             assert [(member.rank, member.host) for member in known] == [
@@ -296,7 +297,7 @@ class TestRequestedRanks:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "mixed", [None, 2, None, 0, None]) as claims:
-            members = [registration.result(20) for registration in claims]
+            members = [registration.result(SECONDS) for registration in claims]
             assert (members[1].rank, members[3].rank) == (2, 0)
             created = [item.key.rsplit("/", 1)[1] for item in client.by_creation(f"{members[0].root}members/")]
             others = {member.members[member.rank].token: member.rank for member in (members[0], members[2], members[4])}
@@ -306,7 +307,7 @@ class TestRequestedRanks:
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "twice", [0, 0, 1]) as claims:
-            errors = [registration.exception(20) for registration in claims]
+            errors = [registration.exception(SECONDS) for registration in claims]
         assert [type(error) for error in errors] == [JoinRefusedError] * 3
         [sentence] = {error.reason for error in errors if isinstance(error, JoinRefusedError)}
         one, other = (f"host-{number} (pid {os.getpid()})" for number in (0, 1))
@@ -315,14 +316,14 @@ class TestRequestedRanks:
         assert "--nixl-rank" in str(errors[0])
         assert client.get_prefix("/pytest-nixl/") == {}
         with claiming(etcd, pool, "twice", [0, 2, 1]) as claims:
-            assert [registration.result(20).rank for registration in claims] == [0, 2, 1]
+            assert [registration.result(SECONDS).rank for registration in claims] == [0, 2, 1]
 
     def test_a_rank_outside_the_group_is_refused(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
         with claiming(etcd, pool, "large", [0, 5]) as claims:
             for registration in claims:
-                error = registration.exception(20)
+                error = registration.exception(SECONDS)
                 assert isinstance(error, JoinRefusedError)
                 assert error.reason.startswith("group 'large' cannot start: rank 5")
                 assert f"host-1 (pid {os.getpid()})" in error.reason
@@ -335,9 +336,9 @@ class TestRequestedRanks:
     def test_two_requests_from_one_host_are_refused_if_no_lease_ends(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        with claiming(etcd, pool, "host", [0, 0], ttl=2, host="same") as claims:
+        with claiming(etcd, pool, "host", [0, 0], ttl=SHORT, host="same") as claims:
             for registration in claims:
-                error = registration.exception(20)
+                error = registration.exception(SECONDS)
                 assert isinstance(error, JoinRefusedError)
                 assert "rank 0 " in error.reason
                 assert error.reason.count(f"same (pid {os.getpid()})") == 2
@@ -358,8 +359,8 @@ class TestRequestedRanks:
             wait_until(partial(_has, client, members, 3), "one more", seconds=60)
             client.revoke(first.lease)
             [last] = stack.enter_context(claiming(etcd, pool, "started-again", [2], **options))
-            assert [registration.result(20).rank for registration in (other, again, last)] == [0, 1, 2]
-            assert isinstance(killed.exception(20), LeaseLostError)
+            assert [registration.result(SECONDS).rank for registration in (other, again, last)] == [0, 1, 2]
+            assert isinstance(killed.exception(SECONDS), LeaseLostError)
 
     @pytest.mark.parametrize("nth", [1, 2, 3])
     def test_a_refusal_survives_a_lost_answer(
@@ -370,33 +371,36 @@ class TestRequestedRanks:
             wait_until(partial(_has, client, "/pytest-nixl/groups/answer/members/", 1), "the other", seconds=60)
             way = path.client()
             way.lose_answer(lambda request: request.method == "Txn", nth=nth)
-            with connect(parse_endpoints(way.endpoint)) as losing:
+            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as losing:
                 with pytest.raises(JoinRefusedError, match=r"group 'answer' cannot start: rank 1 .* host-0") as caught:
-                    join(losing, "answer", 2, ttl=TTL, timeout=20, wanted=1, host="host-1")
-            error = other.exception(20)
+                    join(losing, "answer", 2, ttl=TTL, timeout=SECONDS, wanted=1, host="host-1")
+            error = other.exception(SECONDS)
             assert isinstance(error, JoinRefusedError)
             assert error.reason == caught.value.reason
 
     def test_a_free_rank_is_given_only_to_a_process_that_requests_it_or_any(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
-        with claiming(etcd, pool, "place", [0, 1], ttl=2) as claims, connect([etcd.endpoint]) as other:
-            members = [registration.result(20) for registration in claims]
+        with (
+            claiming(etcd, pool, "place", [0, 1], ttl=SHORT) as claims,
+            connect([etcd.endpoint], timeout=SECONDS) as other,
+        ):
+            members = [registration.result(SECONDS) for registration in claims]
             members[1].lease.revoke()
             with pytest.raises(JoinRefusedError, match=f"group 'place' .* rank 0.* {_pattern(members[0])}"):
-                join(other, "place", 2, ttl=TTL, timeout=20, wanted=0)
-            with join(other, "place", 2, ttl=TTL, timeout=20, wanted=1, host="new-host") as replacement:
+                join(other, "place", 2, ttl=TTL, timeout=SECONDS, wanted=0)
+            with join(other, "place", 2, ttl=TTL, timeout=SECONDS, wanted=1, host="new-host") as replacement:
                 assert replacement.rank == 1
-                waiting = pool.submit(members[0].barrier, 20)
-                replacement.barrier(20)
-                waiting.result(20)
+                waiting = pool.submit(members[0].barrier, SECONDS)
+                replacement.barrier(SECONDS)
+                waiting.result(SECONDS)
                 assert members[0].members[1].host == "new-host"
 
     def test_a_key_that_no_rank_wrote_is_named(self, client: EtcdClient) -> None:
         key = f"{group_root(PREFIX, 'strange')}members/stranger"
         client.put(key, b"hello")
         with pytest.raises(MembershipError, match=f"the key '{key}' "):
-            join(client, "strange", 2, ttl=TTL, timeout=5)
+            join(client, "strange", 2, ttl=TTL, timeout=SECONDS)
         assert list(client.get_prefix(group_root(PREFIX, "strange"))) == [key], "the own registration is removed"
         client.delete(key)
 
@@ -412,11 +416,13 @@ class TestRequestedRanks:
         assert caught.value.reason == "group 'earlier' cannot start: why"
         with EtcdProxy(etcd.url) as path:
             way = path.client()
-            with connect(parse_endpoints(way.endpoint)) as late:
-                registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=20)
-                path.wait(lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=10)
+            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as late:
+                registration = pool.submit(join, late, "earlier", 1, ttl=TTL, timeout=SECONDS)
+                path.wait(
+                    lambda: any(request.method == "Watch" for request in way.requests), "it waits", seconds=SECONDS
+                )
                 client.delete(f"{root}members/slow")
-                with registration.result(20) as member:
+                with registration.result(SECONDS) as member:
                     assert member.rank == 0
 
 
@@ -428,7 +434,7 @@ class TestToken:
             groups = [
                 stack.enter_context(claiming(etcd, pool, "same", [None, None], token=token)) for token in ("", "a", "b")
             ]
-            members = [[registration.result(20) for registration in claims] for claims in groups]
+            members = [[registration.result(SECONDS) for registration in claims] for claims in groups]
             roots = [{member.root for member in each} for each in members]
             assert [len(each) for each in roots] == [1, 1, 1]
             assert len(set.union(*roots)) == 3
@@ -491,7 +497,7 @@ class TestWaiting:
             claims += stack.enter_context(claiming(etcd, pool, "say", [1], size=3))
             _wait_for(said, "waiting for rank 2 of group 'say' (2 of 3 ")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [registration.result(20).rank for registration in claims] == [0, 1, 2]
+            assert [registration.result(SECONDS).rank for registration in claims] == [0, 1, 2]
 
     @pytest.mark.usefixtures("often")
     def test_processes_are_named_if_their_ranks_are_not_known(
@@ -505,7 +511,7 @@ class TestWaiting:
             pid = os.getpid()
             _wait_for(said, "waiting for 1 of 3 ranks of group 'say'", f": a (pid {pid}), b (pid {pid})")
             claims += stack.enter_context(claiming(etcd, pool, "say", [2], size=3))
-            assert [registration.result(20).rank for registration in claims] == [1, 0, 2]
+            assert [registration.result(SECONDS).rank for registration in claims] == [1, 0, 2]
 
     @pytest.mark.usefixtures("often")
     def test_missing_ranks_at_a_barrier_are_named(
@@ -513,10 +519,10 @@ class TestWaiting:
     ) -> None:
         said: list[str] = []
         with group(etcd, pool, "say", 2) as members:
-            waiting = pool.submit(members[0].barrier, 20, said.append)
+            waiting = pool.submit(members[0].barrier, SECONDS, said.append)
             _wait_for(said, f"waiting at barrier 1 of group 'say' for {members[0].members[1]}")
-            members[1].barrier(20)
-            waiting.result(20)
+            members[1].barrier(SECONDS)
+            waiting.result(SECONDS)
 
     @pytest.mark.usefixtures("often")
     def test_the_wait_survives_an_etcd_that_does_not_answer(
@@ -525,8 +531,8 @@ class TestWaiting:
         said: list[str] = []
         with EtcdProxy(etcd.url) as path:
             way = path.client()
-            with connect(parse_endpoints(way.endpoint)) as through:
-                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=20, waiting=said.append)
+            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as through:
+                registration = pool.submit(join, through, "say", 2, ttl=30, timeout=SECONDS, waiting=said.append)
                 wait_until(lambda: said, "a sentence", seconds=60)
                 way.cut()
                 before = len(said)
@@ -535,15 +541,15 @@ class TestWaiting:
                 )
                 way.restore()
                 wait_until(lambda: len(said) > before + 1, "another one", seconds=60)
-                with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(20) as member:
-                    assert {member.rank, other.result(20).rank} == {0, 1}
+                with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(SECONDS) as member:
+                    assert {member.rank, other.result(SECONDS).rank} == {0, 1}
 
     def test_no_sentence_and_no_request_in_the_first_seconds(self, client: EtcdClient, etcd: Etcd) -> None:
         said: list[str] = []
         with EtcdProxy(etcd.url) as path:
             way = path.client()
-            with connect(parse_endpoints(way.endpoint)) as through, pytest.raises(MissingRanksError):
-                join(through, "say", 2, ttl=30, timeout=SOON, waiting=said.append)
+            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as through, pytest.raises(MissingRanksError):
+                join(through, "say", 2, ttl=TTL, timeout=2, waiting=said.append)
             methods = [request.method for request in way.requests]
         assert said == []
         # After the timeout: who arrived, which groups have the same name, and the end of the registration.
@@ -597,11 +603,18 @@ class TestWords:
 
 class TestLeases:
     def test_a_lease_is_refreshed(self, client: EtcdClient) -> None:
-        with join(client, "kept", 1, ttl=1) as member:
-            over = time.monotonic() + 2.5
-            while time.monotonic() < over:
-                assert _lives(client, member)
-                member.check()
+        with join(client, "kept", 1, ttl=12) as member:
+            seen: list[int] = []
+
+            def refreshed() -> bool:
+                left = client.time_to_live(member.lease.id)
+                assert left is not None
+                seen.append(left[0])
+                return left[0] > min(seen)
+
+            wait_until(refreshed, "more time than was left before", seconds=60)
+            assert _lives(client, member)
+            member.check()
 
     def test_a_member_stops_before_etcd_ends_its_lease(self, client: EtcdClient, etcd: Etcd) -> None:
         """The member's clock starts when the request is sent, so that its lease expires there first."""
@@ -610,18 +623,18 @@ class TestLeases:
             with connect(parse_endpoints(way.endpoint), timeout=1) as cut_off:
                 member = join(cut_off, "fenced", 1, ttl=2)
                 way.cut()
-                alive_at_fence: list[bool] = []
 
                 def fenced() -> bool:
+                    # Asked first: on a busy machine the lease may end between the two.
+                    lives = _lives(client, member)
                     try:
                         member.check()
                     except LeaseLostError:
-                        alive_at_fence.append(_lives(client, member))
                         return True
+                    assert lives, "etcd has ended the lease, and the member has not noticed"
                     return False
 
                 wait_until(fenced, "the fence", seconds=60)
-                assert alive_at_fence == [True]
                 with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
@@ -631,21 +644,21 @@ class TestLeases:
             pass
 
     def test_no_thread_is_left(self, client: EtcdClient) -> None:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         with join(client, "threads", 1, ttl=TTL):
-            assert threading.active_count() == before + 1
-        assert threading.active_count() == before
+            assert len(set(threading.enumerate()) - before) == 1
+        assert set(threading.enumerate()) <= before
 
 
 class TestWatch:
     def test_nothing_is_missed_when_the_connection_breaks(self, client: EtcdClient, etcd: Etcd) -> None:
         with EtcdProxy(etcd.url) as path:
             way = path.client()
-            with connect(parse_endpoints(way.endpoint)) as watching:
+            with connect(parse_endpoints(way.endpoint), timeout=SECONDS) as watching:
                 revision = int(client.status()["header"]["revision"])
                 client.put("/w/0", b"")
                 seen = []
-                for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=20):
+                for event in watching.watch(Watched("/w/", revision + 1, prefix=True), seconds=SECONDS):
                     seen.append((event.item.key, event.deleted))
                     if len(seen) == 5:
                         break

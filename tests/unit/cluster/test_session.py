@@ -47,17 +47,17 @@ def test_a_row_between_two_ranks_is_measured_like_a_local_row(
 
 def test_a_dead_worker_of_a_peer_is_named_with_its_signal(nixl_private_etcd: PrivateEtcd) -> None:
     with two(nixl_private_etcd) as ranks:
-        worker = ranks.peer.start("agent", {}, 20)
+        worker = ranks.peer.start("agent", {}, 120)
         assert worker.versions["nixl"]
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=rf"rank 1 \(agent worker, pid {worker.pid}\) was ended by SIGKILL"):
-            worker.call("serve", agent=None, patience=10.0)
+            worker.call("serve", agent=None, patience=60.0)
         assert not worker.alive
 
 
 def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd) -> None:
     with two(nixl_private_etcd) as ranks:
-        worker = ranks.peer.start("agent", {}, 20)
+        worker = ranks.peer.start("agent", {}, 120)
         with pytest.raises(WorkerError, match=r"rank 0 .*'run'"):
             worker.call("run", agent=None, function="os:getpid", arguments={})
         with pytest.raises(PeerError, match=r"rank 1 on .* refused 'shell': "):
@@ -69,7 +69,7 @@ def test_peers_end_with_the_exit_code_of_rank_0(nixl_private_etcd: PrivateEtcd) 
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)
         ranks.driver.end(Ending(5, "bad"))
-        assert ranks.serving.result(timeout=20) == Ending(5, "bad")
+        assert ranks.serving.result(timeout=60) == Ending(5, "bad")
 
 
 def test_a_peer_ends_if_rank_0_is_gone(nixl_private_etcd: PrivateEtcd) -> None:
@@ -78,21 +78,21 @@ def test_a_peer_ends_if_rank_0_is_gone(nixl_private_etcd: PrivateEtcd) -> None:
         ranks.driver.close()
         ranks.membership.leave()
         with pytest.raises(MemberLostError, match=r"rank 0 on .* of group 'two' "):
-            ranks.serving.result(timeout=20)
+            ranks.serving.result(timeout=60)
 
 
 def test_rank_0_names_a_lost_peer(nixl_private_etcd: PrivateEtcd) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)
-        worker = ranks.peer.start("agent", {}, 20)
+        worker = ranks.peer.start("agent", {}, 120)
         agent = NixlAgent.within(worker, backends=["UCX"])
         threading.Timer(0.2, ranks.other.leave).start()
         with pytest.raises(WorkerDiedError, match=r"rank 1 \(agent worker, pid \d+\) (has gone with|was ended)"):
-            worker.call("serve", agent=agent.ref, patience=10.0)
+            worker.call("serve", agent=agent.ref, patience=60.0)
         with pytest.raises(MemberLostError, match=r"rank 1 on .* of group 'two' "):
             ranks.peer.ask("state", worker=1)
         ranks.driver.close()
-        ranks.serving.exception(timeout=20)
+        ranks.serving.exception(timeout=60)
 
 
 def test_messages_without_a_seal_are_ignored(nixl_private_etcd: PrivateEtcd) -> None:
@@ -101,7 +101,7 @@ def test_messages_without_a_seal_are_ignored(nixl_private_etcd: PrivateEtcd) -> 
         end = b'{"ask":"end","number":1,"code":0}'
         nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999999", end)
         nixl_private_etcd.client.put(f"{root}mail/000001/000000/999999999998", b"0" * 64 + b" " + end)
-        worker = ranks.peer.start("agent", {}, 20)
+        worker = ranks.peer.start("agent", {}, 120)
         assert worker.versions
         assert not ranks.serving.done()
         worker.close()

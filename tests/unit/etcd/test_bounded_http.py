@@ -29,7 +29,7 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 
 HEADER = {"cluster_id": "1", "member_id": "2", "revision": "3", "raft_term": "4"}
 #: Timeout of a request in seconds, and the time in which a test must end even on a busy machine.
-TIMEOUT, OVER = 0.5, 30.0
+TIMEOUT, OVER = 0.5, 60.0
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def test_a_slow_answer_is_reported_with_its_size_so_far() -> None:
 
 def test_an_answer_that_is_too_large_is_not_read_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "LARGEST_ANSWER", 1 << 20)
-    with serving(ENDLESS["an endless body"]) as endpoint, connect([endpoint]) as client:
+    with serving(ENDLESS["an endless body"]) as endpoint, connect([endpoint], timeout=60) as client:
         with pytest.raises(EtcdError, match="its answer is larger than 1 MiB") as caught:
             client.status()
         assert caught.value.cause == "not-etcd"
@@ -200,11 +200,11 @@ def test_a_malformed_answer_is_reported_in_one_sentence(kind: str, request_name:
 
 
 def test_a_malformed_answer_is_reported_with_the_request() -> None:
-    with serving(MALFORMED["a header only"]) as endpoint, connect([endpoint]) as client:
+    with serving(MALFORMED["a header only"]) as endpoint, connect([endpoint], timeout=60) as client:
         with pytest.raises(EtcdError, match="/v3/lease/grant") as caught:
             client.lease(5)
         assert caught.value.cause == "not-etcd"
-    with serving(MALFORMED["a packed bomb"]) as endpoint, connect([endpoint]) as client:
+    with serving(MALFORMED["a packed bomb"]) as endpoint, connect([endpoint], timeout=60) as client:
         with pytest.raises(EtcdError, match="its answer is compressed"):
             client.get("/a")
 
@@ -223,10 +223,10 @@ def test_the_size_limit_applies_to_each_message_of_a_watch(monkeypatch: pytest.M
     event = {"kv": {"key": "L2E=", "mod_revision": "1", "value": "A" * 4 * (100 << 10)}}
     message = json.dumps({"result": {"header": HEADER, "watch_id": "1", "events": [event]}}).encode() + b"\n"
     whole = STATUS + b"\r\n" + message * 10
-    with serving(lambda: [whole, b"x" * (2 << 20)]) as endpoint, connect([endpoint]) as client:
+    with serving(lambda: [whole, b"x" * (2 << 20)]) as endpoint, connect([endpoint], timeout=60) as client:
         seen = []
         with pytest.raises(EtcdError, match="its answer is larger than 1 MiB"):
-            for one in client.watch(Watched("/a", 1), seconds=30):
+            for one in client.watch(Watched("/a", 1), seconds=60):
                 seen.append(one)
         assert len(seen) == 10
 
@@ -234,7 +234,7 @@ def test_the_size_limit_applies_to_each_message_of_a_watch(monkeypatch: pytest.M
 @pytest.mark.parametrize("token", [None, 5, "", "a\r\nX: y", "a" * 100_000, ["a"]])
 def test_an_invalid_token_is_not_sent(token: object) -> None:
     with serving(plain({"header": HEADER, "token": token})) as endpoint:
-        with connect([endpoint], user="root", password="s3cret") as client:
+        with connect([endpoint], user="root", password="s3cret", timeout=60) as client:
             with pytest.raises(EtcdError, match="/v3/auth/authenticate") as caught:
                 client.get("/a")
             assert "s3cret" not in str(caught.value)

@@ -80,14 +80,14 @@ def test_only_a_repeatable_transaction_is_sent_again(trio: ThreeNodeEtcd) -> Non
     place = (trio.leader() + 1) % 3
     members = [trio.members[place], *(member for member in trio.members if member != trio.members[place])]
     trio.stop(place)
-    with connect(members, timeout=2.0) as client:
+    with connect(members, timeout=5.0) as client:
         with pytest.raises(EtcdError) as caught:
             client.create("/once", b"")
         assert caught.value.cause == "timeout"
         assert caught.value.endpoint == str(trio.members[place])
         # The next request does not ask that member first.
         assert client.create("/twice", b"")
-    with connect(members, timeout=2.0) as client:
+    with connect(members, timeout=5.0) as client:
         assert client.transaction(txn([], [put("/again", b"")]), repeatable=True)
     trio.resume(place)
 

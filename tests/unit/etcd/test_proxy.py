@@ -25,6 +25,9 @@ from pytest_nixl.etcd.proxy import Access, EtcdProxy, ProxyClient, ProxyError, R
 from pytest_nixl.etcd_servers.binary import etcd_binary
 from pytest_nixl.nixl.agent import Agents
 
+#: Seconds for each step on a busy machine.
+SECONDS = 60.0
+
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Etcd]:
@@ -34,7 +37,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def direct(etcd: Etcd) -> Iterator[EtcdClient]:
-    with connect([etcd.endpoint]) as client:
+    with connect([etcd.endpoint], timeout=SECONDS) as client:
         yield client
         client.delete_prefix("/t/")
 
@@ -50,7 +53,7 @@ def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
     """Return a function that makes a client of the gateway through the proxy."""
     made: list[EtcdClient] = []
 
-    def make(client: ProxyClient, timeout: float = 5.0) -> EtcdClient:
+    def make(client: ProxyClient, timeout: float = SECONDS) -> EtcdClient:
         made.append(connect(parse_endpoints(client.endpoint), timeout=timeout))
         return made[-1]
 
@@ -62,10 +65,10 @@ def through(direct: EtcdClient) -> Iterator[Callable[..., EtcdClient]]:
 def etcdctl(client: ProxyClient, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the real etcdctl, which uses gRPC, through the proxy."""
     program = str(Path(etcd_binary()).with_name("etcdctl"))
-    command = [program, f"--endpoints={client.endpoint}", "--command-timeout=5s", *arguments]
+    command = [program, f"--endpoints={client.endpoint}", "--command-timeout=60s", *arguments]
     environment = {**os.environ, "ETCDCTL_API": "3"}
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=20, check=False, input=input
+        command, capture_output=True, text=True, env=environment, timeout=180, check=False, input=input
     )
 
 
@@ -84,23 +87,23 @@ def is_write(request: Request) -> bool:
 
 
 def first_held(path: EtcdProxy, way: ProxyClient) -> tuple[Request, ...]:
-    return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=10)
+    return path.wait(lambda: way.held, f"a request of {way.name} to be held", seconds=SECONDS)
 
 
 def comes_to(path: EtcdProxy, request: Request, state: State) -> None:
-    path.wait(lambda: request.state is state, f"{request} to be {state}", seconds=5)
+    path.wait(lambda: request.state is state, f"{request} to be {state}", seconds=SECONDS)
 
 
 class TestSeen:
     def test_requests_of_the_gateway(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("g")
         client = through(way)
-        lease = client.lease(10)
+        lease = client.lease(60)
         client.put("/t/a", b"1", lease)
         assert client.get("/t/a") == b"1"
         assert client.get_prefix("/t/") == {"/t/a": b"1"}
         assert client.create("/t/b", b"2")
-        assert lease.refresh() == 10
+        assert lease.refresh() == 60
         assert client.delete("/t/b")
         lease.revoke()
         assert methods(way) == [
@@ -145,7 +148,7 @@ class TestSeen:
 
     @staticmethod
     def sees(path: EtcdProxy, way: ProxyClient, process: subprocess.Popen[bytes], direct: EtcdClient) -> None:
-        path.wait(lambda: way.requests, "a watch", seconds=10)
+        path.wait(lambda: way.requests, "a watch", seconds=SECONDS)
         assert [request.label() for request in way.requests] == ["Watch(/t/w)"]
         direct.put("/t/w", b"first")
         assert process.stdout is not None
@@ -201,7 +204,7 @@ class TestHeld:
             client = through(way)
             assert client.get("/t/k") is None  # reads pass
             threads.append(started(partial(client.put, "/t/k", way.name.encode())))
-        path.wait(lambda: all(way.held for way in ways), "both to write", seconds=5)
+        path.wait(lambda: all(way.held for way in ways), "both to write", seconds=SECONDS)
         assert direct.get("/t/k") is None
         [first], [second] = ways[0].held, ways[1].held
         for way, request in ((ways[1], second), (ways[0], first)):
@@ -209,7 +212,7 @@ class TestHeld:
             comes_to(path, request, State.ANSWERED)
         assert direct.get("/t/k") == b"a"
         for thread in threads:
-            thread.join(5)
+            thread.join(SECONDS)
         with pytest.raises(ProxyError, match="a 2: Put"):
             ways[0].release(first)
 
@@ -217,10 +220,10 @@ class TestHeld:
         way = path.client("c")
         way.hold()
         thread = started(lambda: etcdctl(way, "put", "/t/h", "1"))
-        path.wait(lambda: way.held, "the put", seconds=5)
+        path.wait(lambda: way.held, "the put", seconds=SECONDS)
         assert direct.get("/t/h") is None
         way.release()
-        thread.join(5)
+        thread.join(SECONDS)
         assert direct.get("/t/h") == b"1"
         assert etcdctl(way, "get", "/t/h").stdout == "/t/h\n1\n"
 
@@ -238,9 +241,9 @@ class TestHeld:
                 errors.append(error)
 
         thread = started(create)
-        [request] = path.wait(lambda: way.held, "the create", seconds=5)
+        [request] = path.wait(lambda: way.held, "the create", seconds=SECONDS)
         way.drop(request)
-        thread.join(5)
+        thread.join(SECONDS)
         assert errors[0].cause == "closed"
         assert request.state is State.DROPPED
         assert direct.get("/t/d") is None
@@ -270,10 +273,10 @@ class TestHeld:
     def test_a_delayed_request_times_out(self, path: EtcdProxy, through: Callable[..., EtcdClient]) -> None:
         way = path.client("s")
         way.delay(10, is_write)
-        client = through(way, timeout=0.3)
+        client = through(way)
         assert client.get("/t/s") is None
         with pytest.raises(EtcdError, match="timeout"):
-            client.put("/t/s", b"")
+            through(way, timeout=0.3).put("/t/s", b"")
         way.delay(0)
         client.put("/t/s", b"")
 
@@ -297,7 +300,7 @@ class TestLost:
     def test_the_answer_of_a_grpc_request_is_lost(self, path: EtcdProxy, direct: EtcdClient) -> None:
         way = path.client("l")
         way.lose_answer()
-        done = etcdctl(way, "put", "/t/g", "1")
+        done = etcdctl(way, "put", "/t/g", "1", "--command-timeout=5s")
         assert done.returncode != 0
         assert way.requests[0].state is State.ANSWER_LOST
         assert direct.get("/t/g") == b"1"
@@ -343,9 +346,9 @@ class TestCut:
                 errors.append(error)
 
         thread = started(put)
-        [request] = path.wait(lambda: way.held, "the put", seconds=5)
+        [request] = path.wait(lambda: way.held, "the put", seconds=SECONDS)
         way.cut()
-        thread.join(5)
+        thread.join(SECONDS)
         assert errors[0].cause == "closed"
         assert request.state is State.DROPPED
         assert request.sent == 0
@@ -367,11 +370,11 @@ class TestCut:
             os.kill(stopped.pid, signal.SIGSTOP)
             try:
                 thread = started(put)
-                path.wait(lambda: len(way.requests) == 2, "the second put", seconds=30)
+                path.wait(lambda: len(way.requests) == 2, "the second put", seconds=SECONDS)
                 first, second = way.requests
                 assert (first.state, second.state) == (State.ANSWERED, State.SENT)
                 way.cut()
-                thread.join(5)
+                thread.join(SECONDS)
                 assert second.state is State.UNANSWERED
                 assert 0 < first.sent < second.sent
             finally:
@@ -384,7 +387,7 @@ class TestCut:
             client = through(way)
             client.put("/t/c", b"")
             os.kill(dying.pid, signal.SIGKILL)
-            path.wait(lambda: way.connections == 0, "the connections to end", seconds=5)
+            path.wait(lambda: way.connections == 0, "the connections to end", seconds=SECONDS)
             with pytest.raises(EtcdError) as caught:
                 client.get("/t/c")
             assert caught.value.cause == "closed"
@@ -420,7 +423,7 @@ class TestPath:
         for wild in (b"\0\r\n\r\n", preface + b"\0" * 9):
             with socket.create_connection(("127.0.0.1", int(way.endpoint.rsplit(":", 1)[1]))) as connection:
                 connection.sendall(wild)
-                connection.settimeout(5)
+                connection.settimeout(SECONDS)
                 while connection.recv(1000):
                     pass
         assert len(way.broken) == 2
@@ -462,7 +465,7 @@ def test_nixl_agents_work_through_the_proxy(path: EtcdProxy, direct: EtcdClient,
     publisher.send_local_metadata()
     second.hold()
     finder.fetch_remote_metadata("nobody")
-    path.wait(lambda: second.held, "the finder to ask", seconds=10)
+    path.wait(lambda: second.held, "the finder to ask", seconds=SECONDS)
     assert len(first.requests) == before
     assert direct.get(key) is None
     second.release()

@@ -133,7 +133,7 @@ class TestServe:
                     client.put("/x", b"2")
             assert (reading.value.cause, writing.value.cause) == (cause, cause)
         self_made = {"name": "mallory", "password": "m"}
-        assert requests.post(f"{server.endpoint}/v3/auth/user/add", json=self_made, timeout=5).status_code == 400
+        assert requests.post(f"{server.endpoint}/v3/auth/user/add", json=self_made, timeout=60).status_code == 400
         with server.client() as client:
             assert client.get("/x") == b"1"
 
@@ -147,7 +147,7 @@ class TestServe:
             assert client.get("/x") == b"1", "the client gets a token of the new process"
         assert server.endpoint == endpoint
         with pytest.raises(EtcdError) as caught:
-            wait_for_etcd(endpoint, 10)
+            wait_for_etcd(endpoint, 60)
         assert caught.value.cause == "auth-needed"
 
     def test_another_process_of_the_run_can_use_it(self, serve: Serve, own: SupervisorClient) -> None:
@@ -216,7 +216,7 @@ class TestServe:
         server = serve_etcd(own, ListenAddress("localhost", free_ports(1)[0]))
         try:
             assert server.endpoint == f"http://localhost:{server.client_port}"
-            wait_for_etcd(server.endpoint, 10)
+            wait_for_etcd(server.endpoint, 60)
         finally:
             server.discard()
 
@@ -230,16 +230,16 @@ class TestWait:
         def wait() -> None:
             asked.set()
             try:
-                wait_for_etcd(f"http://127.0.0.1:{port}", 30, TOKEN)
+                wait_for_etcd(f"http://127.0.0.1:{port}", 120, TOKEN)
                 outcome.append("in")
             except EtcdError as error:
                 outcome.append(str(error))
 
         other = threading.Thread(target=wait)
         other.start()
-        assert asked.wait(10)
+        assert asked.wait(60)
         serve(TOKEN, port)
-        other.join(40)
+        other.join(180)
         assert outcome == ["in"]
 
     def test_an_etcd_that_never_starts_is_reported_after_the_timeout(self) -> None:
@@ -312,7 +312,7 @@ from pytest_nixl.etcd_servers.rank0 import credentials, wait_for_etcd
 
 url, token = sys.argv[1:]
 try:
-    wait_for_etcd(url, 30, token)
+    wait_for_etcd(url, 80, token)
     with connect(parse_endpoints(url), **credentials(token)) as client:
         client.put("/from", b"another host")
         print(client.get("/from").decode())
@@ -357,7 +357,7 @@ def test_another_host_can_use_it(host: str, token: str) -> None:
         def ask(url: str, with_token: str) -> str:
             command = [*other, sys.executable, "-c", CLIENT, url, with_token]
             return subprocess.run(
-                command, env=environment(), capture_output=True, text=True, timeout=100, check=True
+                command, env=environment(), capture_output=True, text=True, timeout=300, check=True
             ).stdout
 
         serving = subprocess.Popen(
@@ -386,7 +386,7 @@ def test_the_address_of_the_default_route_comes_first() -> None:
         for setup, expected in ((more, "10.98.0.1"), (route, "10.97.0.1")):
             subprocess.run([*one, "sh", "-c", setup], check=True)
             asking = [*one, sys.executable, "-c", script]
-            asked = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+            asked = subprocess.run(asking, env=environment(), capture_output=True, text=True, timeout=300, check=True)
             assert asked.stdout == f"{expected}\n"
 
 

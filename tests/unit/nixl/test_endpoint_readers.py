@@ -86,7 +86,9 @@ def test_the_real_etcdctl_agrees_with_the_model() -> None:
         entries = [entry.at(etcd.endpoint.port, dead) for entry in CORPUS]
 
         def reaches(entry: Entry) -> bool:
-            limits = ("--dial-timeout=1500ms", "--command-timeout=1500ms")
+            # Only what cannot be reached takes the whole time.
+            limit = "60s" if entry.etcdctl else "1500ms"
+            limits = (f"--dial-timeout={limit}", f"--command-timeout={limit}")
             argv = [program, *limits, f"--endpoints={entry.text}", "put", "/corpus", "1"]
             return subprocess.run(argv, capture_output=True, env=environment()).returncode == 0
 

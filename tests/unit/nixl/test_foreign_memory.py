@@ -27,7 +27,7 @@ def run(*prefix: str, **variables: str) -> Finished:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     return Finished(done.returncode, done.stdout)

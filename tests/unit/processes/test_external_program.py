@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         path = tmp_path / "wrapper"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(mode)
-        made.append(Tool(LocalHost(supervisor(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 20))
+        made.append(Tool(LocalHost(supervisor(), 1, own=own_variables({"nixlbench": str(path)})), "nixlbench", 60))
         return made[-1]
 
     yield tool
@@ -44,7 +44,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def children(program: RunningProgram) -> list[int]:
     """Wait until a program prints its own pid and its child's; return both."""
-    assert program.wait_for("\n", 10)
+    assert program.wait_for("\n", 60)
     return [int(pid) for pid in program.output().split()]
 
 
@@ -54,8 +54,8 @@ WITH_A_CHILD = "sleep 300 & echo $$ $!; wait"
 
 def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
     with (
-        Tool(LocalHost(supervisor(), 0), "ucx_perftest", 20) as here,
-        Tool(LocalHost(supervisor(), 1), "ucx_perftest", 20) as there,
+        Tool(LocalHost(supervisor(), 0), "ucx_perftest", 60) as here,
+        Tool(LocalHost(supervisor(), 1), "ucx_perftest", 60) as there,
     ):
         assert here.there
         assert os.path.basename(here.path) == "ucx_perftest"
@@ -64,14 +64,14 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
         port = str(20000 + os.getpid() % 10000)
         with there.start(["-p", port], {"UCX_TLS": "tcp"}) as server:
             # The line comes at once, although the output is not a terminal.
-            assert server.wait_for("Waiting for connection", 10), server.output()
+            assert server.wait_for("Waiting for connection", 60), server.output()
             options = ["127.0.0.1", "-p", port, "-t", "ucp_put_bw", "-s", "4096", "-n", "100", "-w", "10", "-f"]
             with here.start(options, {"UCX_TLS": "tcp"}) as client:
-                said = client.succeed(20)
+                said = client.succeed(60)
                 assert "bandwidth (MB/s)" in said
                 assert client.poll() == 0
                 assert client.output() == said
-            assert server.wait(20) == 0
+            assert server.wait(60) == 0
         assert not running(server.pid)
         for tool in (here, there):
             assert "nixl" not in tool.worker.versions
@@ -81,7 +81,7 @@ def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
 def test_a_failed_program_is_reported_with_rank_and_last_lines(make: Make) -> None:
     tool = make("echo 'one step'; echo 'no such device' >&2; exit 3")
     with pytest.raises(ToolError) as caught:
-        tool.start(["--op", "READ"]).succeed(10)
+        tool.start(["--op", "READ"]).succeed(60)
     host = tool.worker.versions["host"]
     assert caught.value.reason == f"nixlbench of rank 1 on {host} ended with exit code 3"
     assert caught.value.detail == "its last lines:\n  | one step\n  | no such device"
@@ -90,7 +90,7 @@ def test_a_failed_program_is_reported_with_rank_and_last_lines(make: Make) -> No
 
 def test_a_crashed_program_is_reported_with_its_signal(make: Make) -> None:
     with pytest.raises(ToolError, match=r"nixlbench of rank 1 on \S+ was ended by SIGSEGV") as caught:
-        make("kill -SEGV $$").start([]).succeed(10)
+        make("kill -SEGV $$").start([]).succeed(60)
     assert caught.value.detail == "it wrote nothing"
 
 
@@ -107,7 +107,7 @@ def test_a_program_ends_by_a_signal_or_at_the_end_of_its_context(make: Make) -> 
     tool = make("exec sleep 300")
     program = tool.start([])
     program.signal(signal.SIGTERM)
-    assert program.wait(10) == -signal.SIGTERM
+    assert program.wait(60) == -signal.SIGTERM
     with tool.start([]) as program:
         assert program.poll() is None
         assert not program.wait_for("never", 0.05)
@@ -117,7 +117,7 @@ def test_a_program_ends_by_a_signal_or_at_the_end_of_its_context(make: Make) -> 
 def test_children_of_an_ended_program_are_killed(make: Make) -> None:
     program = make("sleep 300 & echo $$ $!").start([])
     pids = children(program)
-    assert program.wait(10) == 0  # although its child holds its output open
+    assert program.wait(60) == 0  # although its child holds its output open
     wait_until(lambda: not any(map(running, pids)), 60, "its child to end")
 
 
@@ -131,7 +131,7 @@ def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
     if how == "killed":
         os.kill(tool.worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"rank 1 \(tool worker, pid \d+\) was ended by SIGKILL"):
-            program.wait(10)
+            program.wait(60)
     else:
         tool.close()
     wait_until(lambda: not any(map(running, pids)), 60, "the program and its child to end")
@@ -139,7 +139,7 @@ def test_a_program_ends_with_its_worker(make: Make, how: str) -> None:
 
 def test_only_the_last_mib_of_output_is_kept(make: Make) -> None:
     program = make("seq 1 400000; echo done").start([])  # 2.7 MB
-    assert program.wait(20) == 0
+    assert program.wait(60) == 0
     said = program.output()
     assert said.endswith("399999\n400000\ndone\n")
     assert len(said) <= 1 << 20
@@ -156,7 +156,7 @@ def test_a_late_reader_gets_the_end_of_the_output() -> None:
 
 def test_a_missing_program_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with Tool(LocalHost(supervisor()), "ucx_perftest", 20) as tool:
+    with Tool(LocalHost(supervisor()), "ucx_perftest", 60) as tool:
         assert not tool.there
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ was not found") as caught:
             tool.start([])
@@ -170,12 +170,12 @@ def test_a_program_that_cannot_be_executed_is_reported(make: Make) -> None:
 
 def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(make: Make) -> None:
     with pytest.raises(WorkerError, match=r"'sh': expected nixlbench, ucx_perftest"):
-        Tool(LocalHost(supervisor()), "sh", 20)
+        Tool(LocalHost(supervisor()), "sh", 60)
     tool = make("echo TLS=$UCX_TLS devices=$UCX_NET_DEVICES")
     for name in ("LD_PRELOAD", "PATH", "NIXL_PLUGIN_DIR", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", variable("nixlbench")):
         with pytest.raises(ToolError, match=f"the variable {name} .* nixlbench"):
             tool.start([], {name: "/tmp/evil"})
-    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).succeed(10) == "TLS=tcp devices=\n"
+    assert tool.start([], {"UCX_TLS": "tcp", "UCX_NET_DEVICES": None}).succeed(60) == "TLS=tcp devices=\n"
 
 
 def test_a_peer_runs_its_own_copy_of_the_program(
@@ -185,17 +185,17 @@ def test_a_peer_runs_its_own_copy_of_the_program(
     evil.write_text("#!/bin/sh\necho evil\n")
     evil.chmod(0o755)
     with two(nixl_private_etcd) as ranks:
-        with Tool(ranks.peer, "ucx_perftest", 20) as tool:
+        with Tool(ranks.peer, "ucx_perftest", 60) as tool:
             program = tool.start(["-h"])
-            assert "Usage: ucx_perftest" in program.output() or program.wait(10) is not None
+            assert "Usage: ucx_perftest" in program.output() or program.wait(60) is not None
             assert "Usage: ucx_perftest" in program.output()
         # Rank 0 cannot choose the program, neither by the variable nor by PATH.
         environment = {variable("nixlbench"): str(evil), "PATH": str(tmp_path)}
         with pytest.raises(PeerError, match=r"may not set (PATH|PYTEST_NIXL_TOOL_NIXLBENCH)"):
-            ranks.peer.start("tool", environment, 20)
-        tool = Tool(ranks.peer, "ucx_perftest", 20)
+            ranks.peer.start("tool", environment, 60)
+        tool = Tool(ranks.peer, "ucx_perftest", 60)
         program = tool.start(["-p", str(30000 + os.getpid() % 10000)])
-        assert program.wait_for("Waiting", 10)
+        assert program.wait_for("Waiting", 60)
         started = time.monotonic()
         program.kill()
         assert time.monotonic() - started < 60
