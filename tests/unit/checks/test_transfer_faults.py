@@ -111,8 +111,11 @@ def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
 
 @pytest.mark.long
 def test_a_nixl_that_tells_of_one_transfer_only_is_caught(make: Make) -> None:
-    outcome = make("target-killed", function="never_fail", told=1)
-    assert outcome.said == "nixlRemoteDisconnectError"
+    for _ in range(10):
+        outcome = make("target-killed", function="never_fail", told=1)
+        assert outcome.said == "nixlRemoteDisconnectError"
+        if outcome.unended:  # more than one transfer was in flight when the target died
+            break
     assert outcome.unended > 0
     assert judge_faults([outcome]).verdict is Verdict.FAIL
 
