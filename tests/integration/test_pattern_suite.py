@@ -111,8 +111,8 @@ def test_without_a_pattern_a_run_of_all_suites_has_no_test_of_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "tests"),
     [
-        ((SUITE,), 3),
-        (("--pyargs", "pytest_nixl.suites.pattern"), 3),
+        ((SUITE,), 4),
+        (("--pyargs", "pytest_nixl.suites.pattern"), 4),
         (("--pyargs", "pytest_nixl.suites.pattern.test_pattern::test_no_flow_starves_beside_the_others"), 1),
     ],
     ids=["path", "package", "module"],
