@@ -18,9 +18,10 @@ import reframe.utility.sanity as sn
 import reframe.utility.typecheck as types
 from reframe.core.builtins import run_before, sanity_function, variable
 
-#: Where rank 0 writes the verdict, in the stage directory.
+#: The file in the stage directory to which rank 0 writes the verdict.
 VERDICT = "verdict.json"
-#: Let rank 0's etcd accept only clients that have this token. The script of the job, which others may read, lacks it.
+#: The secret of all ranks: rank 0's etcd refuses clients without it. The job makes it when it starts, because others
+#: may read the script of the job.
 TOKEN = "export NIXL_GROUP_TOKEN=${NIXL_GROUP_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}"
 
 
@@ -48,7 +49,7 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
 
     @run_before("run")
     def ask_for_the_verdict(self) -> None:
-        """Set the command line of each rank."""
+        """Set the number of ranks, what the job does before them, and the command line of each."""
         self.num_tasks = self.ranks
         self.prerun_cmds = [f"rm -f {VERDICT}"]
         self.executable_opts = [
@@ -62,7 +63,7 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
 
     @sanity_function
     def verdict_is_pass(self) -> Any:
-        """Fail with the verdict and the reason and remedy of each failure."""
+        """Pass if the verdict is PASS and the exit code 0; else fail with the reason and remedy of each failure."""
         sn.evaluate(sn.assert_true(os.path.exists(VERDICT), msg=f"pytest wrote no {VERDICT}: read {self.stdout}"))
         found = _verdict(self.stagedir)
         failures = [
@@ -70,14 +71,16 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
             for result in found["results"]
             if result["outcome"] == "FAIL"
         ]
-        said = "; ".join(filter(None, [found["verdict"], found["text"], *failures]))
+        code = f"exit code {found['exit_code']}"
+        said = "; ".join(filter(None, [found["verdict"], found["text"], *failures, code]))
         return sn.assert_eq((found["verdict"], found["exit_code"]), ("PASS", 0), msg=f"the verdict is {said}")
 
     @run_before("performance")
     def rows_are_figures(self) -> None:
         """Make the bandwidth of each row a performance variable, in GB/s.
 
-        It has the key of the row with ``-`` instead of ``:``, which ReFrame reads as the end of a system's name.
+        The name of the variable is the row key with ``-`` for each ``:``: ReFrame reads ``:`` as the end of a system's
+        name.
         """
         self.perf_variables = {
             row["row"].replace(":", "-"): sn.make_performance_function(sn.defer(row["bandwidth"] / 1e9), "GB/s")

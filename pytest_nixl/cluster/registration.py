@@ -181,9 +181,11 @@ class Registration:
         known: Collection[str] = (),
         tick: Callable[[], None] | None = None,
     ) -> Iterator[WatchEvent]:
-        """Yield events, some of them twice, until the deadline. A compaction by etcd does not end the wait.
+        """Yield events until the deadline. After a compaction by etcd, read the keys and go on.
 
-        :param known: watched keys that exist. After a compaction, those that are gone are reported as deleted.
+        An event may be yielded twice.
+
+        :param known: watched keys that exist now. One that is gone after a compaction is reported as deleted.
         :param tick: called every ``SAID_EVERY`` seconds, and less often with more than 64 ranks.
         :raises LeaseLostError: when the lease has ended.
         """
@@ -192,7 +194,7 @@ class Registration:
         while (left := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
             alive = self._valid_until - time.monotonic()
-            compacted = True
+            compacted = True  # unless the watch ends otherwise
             with anew_if_compacted():
                 for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
                     self.check()
@@ -209,9 +211,10 @@ class Registration:
     def _read_anew(
         self, watched: Sequence[Watched], known: Collection[str], deadline: float
     ) -> tuple[tuple[Watched, ...], list[WatchEvent]]:
-        """Read keys whose history is lost.
+        """Read the watched keys after etcd has compacted their history.
 
-        :returns: what to watch from now on, and the events since the last ones, as far as the keys tell of them.
+        :returns: what to watch from this revision on, and the missed events that the keys still show: the last write
+            of each key, and the deletion of known keys.
         """
         asked = [get_prefix(each.key, keys_only=each.deletions) if each.prefix else get(each.key) for each in watched]
         done = self.transact(txn([], asked), deadline)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a traffic pattern, which a profile may bound: what all flows reach together, and how fairly."""
+"""The figures of a traffic pattern, which a profile may bound: bandwidth, least share and Jain's index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 
 
 def pattern_figures(samples: PatternSamples) -> list[Figure]:
-    """Return the sum of the flows together in bytes per second, the least share that a flow keeps, and Jain's index."""
+    """Return the bandwidth of all flows together in bytes per second, the least share, and Jain's index.
+
+    A share is the bandwidth of a flow beside all others divided by its bandwidth without them.
+    """
     kind = samples.kind
     labels = {"backend": kind.backend, "op": kind.op, "memory": kind.memory, "pattern": kind.pattern_text}
     values = {
@@ -27,9 +30,10 @@ def pattern_figures(samples: PatternSamples) -> list[Figure]:
 def judge_pattern_figures(samples: PatternSamples, record: Callable[[Sequence[Figure]], Judgement]) -> Judgement:
     """Judge the figures of a pattern by a profile's bounds.
 
-    CORRUPT if a byte is wrong, INCONCLUSIVE in place of FAIL if other processes took processor time.
+    CORRUPT if a byte is wrong: nothing is recorded then. INCONCLUSIVE in place of FAIL if other processes used more
+    than :data:`DISTURBED_CORES`.
 
-    :param record: writes figures to the report, and judges them by the bounds.
+    :param record: writes figures to the report, and returns their verdict by the bounds.
     """
     if (corrupt := corrupt_flow(samples)) is not None:
         return corrupt

@@ -169,15 +169,15 @@ _KINDS = (
     ),
     FigureKind(
         "pattern-bandwidth", BANDWIDTH, ("backend", "op", "memory", "pattern"),
-        "the sum of the bandwidth of all flows of a pattern together", _PATTERN,
+        "the sum of the bandwidths of all flows of a pattern at the same time", _PATTERN,
     ),
     FigureKind(
         "pattern-share", COUNT, ("backend", "op", "memory", "pattern"),
-        "the least share of its bandwidth alone that a flow keeps beside all others, from 0 to 1", _PATTERN,
+        "the least share of a flow: its bandwidth beside all others divided by that without them", _PATTERN,
     ),
     FigureKind(
         "pattern-jain", COUNT, ("backend", "op", "memory", "pattern"),
-        "Jain's fairness index of the flows together, from 1/n to 1", _PATTERN,
+        "Jain's fairness index of the flows at the same time, from 1/n to 1", _PATTERN,
     ),
     FigureKind(
         "telemetry-overhead-most", COUNT, ("backend", "exporter"), "the upper end of its 90 % interval", _TELEMETRY
