@@ -35,7 +35,7 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
     profile = variable(str, value="loopback")
     #: ``quick``, ``standard`` or ``extended``.
     level = variable(str, value="standard")
-    #: The number of ranks, one on each node.
+    #: The number of ranks, one on each node. Several need the launcher srun, which passes the token on.
     ranks = variable(int, value=1)
     #: Further options of pytest.
     more = variable(types.List[str], value=[])

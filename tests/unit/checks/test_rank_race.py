@@ -469,6 +469,23 @@ class TestRecorded:
         assert "etcdctl del --prefix xferbench" in remedy_for(outcomes)
 
 
+#: A sitecustomize: the fork server's children do nothing until the fork server has ended.
+FORKS_LATE = """
+import os, time
+
+fork = os.fork
+
+def late():
+    server = os.getpid()
+    pid = fork()
+    while pid == 0 and os.getppid() == server:
+        time.sleep(0.01)
+    return pid
+
+os.fork = late
+"""
+
+
 @pytest.mark.long
 class TestNursery:
     def test_claimants_end_with_it(self) -> None:
@@ -483,16 +500,22 @@ class TestNursery:
         assert waiting.wait_until_ended(60)
         wait_until(lambda: not running(waiting.pid), 60, "the claimant has ended")
 
-    def test_all_processes_end_with_a_killed_parent(self) -> None:
+    @pytest.mark.parametrize("forks_late", [False, True], ids=["", "while a claimant starts"])
+    def test_all_processes_end_with_a_killed_parent(self, tmp_path: Path, forks_late: bool) -> None:
+        if forks_late:  # the child gets no processor time until its parent has ended
+            (tmp_path / "sitecustomize.py").write_text(FORKS_LATE)
         code = (
             "import os, sys, time\n"
             "from pytest_nixl.checks.rank_race.forkserver import ForkServer\n"
             "n = ForkServer()\n"
-            f"c = n.start('{FUNCTIONS}:membership', dict(endpoint='http://127.0.0.1:9', group='/g/', size=2))\n"
+            "c = n.start('helpers.race_functions:asks_for_nothing', dict(endpoint='', group='', size=1))\n"
             "print(n._process.pid, c.pid, flush=True)\n"
             "time.sleep(600)\n"
         )
-        parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
         assert parent.stdout is not None
         pids = [int(word) for word in parent.stdout.readline().split()]
         parent.stdout.close()
