@@ -42,7 +42,9 @@ print(json.dumps(dict(supervisor=own.pid, directory=str(own.directory), mine=min
                       forgotten=forgotten.pid, forked=forked, is_shared=own.shared)), flush=True)
 if how == "wait":
     try:
-        time.sleep(300)
+        # A signal that arrives before a sleep begins does not end it.
+        for _ in range(3000):
+            time.sleep(0.1)
     except KeyboardInterrupt:
         sys.exit(130)
 """
