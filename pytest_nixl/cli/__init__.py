@@ -14,48 +14,32 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import NoReturn
 
-from pytest_nixl.cli import (
-    checks,
-    clean,
-    compare,
-    completion,
-    connector,
-    doctor,
-    endpoint,
-    etcd,
-    facts,
-    findings,
-    history,
-    init,
-    profile,
-    report,
-    run,
-    telemetry,
-)
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.own_version import own_version
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
+#: The subcommands, in the order of the help text. Each is a module of this package.
 COMMANDS = (
-    checks,
-    clean,
-    compare,
-    completion,
-    connector,
-    doctor,
-    endpoint,
-    etcd,
-    facts,
-    findings,
-    history,
-    init,
-    profile,
-    report,
-    run,
-    telemetry,
+    "checks",
+    "clean",
+    "compare",
+    "completion",
+    "connector",
+    "doctor",
+    "endpoint",
+    "etcd",
+    "facts",
+    "findings",
+    "history",
+    "init",
+    "profile",
+    "report",
+    "run",
+    "telemetry",
 )
 
 
@@ -67,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return _refuse("standard output is closed: redirect it to a file, such as >answer.txt")
     try:
-        words, pytest_arguments = run.split(sys.argv[1:] if argv is None else argv)
-        parser = _parser()
+        words, pytest_arguments = _split(sys.argv[1:] if argv is None else argv)
+        parser = _parser(words[0] if words else "")
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
             hint = "; arguments of pytest follow --" if hasattr(arguments, "pytest_arguments") else ""
@@ -120,10 +104,23 @@ class _Parser(argparse.ArgumentParser):
         self.exit(COULD_NOT_RUN, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Separate the arguments of pytest, which follow ``--`` of ``pytest-nixl run``, from ours."""
+    if words and words[0] == "run":
+        from pytest_nixl.cli.run import split
+
+        return split(words)
+    return words, ()
+
+
+def _parser(word: str = "") -> argparse.ArgumentParser:
+    """Return the command's parser, with the subcommand that a word names, or with all if it names none.
+
+    What the others import takes a third of a second. ``completion`` needs the parsers of all.
+    """
     parser = _Parser(prog="pytest-nixl", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"pytest-nixl {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add(commands)
+    for name in (word,) if word in COMMANDS and word != "completion" else COMMANDS:
+        import_module(f"pytest_nixl.cli.{name}").add(commands)
     return parser

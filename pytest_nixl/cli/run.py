@@ -61,10 +61,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments of ``pytest-nixl run`` from those of pytest, which follow ``--``.
 
-    :param words: the command line of ``pytest-nixl``.
-    :returns: the part before ``--``, and the part behind it; all in the first part if another subcommand is named.
+    :param words: the command line of ``pytest-nixl run``.
+    :returns: the part before ``--``, and the part behind it.
     """
-    if words and words[0] == "run" and SEPARATOR in words:
+    if SEPARATOR in words:
         place = list(words).index(SEPARATOR)
         return list(words[:place]), list(words[place + 1 :])
     return list(words), []

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
+_SECTION = ".nv_fatbin"
 _MAGIC = 0xBA55ED50
 _BUNDLE, _PART = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
 _PTX, _CUBIN = 1, 2
@@ -68,13 +72,16 @@ def device_code(path: str) -> DeviceCode | None:
     """Return the CUDA code in a library; None if it contains none.
 
     :raises OSError: the file cannot be read.
-    :raises ValueError: it is not a library, or it is damaged.
+    :raises ValueError: it has CUDA code, or names its section, and is not a library or is damaged.
     """
-    from elftools.elf.elffile import ELFFile
-
     with open(path, "rb") as file:
+        if not _mentions(file, _SECTION):
+            return None
+        # pyelftools takes 0.2 s to import, and most libraries contain no CUDA code.
+        from elftools.elf.elffile import ELFFile
+
         try:
-            section = ELFFile(file).get_section_by_name(".nv_fatbin")
+            section = ELFFile(file).get_section_by_name(_SECTION)
             content = b""
             if section is not None:
                 file.seek(section["sh_offset"])
@@ -86,6 +93,14 @@ def device_code(path: str) -> DeviceCode | None:
         return None
     cubins, ptx = (tuple(sorted(arch for kind, arch in parts if kind == wanted)) for wanted in (_CUBIN, _PTX))
     return DeviceCode(path, cubins, ptx)
+
+
+def _mentions(file: BinaryIO, section: str) -> bool:
+    """Return whether the name of a section is in a file."""
+    if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
+        return False
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(section.encode()) >= 0
 
 
 def _parts(content: bytes) -> Iterator[tuple[int, int]]:

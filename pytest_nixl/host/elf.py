@@ -82,6 +82,24 @@ def read_elf(path: str) -> Elf:
             raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
+@lru_cache(maxsize=16)
+def _structs(kind: str = "", machine: str = "", abi: str = "") -> Any:
+    """Return pyelftools' structures of a kind of file; without arguments, those of its header.
+
+    They are made once for all files: to make them takes longer than to read a library with them.
+
+    :param kind: the header's ``e_type``, ``machine`` its ``e_machine``, and ``abi`` its ``EI_OSABI``.
+    """
+    # pyelftools takes 0.2 s to import, and only the worker that looks for missing libraries needs it.
+    from elftools.elf.structs import ELFStructs
+
+    structs = ELFStructs(little_endian=True, elfclass=64)
+    structs.create_basic_structs()
+    if kind:
+        structs.create_advanced_structs(kind, machine, abi)
+    return structs
+
+
 class _DynamicSection:
     """What the dynamic loader reads of a file, found as the loader finds it: through the segments.
 
@@ -89,13 +107,10 @@ class _DynamicSection:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        # pyelftools takes 0.2 s to import, and only the worker that looks for missing libraries needs it.
-        from elftools.elf.elffile import ELFFile
-
         self._file = file
         self._left = _MOST_ENTRIES
-        self._elf = elf = ELFFile(file)
-        self._structs = elf.structs
+        elf = self._parse(_structs().Elf_Ehdr, 0)
+        self._structs = _structs(elf["e_type"], elf["e_machine"], elf["e_ident"]["EI_OSABI"])
         starts = (elf["e_phoff"] + number * elf["e_phentsize"] for number in range(elf["e_phnum"]))
         self._segments = [self._parse(self._structs.Elf_Phdr, start) for start in starts]
         self._tags: dict[str, list[int]] = {}

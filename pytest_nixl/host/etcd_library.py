@@ -14,7 +14,8 @@ from pytest_nixl.core.errors import NixlPluginError
 #: The variable of a patch of etcd-cpp-apiv3 in some images: if it is 1, gRPC gets addresses that did not resolve.
 PATCH = "ETCD_CPP_API_DISABLE_URI_VALIDATION"
 
-_NAME = "libetcd-cpp-api"
+#: How the name of its file begins.
+NAME = "libetcd-cpp-api"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def loaded_library(pid: int) -> EtcdLibrary | None:
     maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
     for line in maps.splitlines():
         path = line.split(maxsplit=5)[-1].removesuffix(" (deleted)")
-        if Path(path).name.startswith(_NAME):
+        if Path(path).name.startswith(NAME):
             return EtcdLibrary.read(path, Path(f"/proc/{pid}/root"))
     return None
 
@@ -71,7 +72,7 @@ def linked_library(program: str) -> EtcdLibrary | None:
         raise NixlPluginError(
             f"ldd {program} failed: {error}", "install ldd (package libc-bin) and put it on PATH"
         ) from None
-    found = re.search(rf"^\s*({_NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
+    found = re.search(rf"^\s*({NAME}\S*) => (\S+)", done.stdout, re.MULTILINE)
     if found is None:
         return None
     if not found[2].startswith("/"):

@@ -15,8 +15,10 @@ import re
 import signal
 import sys
 import tempfile
+from collections import deque
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytest_nixl.host import elf
 
@@ -25,7 +27,7 @@ PATIENCE = 60
 
 
 def main(libnixl: str, plugins: list[str]) -> None:
-    """Load the plugins one after the other.
+    """Load the plugins, as many at a time as there are cores, and print the results in the order of the plugins.
 
     :param libnixl: the path of NIXL's library; empty to load none.
     :param plugins: the paths of the plugins.
@@ -33,23 +35,33 @@ def main(libnixl: str, plugins: list[str]) -> None:
     # A constructor of a library may print to stdout.
     results = os.dup(1)
     os.dup2(2, 1)
-    for plugin in plugins:
-        # A file, because a process that a plugin leaves behind would keep a pipe open.
-        with tempfile.TemporaryFile() as file:
-            child = os.fork()
-            if child == 0:
-                signal.alarm(PATIENCE)  # the default action ends the process
-                with contextlib.suppress(BaseException):
-                    file.write(json.dumps(load(libnixl, plugin)).encode())
-                    file.flush()
-                os._exit(0)  # no destructor runs: some of them crash
+    waiting = iter(plugins)
+    running = deque(_start(libnixl, plugin) for plugin in islice(waiting, len(os.sched_getaffinity(0))))
+    while running:
+        plugin, child, file = running.popleft()
+        with file:
             _, status = os.waitpid(child, 0)
             file.seek(0)
             answer = file.read()
+        running.extend(_start(libnixl, plugin) for plugin in islice(waiting, 1))
         found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
         missing = missing_libraries(plugin, found["loaded"]) if found["loaded"] else []
         line = {"path": plugin, "error": found["error"], "missing": missing}
         os.write(results, json.dumps(line).encode() + b"\n")
+
+
+def _start(libnixl: str, plugin: str) -> tuple[str, int, BinaryIO]:
+    """Start a process that loads a plugin; return the plugin, the process's id and the file of its answer."""
+    # A file, because a process that a plugin leaves behind would keep a pipe open.
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE)  # the default action ends the process
+        with contextlib.suppress(BaseException):
+            file.write(json.dumps(load(libnixl, plugin)).encode())
+            file.flush()
+        os._exit(0)  # no destructor runs: some of them crash
+    return plugin, child, file
 
 
 def load(libnixl: str, plugin: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.fact import Fact
+from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import FactsRoot
 
 if TYPE_CHECKING:
@@ -216,7 +217,6 @@ def _efa_installer(root: FactsRoot) -> Fact[str]:
 
 
 def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
-    from pytest_nixl.host.worker_probe import etcd_client
     from pytest_nixl.nixl.agent import NixlAgent
     from pytest_nixl.processes.hosts import LocalHost
     from pytest_nixl.processes.supervisor import supervisor
@@ -252,22 +252,21 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
     finally:
         worker.kill()
     client = etcd_client(found.get("libraries", []))
+    library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in found["backends"]:
         found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
-    return {**found, "etcd_client": client, "unused": unused_variables(worker.output())}
+    return {**found, "etcd_client": library, "unused": unused_variables(worker.output())}
 
 
 def _run(agent: NixlAgent, found: dict[str, Any], function: str, **arguments: Any) -> Any:
-    """Call a function of ``inside`` in the worker, and keep its list of loaded libraries in case the worker dies."""
-    from pytest_nixl.host.worker_probe import loaded
-
+    """Call a function of ``worker_probe`` in the worker, and keep the list of its loaded libraries in case it dies."""
     worker = agent.worker
     pending = worker.request(
         "run", agent=agent.ref, function=f"pytest_nixl.host.worker_probe:{function}", arguments=arguments
     )
     maps, hurried = Path(f"/proc/{worker.pid}/maps"), False
     while not select.select([worker], [], [], 0.1)[0] and time.monotonic() < pending.deadline:
-        found["libraries"] = loaded(maps.read_text()) or found.get("libraries", [])
+        found["libraries"] = libraries_of_nixl(maps.read_text()) or found.get("libraries", [])
         if two_of_ucx(found["libraries"]) and not hurried:
             # Two copies of UCX usually hang the worker.
             hurried, pending.deadline = True, min(pending.deadline, time.monotonic() + _PATIENCE_WITH_TWO)

@@ -13,16 +13,11 @@ from typing import Any
 from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
+from pytest_nixl.host.process_maps import libraries_of_nixl
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
-#: NIXL's libraries and those that it uses for transfers.
-_OURS = re.compile(
-    r"lib(?:nixl|plugin_|uc[pstm]|fabric|ibverbs|mlx5|efa|rdmacm|nl-|etcd-cpp|cuda|cudart|gdrapi|hwloc|grpc\+\+|nvidia-ml)"
-)
-#: A text that only a patched client library of etcd contains, which skips the validation of addresses.
-PATCH = b"ETCD_CPP_API_DISABLE_URI_VALIDATION"
 _NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
 
 
@@ -32,7 +27,7 @@ def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
     :param agent: the raw NIXL agent.
     :param plugins: the plugin files of the backends that were created.
     """
-    files = loaded(_maps())
+    files = libraries_of_nixl(_maps())
     return {
         "plugins": list(agent.get_plugin_list()),
         "libraries": files,
@@ -42,15 +37,6 @@ def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
         "advertised": _advertised(agent),
         "ucx": ucx_version(),
     }
-
-
-def loaded(maps: str) -> list[str]:
-    """Return the loaded libraries that NIXL uses.
-
-    :param maps: the content of the process's ``/proc/PID/maps``.
-    """
-    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line)
-    return [path for path in paths if path.startswith("/") and _OURS.match(os.path.basename(path))]
 
 
 def _maps() -> str:
@@ -76,12 +62,12 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
     if plugin is not None:
         # The plugin can use libraries that the worker has already loaded, whatever their folder.
         lacking = elf.missing(
-            plugin, os.environ, [*loaded(_maps()), *(v for v in versions.values() if v.startswith("/"))]
+            plugin, os.environ, [*libraries_of_nixl(_maps()), *(v for v in versions.values() if v.startswith("/"))]
         )
         found["missing"] = [
             {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
         ]
-    return {"backend": found, "libraries": loaded(_maps())}
+    return {"backend": found, "libraries": libraries_of_nixl(_maps())}
 
 
 def make(agent: Any, name: str) -> dict[str, Any]:
@@ -160,12 +146,3 @@ def _advertised(agent: Any) -> list[str]:
         return []
     texts = [text.partition("/")[0] for listed in ask_addresses().values() for text in listed]
     return [text for text in texts if ":" not in text and socket.inet_aton(text) in metadata]
-
-
-def etcd_client(files: list[str]) -> dict[str, Any]:
-    """Return the path of etcd's client library among loaded libraries, and whether it is patched.
-
-    :param files: the paths of the loaded libraries.
-    """
-    path = next((file for file in files if os.path.basename(file).startswith("libetcd-cpp-api")), None)
-    return {"path": path or "", "patched": path is not None and PATCH in Path(path).read_bytes()}

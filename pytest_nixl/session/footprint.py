@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pytest_nixl.core.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -56,6 +54,8 @@ def refuse_footprint(settings: Settings) -> None:
     size = settings.footprint
     if size is None:
         return
+    import pytest
+
     from pytest_nixl.nixl.backends import BACKENDS
 
     given = f"--nixl-footprint={format_size(size)}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of all options: flag, ini name, environment variables and accepted form.
 
-pytest reads it in every project in which the plugin is installed, so this module imports little. The parsers of the
-values are in :mod:`~pytest_nixl.session.parsers`.
+pytest reads it in every project in which the plugin is installed, and ``pytest-nixl`` without pytest, so this module
+imports little. The parsers of the values are in :mod:`~pytest_nixl.session.parsers`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.forms import (
     AGENTS_FORM,
@@ -36,6 +34,9 @@ from pytest_nixl.core.forms import (
     THREADS_FORM,
     TIME_FORM,
 )
+
+if TYPE_CHECKING:
+    import pytest
 
 ETCD_SERVERS = ("auto", "external", "container", "embedded")
 DEFAULT_ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.18"
@@ -277,6 +278,8 @@ def join_flags(words: list[str]) -> None:
     :param words: the command line.
     :raises pytest.UsageError: if no value follows the option.
     """
+    import pytest
+
     place = 0
     while place < len(words) and words[place] != "--":
         if words[place] == TAKES_FLAGS:

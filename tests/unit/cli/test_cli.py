@@ -78,7 +78,7 @@ class Command:
         def found(name: str) -> Profile:
             return replace(load_profile(name), machine=machine)
 
-        self._monkeypatch.setattr(cli.profile, "load_profile", found)
+        self._monkeypatch.setattr("pytest_nixl.cli.profile.load_profile", found)
 
     def file(self, name: str, text: str) -> str:
         path = self.folder / name

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 import re
 import select
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.needs import need_programs
 from helpers.terminal_screen import open_terminal
 
 from pytest_nixl import cli
@@ -19,7 +19,7 @@ from pytest_nixl.judge.profiles import bundled_profiles
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.session.suites import checks_of_suites
 
-COMMANDS = {command.__name__.rpartition(".")[2] for command in cli.COMMANDS}
+COMMANDS = set(cli.COMMANDS)
 #: Completes the words after the name of the script; the last one is the word at the cursor.
 _COMPLETE = """
 source "$1"
@@ -29,14 +29,6 @@ COMP_CWORD=$(($# - 1))
 _pytest_nixl
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-
-
-def needs(shell: str) -> None:
-    """Skip where a shell is not installed, and fail in CI, where it can be."""
-    if shutil.which(shell) is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and this test needs {shell}")
-        pytest.skip(f"needs {shell}")
 
 
 def script(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
@@ -113,7 +105,7 @@ def test_bash_offers_every_option_of_every_parser(complete: Callable[..., list[s
 def test_an_interactive_shell_completes_a_word(
     shell: tuple[str, ...], before: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs(shell[0])
+    need_programs(shell[0])
     path = script(shell[0], tmp_path, capsys)
     ours, theirs = open_terminal()
     env = {"PATH": os.environ["PATH"], "TERM": "dumb", "PS1": "type> ", "HOME": str(tmp_path), "INPUTRC": "/dev/null"}
@@ -159,7 +151,7 @@ def test_fish_gets_every_subcommand_and_option_once(tmp_path: Path, capsys: pyte
 
 
 def test_fish_completes_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    needs("fish")
+    need_programs("fish")
     path = script("fish", tmp_path, capsys)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {path}; complete -C 'pytest-nixl run --sui'"], capture_output=True,

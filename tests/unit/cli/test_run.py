@@ -190,6 +190,6 @@ def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.C
 def test_a_package_without_suites_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.run, "checks_of_suites", dict)
+    monkeypatch.setattr("pytest_nixl.cli.run.checks_of_suites", dict)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 2
     assert "install pytest-nixl whole, or run this command in a clone" in capsys.readouterr().err

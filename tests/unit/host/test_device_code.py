@@ -76,7 +76,7 @@ def test_damaged_code_ends(tmp_path: Path) -> None:
 
 
 def test_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "lib.so").write_text("no library")
+    (tmp_path / "lib.so").write_text("no library, but .nv_fatbin")
     with pytest.raises(ValueError, match="is damaged"):
         device_code(str(tmp_path / "lib.so"))
 
