@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
 from helpers.cli_run import environment, eventually
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network
+from helpers.needs import need_programs
 
 from pytest_nixl.etcd_servers.binary import etcd_binary
 
@@ -63,12 +61,7 @@ def keys(host: Host) -> list[str]:
 
 def require_slurm() -> None:
     """Skip the test if Slurm is not installed; fail in CI, where it can be installed."""
-    missing = [name for name in ("slurmctld", "slurmd", "srun", "sinfo") if shutil.which(name) is None]
-    if missing:
-        why = f"needs {', '.join(missing)} (Debian: slurmctld slurmd slurm-client)"
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and this test {why}")
-        pytest.skip(f"this test {why}")
+    need_programs("slurmctld", "slurmd", "srun", "sinfo", packages="slurmctld slurmd slurm-client")
 
 
 class Slurm:

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from helpers.needs import program
 
 #: What a browser asks of its maker for itself is not asked by the page.
 _QUIET = (
@@ -30,12 +28,7 @@ class Opened:
 
 def chromium() -> str:
     """Return the browser; skip where there is none, and fail in CI, where it can be installed."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI is set, and this test needs a browser (Debian: chromium)")
-        pytest.skip("needs a browser (Debian: chromium)")
-    return found
+    return program("chromium", "chromium-browser", "google-chrome")
 
 
 def open_page(page: Path, scratch: Path, *options: str) -> Opened:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 
+from helpers.needs import program
 from pytest_nixl.core.polling import wait_until
 
 #: Long enough for a machine on which other tests use every core.
@@ -22,22 +21,11 @@ SECONDS = 240.0
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 
 
-def program(name: str) -> str:
-    """Return a program's path. If it is not installed, skip the test; in CI, where it can be installed, fail it."""
-    found = shutil.which(name)
-    if found is None:
-        package = "prometheus" if name == "promtool" else name
-        if os.environ.get("CI"):
-            pytest.fail(f"CI is set, and this test needs {name} (Debian: {package})")
-        pytest.skip(f"needs {name} (Debian: {package})")
-    return found
-
-
 def promtool(*words: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
     """Run promtool with ``text`` as its input; its two outputs are one."""
     return subprocess.run(
-        [program("promtool"), *map(str, words)], input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=SECONDS, check=False,
+        [program("promtool", package="prometheus"), *map(str, words)], input=text, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from helpers.cli_run import ROOT, eventually
+from helpers.needs import lack, need_programs
 
 _TOOLS = ("hostname", "ip", "nsenter", "setpriv", "ss", "tc", "unshare")
 #: What a command is started with to be killed when the thread that starts it ends.
@@ -25,20 +22,10 @@ OWN_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/proc/stat")
 
 def require_tools() -> None:
     """Skip where hosts cannot be made; in CI, where what is missing can be installed, fail."""
-    missing = [name for name in _TOOLS if shutil.which(name) is None]
-    why = ""
-    if os.geteuid():
-        why = "needs root, to make network namespaces"
-    elif missing:
-        why = f"needs {', '.join(missing)} (Debian: hostname iproute2 util-linux)"
-    else:
-        made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-        if made.returncode:
-            why = f"needs network namespaces: {made.stderr.strip()}"
-    if why and os.environ.get("CI"):
-        pytest.fail(f"CI is set, and this test {why}")
-    if why:
-        pytest.skip(f"this test {why}")
+    need_programs(*_TOOLS, packages="hostname iproute2 util-linux", root=True)
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    if made.returncode:
+        lack(f"network namespaces: {made.stderr.strip()}")
 
 
 class Host:

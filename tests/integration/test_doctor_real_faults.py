@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, environment
+from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
 
@@ -52,16 +52,6 @@ def doctor(*arguments: str, prefix: Sequence[str] = (), **changes: str) -> Seen:
     return Seen(done.returncode, {one["id"]: (one["verdict"], one["reason"], one["remedy"]) for one in found})
 
 
-def needs(*programs: str, root: bool = False) -> None:
-    """Skip the test if a program or the right to cause the fault is missing; in CI, fail it."""
-    lacking = [name for name in programs if shutil.which(name) is None]
-    why = f"needs {', '.join(lacking)}" if lacking else "needs root" if root and os.geteuid() else ""
-    if why and os.environ.get("CI"):
-        pytest.fail(f"CI is set, and this test {why}")
-    if why:
-        pytest.skip(f"this test {why}")
-
-
 @pytest.fixture(scope="module")
 def plugins() -> Path:
     """Return the folder of NIXL's plugins, found from the libraries of a process that loaded NIXL."""
@@ -90,7 +80,7 @@ def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path:
 
 
 def test_libfabric_without_the_symbol_versions_of_the_plugin_is_reported(tmp_path: Path) -> None:
-    needs("gcc")
+    need_programs("gcc")
     (tmp_path / "fabric.c").write_text("int fi_getinfo(void) { return -1; }\n")
     (tmp_path / "versions").write_text("FABRIC_1.0 { global: fi_getinfo; };\n")
     library = tmp_path / "libfabric.so.1"
@@ -111,7 +101,7 @@ def test_missing_libraries_of_libfabric_are_listed_and_those_of_the_driver_are_n
 
 
 def test_locked_memory_of_64_kib_is_reported() -> None:
-    needs("prlimit", "setpriv", root=True)
+    need_programs("prlimit", "setpriv", root=True)
     # With this capability root may exceed the limit.
     without = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]
     prefix = ["prlimit", "--memlock=65536:65536", *without]
@@ -121,7 +111,7 @@ def test_locked_memory_of_64_kib_is_reported() -> None:
 
 
 def test_dev_shm_of_64_mib_is_reported() -> None:
-    needs("unshare", root=True)
+    need_programs("unshare", root=True)
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", script, "-"]
     assert doctor("--profile=p5.48xlarge", prefix=prefix).failed("shm", "/dev/shm", "64 MiB")
@@ -145,7 +135,7 @@ exec "$@"
 
 
 def network(setup: str) -> list[str]:
-    needs("unshare", "ip", root=True)
+    need_programs("unshare", "ip", root=True)
     return ["unshare", "--net", "--mount", "sh", "-c", NETWORK.format(setup=setup), "-"]
 
 
@@ -254,7 +244,7 @@ def test_nixl_without_plugins_is_reported(tmp_path: Path) -> None:
 
 
 def test_plugin_that_crashes_does_not_crash_the_doctor(tmp_path: Path) -> None:
-    needs("gcc")
+    need_programs("gcc")
     (tmp_path / "crash.c").write_text(
         "#include <stdlib.h>\n__attribute__((constructor)) static void crash(void) { abort(); }\n"
     )
@@ -281,7 +271,7 @@ def test_missing_device_and_provider_are_reported() -> None:
 
 
 def test_nixlbench_whose_library_is_missing_is_reported(tmp_path: Path) -> None:
-    needs("gcc")
+    need_programs("gcc")
     (tmp_path / "gflags.c").write_text("int gflags(void) { return 0; }\n")
     (tmp_path / "bench.c").write_text("int gflags(void); int main(void) { return gflags(); }\n")
     library, program = tmp_path / "libgflags.so.2.1", tmp_path / "nixlbench"

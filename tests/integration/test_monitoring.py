@@ -23,7 +23,8 @@ import yaml
 from helpers.cli_run import ROOT, environment
 from helpers.doc_blocks import blocks
 from helpers.metrics_server import metrics_server
-from helpers.monitoring import SECONDS, Prometheus, program, prometheus, promtool, pushgateway
+from helpers.monitoring import SECONDS, Prometheus, prometheus, promtool, pushgateway
+from helpers.needs import program
 from helpers.records import key, record
 
 from pytest_nixl.judge.run_comparison import compare_runs

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from helpers.cli_run import ROOT
 from helpers.kubernetes_rules import Manifest, Pod, complaints, pods_of
+from helpers.needs import program
 from helpers.shipped_commands import Command, shipped
 
 OVERLAYS = ROOT / "deploy" / "overlays"
@@ -28,20 +29,10 @@ WAIT = ROOT / "deploy" / "kubernetes" / "wait.sh"
 SECONDS = 240
 
 
-def kubectl() -> str:
-    """Return the program. If it is not installed, skip the test; in CI, which gets it, fail it."""
-    found = shutil.which("kubectl")
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("CI is set, and this test needs kubectl")
-        pytest.skip("needs kubectl")
-    return found
-
-
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
     """Build an overlay as ``kubectl apply -k`` does."""
     return subprocess.run(
-        [kubectl(), "kustomize", str(folder)], capture_output=True, text=True, timeout=SECONDS, check=False
+        [program("kubectl"), "kustomize", str(folder)], capture_output=True, text=True, timeout=SECONDS, check=False
     )
 
 
@@ -220,7 +211,7 @@ class TestWait:
     def test_it_ends_when_the_run_has_ended(
         self, tmp_path: Path, answers: list[list[str] | None], code: int, words: str
     ) -> None:
-        kubectl()
+        program("kubectl")
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         env = {**kept, "INTERVAL": "0", "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
         with api_server(answers) as url:

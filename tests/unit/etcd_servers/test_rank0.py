@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import requests
 from helpers.etcd import environment, separate_supervisor
+from helpers.needs import need_programs
 
 from pytest_nixl.cluster.etcd_address import find_etcd
 from pytest_nixl.cluster.launchers import LauncherPlacement
@@ -325,12 +324,7 @@ HOLD = "ip link set lo up && echo up && exec sleep infinity"
 @contextmanager
 def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
     """Yield command prefixes that run a command on 10.98.0.1 and on 10.98.0.2, two connected network namespaces."""
-    missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
-    why = f"needs {', '.join(missing)}" if missing else "needs root, to make network namespaces" if os.geteuid() else ""
-    if why and os.environ.get("CI"):
-        pytest.fail(f"CI is set, and this test {why}")
-    if why:
-        pytest.skip(f"this test {why}")
+    need_programs("ip", "nsenter", "setpriv", "unshare", root=True)
     with ExitStack() as stack:
         holders = []
         for _ in range(2):

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.needs import program
 
 from pytest_nixl.host.elf import dependencies, missing, read_elf
 
@@ -40,11 +40,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def gcc() -> str:
-    found = shutil.which("gcc")
-    if found is None:
-        assert not os.environ.get("CI"), "CI is set, and this test needs gcc"
-        pytest.skip("this test needs gcc")
-    return found
+    return program("gcc")
 
 
 def build(gcc: str, library: Path, kind: str, *needs: Path, folders: str = "") -> Path:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.needs import need_programs
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
@@ -31,9 +31,7 @@ def ask(**changes: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if shutil.which("gcc") is None:
-        assert not os.environ.get("CI"), "CI is set, and this test needs gcc"
-        pytest.skip("this test needs gcc")
+    need_programs("gcc")
     folder = tmp_path_factory.mktemp("nvml")
     source = Path(__file__).parents[2] / "nvml" / "stub.c"
     library = folder / "libnvidia-ml.so.1"

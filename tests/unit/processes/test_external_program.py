@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.etcd import running, wait_until
+from helpers.needs import need_programs
 from helpers.two_ranks import two
 
 from pytest_nixl.cluster.peer_client import PeerError
@@ -53,11 +54,12 @@ WITH_A_CHILD = "sleep 300 & echo $$ $!; wait"
 
 
 def test_the_real_program_runs_between_two_workers_without_nixl() -> None:
+    need_programs("ucx_perftest", packages="ucx-utils")
     with (
         Tool(LocalHost(supervisor(), 0), "ucx_perftest", 60) as here,
         Tool(LocalHost(supervisor(), 1), "ucx_perftest", 60) as there,
     ):
-        assert here.there
+        assert here.found
         assert os.path.basename(here.path) == "ucx_perftest"
         if Path(here.path).read_bytes()[:4] == b"\x7fELF":  # a wrapper script does not tell its version
             assert here.versions["ucx"].count(".") == 2
@@ -157,7 +159,7 @@ def test_a_late_reader_gets_the_end_of_the_output() -> None:
 def test_a_missing_program_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with Tool(LocalHost(supervisor()), "ucx_perftest", 60) as tool:
-        assert not tool.there
+        assert not tool.found
         with pytest.raises(ToolError, match=r"ucx_perftest of rank 0 on \S+ was not found") as caught:
             tool.start([])
         assert "--nixl-raw-tools-dir=DIR" in caught.value.remedy
@@ -181,6 +183,7 @@ def test_only_programs_of_the_set_are_started_and_only_some_variables_are_given(
 def test_a_peer_runs_its_own_copy_of_the_program(
     nixl_private_etcd: PrivateEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_programs("ucx_perftest", packages="ucx-utils")
     evil = tmp_path / "nixlbench"
     evil.write_text("#!/bin/sh\necho evil\n")
     evil.chmod(0o755)

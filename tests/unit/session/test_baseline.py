@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, Finished, bandwidth, command, environment, junit_suite, profile, run
+from helpers.needs import need_programs
 from helpers.records import KEY, key, record, write
 
 pytestmark = pytest.mark.long
@@ -188,10 +188,7 @@ def test_a_row_that_failed_in_the_baseline_is_inconclusive(store: Path) -> None:
 
 def in_small_disk(directory: Path, mount: str, *arguments: str) -> Finished:
     """Run pytest in a new mount namespace, with a new file system on a directory. Both end with the run."""
-    if os.geteuid():
-        if os.environ.get("CI"):
-            pytest.fail("CI is set, and this test needs root, to mount a file system")
-        pytest.skip("needs root, to mount a file system")
+    need_programs(root=True)  # to mount a file system
     script = f'mount -t tmpfs {mount} none {directory} && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *command(BANDWIDTH, "--nixl-blocks=64KiB", *arguments)],
