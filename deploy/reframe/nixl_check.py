@@ -76,7 +76,7 @@ class NixlCheck(rfm.RunOnlyRegressionTest):
         return sn.assert_eq((found["verdict"], found["exit_code"]), ("PASS", 0), msg=f"the verdict is {said}")
 
     @run_before("performance")
-    def rows_are_figures(self) -> None:
+    def set_performance_figures(self) -> None:
         """Make the bandwidth of each row a performance variable, in GB/s.
 
         The name of the variable is the row key with ``-`` for each ``:``: ReFrame reads ``:`` as the end of a system's

@@ -150,17 +150,17 @@ class FaultScene:
     def _tails() -> list[int]:
         return [number * REGION - TAIL for number in range(1, REGIONS + 1)]
 
-    def move(self, source: NixlAgent, target: NixlAgent, there: Buffer | None = None) -> int:
+    def move(self, source: NixlAgent, target: NixlAgent, remote: Buffer | None = None) -> int:
         """Write new bytes from one agent to another, and return how many are wrong there.
 
-        :param there: memory of the target that the source knows; None: allocate some, and pass on the metadata.
+        :param remote: memory of the target that the source knows; None: allocate some, and pass on the metadata.
         :raises LateError: the transfer misses the deadline.
         :raises WorkerError: NIXL reports an error, or a worker dies or hangs.
         """
-        here, memory, seed = self.allocate(source, MOVED), there or self.allocate(target, MOVED), next(seeds)
+        here, memory, seed = self.allocate(source, MOVED), remote or self.allocate(target, MOVED), next(seeds)
         here.fill(seed).result()
         memory.fill(seed, inverted=True).result()
-        if there is None:
+        if remote is None:
             source.add_remote_agent(target.get_agent_metadata())
         handle = source.initialize_xfer(
             "WRITE",

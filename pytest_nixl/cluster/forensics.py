@@ -66,21 +66,21 @@ class _Asking:
     def _list_members(self) -> list[str]:
         prefix = f"{self._root}members/"
         done = TransactionResult.of(self._client.transaction(txn([], self._values.ask_members())))
-        there = {item.key[len(prefix) :]: item for item in done.found(0).items}
+        present = {item.key[len(prefix) :]: item for item in done.found(0).items}
         listed = {member.token for member in self._members}
-        here = sum(token in there for token in listed)
-        missing = [member for member in self._members if member.token not in there]
-        lines = [f"keys under {self._root}: {here} of {len(self._members)} members are present"]
+        counted = sum(token in present for token in listed)
+        missing = [member for member in self._members if member.token not in present]
+        lines = [f"keys under {self._root}: {counted} of {len(self._members)} members are present"]
         lines += [f"  {member}: its key is missing: its lease expired, or it left" for member in missing]
         lines += [
-            f"  {member}: its key is present, {self._lease(there[member.token])}"
+            f"  {member}: its key is present, {self._lease(present[member.token])}"
             for member in self._members
-            if member.token in there
+            if member.token in present
         ]
         found, planted = self._values.read_members(done)
         without_seal = {item.key for item in planted}
         lines += [
-            f"  {candidate}: has no rank, {self._lease(there[candidate.token])}"
+            f"  {candidate}: has no rank, {self._lease(present[candidate.token])}"
             for candidate in found
             if candidate.token not in listed
         ]

@@ -325,7 +325,7 @@ class Joining:
             )
             self._seen = now.revision
             members, planted = claim.values.read_members(now)
-            there = {f"{claim.members}{member.token}" for member in members}
+            present = {f"{claim.members}{member.token}" for member in members}
             run = now.found(2)
             current = self._roster_in(run)
             if current is None:
@@ -341,19 +341,19 @@ class Joining:
                 continue
             if frozen.rank_of(claim.token) is not None:
                 return frozen  # an earlier attempt succeeded, and its answer was lost
-            if claim.own in there:
+            if claim.own in present:
                 # Remove the own key: a process that is not on the roster must not make the group look alive.
                 claim.transact(txn([unchanged(frozen.key)], [delete(claim.own)]), self._deadline)
                 continue
             why_not = self._why_not(frozen, started)
-            free = [member for member in frozen.members if claim.members + member.token not in there]
+            free = [member for member in frozen.members if claim.members + member.token not in present]
             vacant = next((member for member in free if claim.wanted in (None, member.rank)), None)
-            if not there:
+            if not present:
                 return None
             if vacant is not None and not why_not:
                 if (taken := self._replace(frozen, vacant)) is not None:
                     return taken
-            elif not self._wait_for_change(there, until):
+            elif not self._wait_for_change(present, until):
                 raise self._refused(frozen, why_not or self._occupied(bool(free)))
 
     def _why_not(self, frozen: Roster, started: bool) -> str:
@@ -389,17 +389,17 @@ class Joining:
         self._seen = done.revision
         return self._roster_in(done.found(2))
 
-    def _wait_for_change(self, there: Collection[str], until: float) -> bool:
+    def _wait_for_change(self, present: Collection[str], until: float) -> bool:
         """Wait until the group's roster, gate or members change; return whether they did in time.
 
-        :param there: the keys of the members that are there.
+        :param present: the keys of the members that etcd has.
         """
         claim = self._claim
         watched = (
             Watched(f"{claim.root}run/", self._seen + 1, prefix=True),
             Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
         )
-        return any(True for _ in claim.watch(*watched, deadline=until, known=there))
+        return any(True for _ in claim.watch(*watched, deadline=until, known=present))
 
     def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
         claim = self._claim

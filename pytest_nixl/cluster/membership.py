@@ -222,8 +222,8 @@ class Membership:
             Watched(claim.members, self._seen_members + 1, prefix=True, deletions=True),
         )
         self._refuse_lost(number)
-        there = {f"{claim.members}{member.token}" for member in self.members if member.token not in self._lost}
-        for event in claim.watch(*watched, deadline=deadline, known=there, tick=say if waiting else None):
+        present = {f"{claim.members}{member.token}" for member in self.members if member.token not in self._lost}
+        for event in claim.watch(*watched, deadline=deadline, known=present, tick=say if waiting else None):
             item = event.item
             if item.key.startswith(claim.members):
                 self._seen_members = item.mod_revision

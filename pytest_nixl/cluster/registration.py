@@ -193,10 +193,10 @@ class Registration:
         due = time.monotonic() + pause if tick is not None else deadline
         while (left := deadline - time.monotonic()) > 0:
             # Watch no longer than the lease is known to live: a watch does not report the end of the own lease in time.
-            alive = self._valid_until - time.monotonic()
+            certain = self._valid_until - time.monotonic()
             compacted = True  # unless the watch ends otherwise
             with anew_if_compacted():
-                for event in self.client.watch(*watched, seconds=max(0.01, min(left, alive, due - time.monotonic()))):
+                for event in self.client.watch(*watched, seconds=max(0.01, min(left, certain, due - time.monotonic()))):
                     self.check()
                     yield event
                 compacted = False
@@ -219,7 +219,7 @@ class Registration:
         asked = [get_prefix(each.key, keys_only=each.deletions) if each.prefix else get(each.key) for each in watched]
         done = self.transact(txn([], asked), deadline)
         found = [done.found(place).items for place in range(len(watched))]
-        there = {item.key for items in found for item in items}
+        present = {item.key for items in found for item in items}
         return tuple(replace(each, since=done.revision + 1) for each in watched), [
             *(
                 WatchEvent(item, deleted=False)
@@ -227,7 +227,7 @@ class Registration:
                 for item in items
                 if not each.deletions and item.mod_revision >= each.since
             ),
-            *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in there),
+            *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in present),
         ]
 
     def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:

@@ -77,11 +77,11 @@ class FactsRoot:
     def exists(self, path: str) -> bool:
         """Return whether a file or a folder exists."""
         try:
-            there = os.path.exists(self._inside(path))
+            exists = os.path.exists(self._inside(path))
         except OSError:
-            there = False
-        self.found[path] = there
-        return there
+            exists = False
+        self.found[path] = exists
+        return exists
 
     def resolve(self, path: str) -> str | None:
         """Return the target of a link as a path of this tree; None if it does not exist or lies outside the tree."""
@@ -133,8 +133,8 @@ class FactsRoot:
                 inner = f"{path.rstrip('/')}/{name}"
                 if not any(other == inner or other.startswith(f"{inner}/") for other in self._all()):
                     (place / name).touch()
-        for path, there in self.found.items():
-            if there and path not in self._all():
+        for path, exists in self.found.items():
+            if exists and path not in self._all():
                 place = _place(folder, path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.touch()

@@ -190,16 +190,18 @@ class KvLink:
 
     def _corruption(self, phase: str, wrong: dict[str, Any]) -> KvCorruption:
         layout = self._layout
-        here, there = layout.pieces if self._op == "READ" else layout.pieces[::-1]  # of the receiving cache first
-        place, piece = divmod(wrong["block"], here)
+        receiving, sending = (
+            layout.pieces if self._op == "READ" else layout.pieces[::-1]
+        )  # of the receiving cache first
+        place, piece = divmod(wrong["block"], receiving)
         where = f"{layout.name(wrong['tensor'])}, block {place}, offset {piece * layout.block_bytes + wrong['offset']}"
         holds = ""
         if wrong["unchanged"]:
-            holds = f"nothing arrived: it should hold {_block(wrong['source'], there)}"
+            holds = f"nothing arrived: it should hold {_block(wrong['source'], sending)}"
         elif wrong["holds"] >= 0:
             source = wrong["source"]
-            wanted = f"instead of {_block(source, there)}" if source >= 0 else "but no request moved a block there"
-            holds = f"it holds {_block(wrong['holds'], there)} {wanted}"
+            wanted = f"instead of {_block(source, sending)}" if source >= 0 else "but no request moved a block there"
+            holds = f"it holds {_block(wrong['holds'], sending)} {wanted}"
         return KvCorruption(
             phase, wrong["wrong_blocks"], wrong["wrong_bytes"], where, wrong["expected"], wrong["found"], holds
         )

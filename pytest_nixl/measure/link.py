@@ -371,7 +371,7 @@ def usual_iterations(block: int) -> int:
 
 def obstacle_between(one: Worker, other: Worker) -> str:
     """Return what keeps UCX from copying between two workers; empty if nothing does, or if they are on two hosts."""
-    here, there = one.versions, other.versions
-    if here["host"] != there["host"]:
+    first, second = one.versions, other.versions
+    if first["host"] != second["host"]:
         return ""
-    return str(here.get("obstacle") or there.get("obstacle") or "")
+    return str(first.get("obstacle") or second.get("obstacle") or "")

@@ -55,7 +55,7 @@ class Tool:
         self.close()
 
     @property
-    def there(self) -> bool:
+    def found(self) -> bool:
         """Whether the rank has the program."""
         return self._found is not None
 
@@ -82,7 +82,7 @@ class Tool:
             CUDA_VISIBLE_DEVICES. None unsets a variable.
         :raises ToolError: if the rank does not have the program, or cannot execute it.
         """
-        if not self.there:
+        if not self.found:
             raise ToolError(f"{self.where} was not found: it is not on that rank's PATH", TOOLS[self.name])
         try:
             found = self.worker.call(

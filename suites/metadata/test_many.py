@@ -44,7 +44,7 @@ def test_many_agents_find_each_other(
         everybody = [agent for crew in crews for agent in crew]
         targets = [registered(crew[-1]) for crew in crews]
         list(pool.map(lambda crew: [agent.send_local_metadata() for agent in crew], crews))
-        _await_keys(namespace, everybody, there=True)
+        _await_keys(namespace, everybody, present=True)
         list(pool.map(lambda finder: _fetch_others(finder, everybody), finders))
         list(pool.map(lambda finder: _await_others(namespace, finder, everybody), finders))
     for number, finder in enumerate(finders):
@@ -54,7 +54,7 @@ def test_many_agents_find_each_other(
         namespace.await_fetches(finder)  # each also watches the agents that it found
     for agent in everybody:
         agent.invalidate_local_metadata()
-    _await_keys(namespace, everybody, there=False)
+    _await_keys(namespace, everybody, present=False)
     for number, finder in enumerate(finders):
         namespace.await_forgotten(finder, crews[number - 1][-1])
     more = "" if nixl_settings.extended else f"; --nixl-level=extended tries {WORKERS * EXTENDED}"
@@ -89,8 +89,8 @@ def _await_others(namespace: Namespace, finder: NixlAgent, everybody: Sequence[N
     )
 
 
-def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, there: bool) -> None:
-    wanted = {namespace.key(agent) for agent in everybody} if there else set()
+def _await_keys(namespace: Namespace, everybody: Sequence[NixlAgent], *, present: bool) -> None:
+    wanted = {namespace.key(agent) for agent in everybody} if present else set()
 
     def found() -> set[str]:
         return {key for key, value in namespace.client.get_prefix(f"{namespace.name}/finder").items() if value}

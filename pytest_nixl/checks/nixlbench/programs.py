@@ -77,7 +77,7 @@ class Nixlbench:
         if "VRAM" in (row.memory.initiator, row.memory.target) and not Path("/dev/nvidiactl").exists():
             return f"{row.memory} needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
         for rank in row.pair:
-            if not self._tool(rank).there:
+            if not self._tool(rank).found:
                 who = f"rank {rank}" if self._cluster.several else "this host"
                 return f"{who} has no nixlbench on its PATH, and --nixl-nixlbench PATH names none"
         if row.depth > 1 and not self._all_know(row, "pipeline_depth"):

@@ -203,8 +203,10 @@ class Explorer:
                 raise DivergenceError(f"seed {seed} has ended, but {enabled[0]} is still pending")
             found = next((event for event in enabled if event.move == move), None)
             if found is None:
-                there = ", ".join(map(str, enabled))
-                raise DivergenceError(f"step {depth + 1} of seed {seed} is {move}, but the possible events are {there}")
+                possible = ", ".join(map(str, enabled))
+                raise DivergenceError(
+                    f"step {depth + 1} of seed {seed} is {move}, but the possible events are {possible}"
+                )
             return found
 
         run, _ = self._run(choose)

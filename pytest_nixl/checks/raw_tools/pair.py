@@ -63,7 +63,7 @@ class RawPair:
     @property
     def missing(self) -> str:
         """Tool, ranks and hosts on which the tool is missing; empty if it is on both."""
-        return " and ".join(tool.where for tool in (self.client, self.server) if not tool.there)
+        return " and ".join(tool.where for tool in (self.client, self.server) if not tool.found)
 
     def cannot(self, memory: MemoryPair) -> str:
         """Return why the tool cannot use a pair of memory types; empty if it can."""

@@ -94,7 +94,7 @@ def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAg
 
 
 @pytest.mark.parametrize(
-    ("code", "fault", "there", "visible", "reason"),
+    ("code", "fault", "node_exists", "visible", "reason"),
     [
         (None, "libcuda is not found\nmore", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
         (100, "CUDA_ERROR_NO_DEVICE", False, None, "this host has no NVIDIA driver (no /dev/nvidiactl)"),
@@ -118,10 +118,10 @@ def test_worker_without_a_gpu_reports_the_reason_in_one_sentence(without: NixlAg
     ],
 )
 def test_every_reason_for_no_gpu_has_its_own_message(
-    code: int | None, fault: str, there: bool, visible: str | None, reason: str
+    code: int | None, fault: str, node_exists: bool, visible: str | None, reason: str
 ) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    said, remedy = why_not(code, fault, there=there, environ=environ)
+    said, remedy = why_not(code, fault, node_exists=node_exists, environ=environ)
     assert said.startswith(reason)
     assert "\n" not in said
     assert remedy

@@ -36,17 +36,17 @@ def find() -> Vendor:
 
     :raises NotApplicableError: this process can use no GPU.
     """
-    there = any(Path(node).exists() for node in _NODES)
+    node_exists = any(Path(node).exists() for node in _NODES)
     driver = _bindings()
     if driver is None:
-        return _torch(there=there)
+        return _torch(node_exists=node_exists)
     try:
         code, *_ = driver.cuInit(0)
         fault = "" if not code else driver.cuGetErrorName(code)[1].decode()
     except Exception as error:  # without libcuda, the class of the error depends on the version of the bindings
         code, fault = None, str(error) or type(error).__name__
     if fault:
-        raise NotApplicableError(*why_not(code, fault, there=there, environ=os.environ))
+        raise NotApplicableError(*why_not(code, fault, node_exists=node_exists, environ=os.environ))
     return CudaDriver(driver)
 
 
@@ -59,18 +59,18 @@ def _bindings() -> Any:
     return None
 
 
-def _torch(*, there: bool) -> Vendor:
+def _torch(*, node_exists: bool) -> Vendor:
     try:
         from pytest_nixl.nixl.worker.devices.by_torch import Torch
     except ImportError:
-        if not there:
+        if not node_exists:
             raise NotApplicableError(*_NO_DRIVER) from None
         raise NotApplicableError(
             "this worker's Python has neither NVIDIA's bindings (cuda-bindings) nor torch", _INSTALL
         ) from None
     found = Torch()
     if not found.devices():
-        if not there:
+        if not node_exists:
             raise NotApplicableError(*_NO_DRIVER)
         raise NotApplicableError(
             "torch sees no GPU", "give the process a GPU, or install a torch that is built for CUDA"
@@ -84,12 +84,12 @@ _NO_DRIVER = (
 )
 
 
-def why_not(code: int | None, fault: str, *, there: bool, environ: Mapping[str, str]) -> tuple[str, str]:
+def why_not(code: int | None, fault: str, *, node_exists: bool, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return why the CUDA driver cannot be used, and a remedy.
 
     :param code: the result of ``cuInit``; None if the driver's library is missing.
     :param fault: the name of that result, or the message of the bindings.
-    :param there: whether the driver's device node exists.
+    :param node_exists: whether the driver's device node exists.
     :param environ: the environment variables.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -98,7 +98,7 @@ def why_not(code: int | None, fault: str, *, there: bool, environ: Mapping[str, 
             f"CUDA_VISIBLE_DEVICES={visible} hides every GPU from this process",
             "unset CUDA_VISIBLE_DEVICES, or set it to the number of an existing GPU",
         )
-    if not there:
+    if not node_exists:
         return _NO_DRIVER
     if code is None:
         return (
