@@ -17,7 +17,7 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.s3_server import S3Bucket
-from pytest_nixl.nixl.worker.s3 import ObjectStoreError
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 
 #: The bytes that move.
 SIZE = 4 * MIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check ``object-store``: can the S3 server be used, by another client and by NIXL, before rows are measured?"""
+"""The check ``object-store``: can the servers of OBJ and AZURE_BLOB be used, by another client and by NIXL?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends import plugin_of
-from pytest_nixl.nixl.worker.objects import PREFIX
-from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
-from pytest_nixl.nixl.worker.s3_faults import BY_CODE, CHECKSUM, MOST_SKEW
+from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
+from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.objects import PREFIX, open_store
+from pytest_nixl.nixl.worker.s3_faults import CHECKSUM
 from pytest_nixl.processes.worker_errors import NixlError
 
-BACKEND = "OBJ"
 #: The bytes of the object.
 SIZE = 64 * KIB
 #: The time that NIXL has for one transfer, in seconds. It would try again for minutes.
@@ -37,43 +37,58 @@ class _RefusedError(Exception):
 
 
 def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str, str] = os.environ) -> Judgement:
-    """Judge the S3 server of the rows of OBJ: first by a client that shares nothing with NIXL, then by NIXL.
+    """Judge the servers of the rows of OBJ and AZURE_BLOB.
+
+    A client that shares nothing with NIXL tries each first, then NIXL.
 
     :param agents: starts agents with the run's settings.
-    :param environ: the variables that name the server, the bucket and the key.
+    :param environ: the variables that name the server, the bucket or container, and the key.
+    :returns: the first server's that is not PASS; else all reasons.
     """
-    names = [name for name in settings.backend if plugin_of(name) == BACKEND]
+    names = [name for name in settings.backend if plugin_of(name) in OBJECT_PLUGINS]
     if not names:
         asked = ",".join(settings.backend)
-        return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={asked} uses no S3 server: only {BACKEND} does")
-    options = settings.agents[0]
+        only = " and ".join(OBJECT_PLUGINS)
+        return Judgement(Verdict.NOT_APPLICABLE, f"--nixl-backend={asked} uses no object store: only {only} do")
+    reasons = []
+    for name in names:
+        judged = _judge(agents, name, settings.agents[0], environ)
+        if judged.verdict is not Verdict.PASS:
+            return judged
+        reasons.append(judged.reason)
+    return Judgement(Verdict.PASS, "; ".join(reasons))
+
+
+def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[str, str]) -> Judgement:
+    """Judge the server of one backend."""
     try:
-        store = ObjectStore.of(options.parameters_of(names[0]), environ)
+        store = open_store(plugin_of(name), options.parameters_of(name), environ)
     except ObjectStoreError as error:
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     key = f"{PREFIX}/{secrets.token_hex(8)}/check"
-    with contextlib.closing(ObjectClient(store)) as client:
+    with contextlib.closing(store) as client:
         if (fault := _fault(client, key)) is not None:
             return fault
         try:
-            found = _by_nixl(agents, names[0], options, client, key)
+            found = _by_nixl(agents, name, options, client, key)
         except _RefusedError as error:
-            return _fault(client, key) or _compared(agents, names[0], options, client, key, str(error))
+            return _fault(client, key) or _compared(agents, name, options, client, key, str(error))
         finally:
             with contextlib.suppress(ObjectStoreError):
                 client.delete(key)
-        return found or _clock(client) or Judgement(Verdict.PASS, _described(client, options, names[0]))
+        return found or _clock(client) or Judgement(Verdict.PASS, _described(client, options, name))
 
 
-def _described(client: ObjectClient, options: AgentOptions, name: str) -> str:
-    store, mode = client.store, options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
+def _described(client: StoreClient, options: AgentOptions, name: str) -> str:
+    mode = options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
+    how = f" ({_CHECKSUM_MODE}={mode})" if plugin_of(name) == "OBJ" else ""
     return (
-        f"the S3 server {store.url} stores, returns and deletes objects of bucket {store.bucket}, and NIXL writes, "
-        f"finds and reads them ({_CHECKSUM_MODE}={mode})"
+        f"{client.server} stores, returns and deletes objects of {client.space}, and NIXL writes, finds and reads "
+        f"them{how}"
     )
 
 
-def _fault(client: ObjectClient, key: str) -> Judgement | None:
+def _fault(client: StoreClient, key: str) -> Judgement | None:
     """Return what the other client finds wrong with the server; None: nothing."""
     try:
         client.probe(key)
@@ -81,17 +96,17 @@ def _fault(client: ObjectClient, key: str) -> Judgement | None:
         # Some servers refuse a wrong time as a wrong signature.
         refused = error.kind in ("credentials", "rights", "clock")
         if refused and client.ahead is not None and abs(client.ahead) > MOST_SKEW:
-            reason = f"{error.reason}: {_skew(client.ahead)}, and S3 refuses more than {MOST_SKEW:g} s"
-            return Judgement(Verdict.FAIL, reason, BY_CODE["RequestTimeTooSkewed"].remedy)
+            reason = f"{error.reason}: {_skew(client.ahead)}, and such servers refuse more than {MOST_SKEW:g} s"
+            return Judgement(Verdict.FAIL, reason, client.clock.remedy)
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     return None
 
 
-def _clock(client: ObjectClient) -> Judgement | None:
+def _clock(client: StoreClient) -> Judgement | None:
     if client.ahead is None or abs(client.ahead) <= _LITTLE_SKEW:
         return None
-    reason = f"the S3 server {client.store.url}: {_skew(client.ahead)}; S3 refuses more than {MOST_SKEW:g} s"
-    return Judgement(Verdict.WARN, reason, BY_CODE["RequestTimeTooSkewed"].remedy)
+    reason = f"{client.server}: {_skew(client.ahead)}; such servers refuse more than {MOST_SKEW:g} s"
+    return Judgement(Verdict.WARN, reason, client.clock.remedy)
 
 
 def _skew(ahead: float) -> str:
@@ -99,12 +114,12 @@ def _skew(ahead: float) -> str:
 
 
 def _compared(
-    agents: Agents, name: str, options: AgentOptions, client: ObjectClient, key: str, reason: str
+    agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, reason: str
 ) -> Judgement:
     """Judge what NIXL alone cannot do: does it help to send no checksums that the server may not know?"""
-    says = f"{reason}; another client stores, reads and deletes objects of {client.store.url}"
+    says = f"{reason}; another client stores, reads and deletes objects of {client.server}"
     mode = options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
-    if mode != "required":
+    if plugin_of(name) == "OBJ" and mode != "required":
         others = tuple(each for each in options.parameters if (each.backend, each.name) != (name, _CHECKSUM_MODE))
         required = (*others, BackendParameter(name, _CHECKSUM_MODE, "required"))
         with contextlib.suppress(_RefusedError):
@@ -120,7 +135,7 @@ def _compared(
     )
 
 
-def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: ObjectClient, key: str) -> Judgement | None:
+def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str) -> Judgement | None:
     """Write an object, look for it and read it by NIXL, and compare with what the other client sees.
 
     :returns: what NIXL does wrong; None: nothing.
@@ -133,13 +148,13 @@ def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: ObjectCli
         agent.register_memory([(0, SIZE, 1, key)], "OBJ")
         content = secrets.token_bytes(SIZE)
         buffer.write(content)
-        _transfer(agent, "WRITE", buffer.descriptor())
+        _transfer(agent, name, "WRITE", buffer.descriptor())
         if client.get(key, 0, SIZE) != content:
             return _corrupt("NIXL's WRITE", client, key)
-        if (unfound := _unfound(agent, key)) is not None:
+        if (unfound := _unfound(agent, name, key)) is not None:
             return unfound
         buffer.write(bytes(SIZE))
-        _transfer(agent, "READ", buffer.descriptor())
+        _transfer(agent, name, "READ", buffer.descriptor())
         return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
     except NixlError as error:
         raise _RefusedError(error.reason) from None
@@ -148,10 +163,11 @@ def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: ObjectCli
         agent.worker.kill()
 
 
-def _unfound(agent: NixlAgent, key: str) -> Judgement | None:
+def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
     """Return what is wrong with NIXL's answers for an object that exists and one that does not; None: nothing."""
     try:
-        present, absent = agent.query_memory([(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")], BACKEND, "OBJ")
+        asked = [(0, SIZE, 0, key), (0, SIZE, 0, f"{key}-absent")]
+        present, absent = agent.query_memory(asked, plugin_of(name), "OBJ")
     except NixlError as error:
         says = f"query_memory of NIXL fails for objects, although NIXL can write them: {error.reason}"
     else:
@@ -159,13 +175,13 @@ def _unfound(agent: NixlAgent, key: str) -> Judgement | None:
             return None
         says = f"query_memory of NIXL answers {present} for an object that exists and {absent} for one that does not"
     return Judgement(
-        Verdict.FAIL, says, "give this key s3:GetObject and s3:ListBucket: query_memory sends HEAD requests"
+        Verdict.FAIL, says, "give this key the rights to read and list objects: query_memory sends HEAD requests"
     )
 
 
-def _transfer(agent: NixlAgent, op: str, memory: tuple[int, int, int]) -> None:
+def _transfer(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int]) -> None:
     local, remote = agent.get_xfer_descs([memory], "DRAM"), agent.get_xfer_descs([(0, SIZE, 1)], "OBJ")
-    handle = agent.initialize_xfer(op, local, remote, agent.name, b"", backends=[BACKEND])
+    handle = agent.initialize_xfer(op, local, remote, agent.name, b"", backends=[plugin_of(name)])
     state = agent.transfer(handle)
     try:
         wait_until(lambda: state == "DONE" or agent.check_xfer_state(handle) == "DONE", "NIXL", seconds=SECONDS)
@@ -174,9 +190,9 @@ def _transfer(agent: NixlAgent, op: str, memory: tuple[int, int, int]) -> None:
     agent.release_xfer_handle(handle)
 
 
-def _corrupt(what: str, client: ObjectClient, key: str) -> Judgement:
+def _corrupt(what: str, client: StoreClient, key: str) -> Judgement:
     return Judgement(
         Verdict.CORRUPT,
-        f"{what} of object {key} on {client.store.url} is DONE, but its bytes are not those that were written",
+        f"{what} of object {key} on {client.server} is DONE, but its bytes are not those that were written",
         "use another release of NIXL or of the server, and keep the worker's log",
     )

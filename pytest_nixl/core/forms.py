@@ -37,7 +37,7 @@ PROGRESS_THREAD_FORM = "auto, off, on, or off,on for both"
 SYNC_MODES_FORM = "auto | none | strict | rw"
 THREADS_FORM = "an integer from 1 to 256, INITIATOR:TARGET where one of the two may be 0, or none"
 BACKEND_PARAMS_FORM = (
-    "BACKEND:NAME=VALUE with UCX, LIBFABRIC, POSIX or OBJ, such as UCX:num_workers=4, or a list of them"
+    "BACKEND:NAME=VALUE with UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB, such as UCX:num_workers=4, or a list of them"
 )
 
 KV_MODEL_NAMES = (

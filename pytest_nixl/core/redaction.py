@@ -25,15 +25,17 @@ _SPACES = re.compile(r"(\s+)")
 #: A variable with one of these words in its name contains a secret, or the path of one.
 _NAMES = re.compile(
     r"(?:^|_)(?:PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|SECRET|SECRETS|TOKEN|TOKENS|JWT|KEY|KEYS|APIKEY|CREDENTIAL|CREDENTIALS|"
-    r"AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT)(?:_|$)",
+    r"AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT|CONNECTION_STRING)(?:_|$)",
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
 _PARAMETER = re.compile(
-    r"(?P<name>[?&;,\s]?(?:password|passwd|token|secret|access_?key|secret_?key|signature|sig|x-amz-[a-z-]+|auth)=)"
+    r"(?P<name>[?&;,\s]?(?:password|passwd|token|secret|access_?key|secret_?key|account_?key|sharedaccesssignature|signature|sig|x-amz-[a-z-]+|auth)=)"
     r"[^&;,\s\"']+",
     re.IGNORECASE,
 )
+#: The key in a connection string of Azure, which may also be met alone.
+_ACCOUNT_KEY = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"//([^/\s@]*(?:/[^/\s@]*)*?)@")
 #: Shorter secrets are not searched for, because they are part of too many words.
 _SHORTEST = 4
@@ -97,7 +99,7 @@ def hider(environ: Mapping[str, str]) -> Callable[[str], str]:
     found: set[str] = set()
     for name, value in environ.items():
         if is_secret(name):
-            found |= {value, value.partition(":")[2]}
+            found |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
         for part in _CREDENTIALS.findall(value):
             user, _, password = part.partition(":")
             found |= {part, password, unquote(password)} if password else {user, unquote(user)}

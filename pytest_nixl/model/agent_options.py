@@ -17,8 +17,11 @@ SYNC_MODES = ("auto", "none", "strict", "rw")
 #: NIXL's plugins to which an agent passes its number of worker threads, as the parameter :data:`THREADS_PARAMETER`.
 THREADED = ("UCX", "LIBFABRIC")
 THREADS_PARAMETER = "num_threads"
-#: The parameters of OBJ that say where the objects are, and not how they are moved.
-LOCATION = ("bucket", "ca_bundle", "endpoint_override", "region", "scheme")
+#: By plugin: the parameters that say where the objects are, and not how they are moved.
+LOCATION: Mapping[str, tuple[str, ...]] = {
+    "OBJ": ("bucket", "ca_bundle", "endpoint_override", "region", "scheme"),
+    "AZURE_BLOB": ("ca_bundle", "container_name"),
+}
 #: The largest accepted number of worker threads. Each has a UCX worker or a queue of its own.
 MOST_THREADS = 256
 
@@ -133,9 +136,8 @@ class AgentOptions:
 
         :param plugin: NIXL's name of the plugin that the backend drives.
         """
-        found = self.parameters_of(backend)
-        if plugin == "OBJ":
-            found = {name: value for name, value in found.items() if name not in LOCATION}
+        place = LOCATION.get(plugin, ())
+        found = {name: value for name, value in self.parameters_of(backend).items() if name not in place}
         if self.progress_thread:
             found["progress-thread"] = "on"
         if self.threads is not None and plugin in THREADED:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pytest_nixl.core.errors import LateError, NotApplicableError
 from pytest_nixl.core.polling import wait_until
-from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: The value that asks for an embedded server whatever AWS's variables say.

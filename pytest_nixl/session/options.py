@@ -126,7 +126,7 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("backend", "UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them", "UCX",
+    Option("backend", "UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB (any case), or a list of them", "UCX",
            "NIXL backends to validate", "NAME[,NAME]", ("NIXL_BACKEND",)),
     Option("etcd", ENDPOINTS_FORM, "", "endpoints of an existing etcd", "URL[,URL]",
            ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")),

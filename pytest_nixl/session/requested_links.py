@@ -17,6 +17,7 @@ from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey, Variant, with_footprint
 from pytest_nixl.nixl.backends import BACKENDS
+from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 
 if TYPE_CHECKING:
     from pytest_nixl.cluster.placement import Placement
@@ -89,7 +90,7 @@ def requested_links(settings: Settings, placement: Placement) -> list[LinkParam]
     for backend, memory in product(settings.backend, settings.memory):
         if BACKENDS[backend].STORAGE:
             between = [(rank, rank) for rank in range(placement.ranks)]
-            memory = MemoryPair(memory.initiator, "OBJ" if BACKENDS[backend].PLUGIN == "OBJ" else "FILE")
+            memory = MemoryPair(memory.initiator, "OBJ" if BACKENDS[backend].PLUGIN in OBJECT_PLUGINS else "FILE")
         else:
             between = list(placement.pairs) if not memory.stored else []
         devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None

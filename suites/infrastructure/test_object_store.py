@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Can the S3 server be used before rows are measured through it?"""
+"""Can the object store be used before rows are measured through it?"""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ from pytest_nixl.checks.object_store import judge_object_store
 def test_object_store_can_be_used(
     nixl_settings: Settings, nixl_cluster: Cluster, verdict: Callable[[Judgement], None]
 ) -> None:
-    """The server of OBJ answers, accepts the key, stores and returns objects, and works with NIXL's checksums."""
+    """The server of OBJ or AZURE_BLOB answers, accepts the key, and stores and returns objects, for NIXL too."""
     with Agents(nixl_cluster.places[0], nixl_settings) as agents:
         verdict(judge_object_store(agents, nixl_settings))

@@ -12,7 +12,7 @@ from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
 from pytest_nixl.model.memory import HOST, MemoryPair
 from pytest_nixl.model.nixl_releases import PACKAGES
-from pytest_nixl.nixl.backends import driver_standin, libfabric, libraries, obj, posix, ucx
+from pytest_nixl.nixl.backends import azure_blob, driver_standin, libfabric, libraries, obj, posix, ucx
 
 __all__ = ["BACKENDS", "UNSUPPORTED", "Backend", "between_agents", "plugin_of", "shake_hands", "with_driver_standin"]
 
@@ -81,13 +81,12 @@ def _accept(extension: Extension, loaded: Any) -> Backend:
 #: By name: ours, and those that other distributions add.
 BACKENDS: Registry[Backend] = Registry(
     extensions.BACKENDS,
-    {backend.NAME: backend for backend in (ucx.BACKEND, libfabric.BACKEND, posix.BACKEND, obj.BACKEND)},
+    {each.BACKEND.NAME: each.BACKEND for each in (ucx, libfabric, posix, obj, azure_blob)},
     _accept,
 )
 
 #: NIXL's plugins that pytest-nixl cannot use, with the reason.
 UNSUPPORTED = {
-    "AZURE_BLOB": "it needs an Azure storage account",
     "GDS": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
     "GDS_MT": "it needs a GPU, the nvidia-fs driver and a file system with GPUDirect Storage",
     "GPUNETIO": "it needs a GPU and an adapter with DOCA GPUNetIO",

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import re
+from pytest_nixl.nixl.backends.storage import ObjectBackend
 
-from pytest_nixl.model.memory import HOST, MemoryPair
-from pytest_nixl.nixl.backends.storage import StorageBackend
-
-_SERVER = re.compile(r"^pytest-nixl: objects (\S+)$", re.MULTILINE)
 #: The parameters that NIXL's plugin takes, although it lists none. Credentials are left to AWS's own variables, because
 #: parameters are recorded.
 PARAMETERS = (
@@ -17,16 +13,11 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-class ObjBackend(StorageBackend):
-    """The OBJ backend. DONE of a WRITE means that the server has stored the object and said so."""
+class ObjBackend(ObjectBackend):
+    """The OBJ backend."""
 
     NAME = "OBJ"
     PLUGIN = "OBJ"
-    COMPLETION_IMPLIES_DELIVERY = True
-
-    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
-        """Return how the server is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``."""
-        return tuple(_SERVER.findall(log)[-1:])
 
 
 BACKEND = ObjBackend()

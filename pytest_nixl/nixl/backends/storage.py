@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.memory import HOST, MemoryPair
+
+#: NIXL's plugins whose targets are objects of a server.
+OBJECT_PLUGINS = ("OBJ", "AZURE_BLOB")
+_SERVER = re.compile(r"^pytest-nixl: objects (\S+)$", re.MULTILINE)
 
 
 class StorageBackend:
@@ -34,3 +39,14 @@ class StorageBackend:
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """Return an empty text: only host memory is moved."""
         return ""
+
+
+class ObjectBackend(StorageBackend):
+    """A backend whose targets are objects of a server."""
+
+    #: DONE of a WRITE means that the server has stored the object and said so.
+    COMPLETION_IMPLIES_DELIVERY = True
+
+    def transports(self, log: str, op: str, block: int, memory: MemoryPair = HOST) -> tuple[str, ...]:
+        """Return how the server is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``."""
+        return tuple(_SERVER.findall(log)[-1:])

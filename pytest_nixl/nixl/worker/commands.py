@@ -21,6 +21,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
+from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
 from pytest_nixl.nixl.worker.files import FileBuffer
 from pytest_nixl.nixl.worker.flow_commands import FlowCommands
@@ -88,7 +89,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         self._cancelled = cancelled
         self._objects: dict[int, Any] = {}
         self._next = 1
-        self._object_parameters: dict[str, str] = {}
+        self._store: tuple[str, dict[str, str]] = "OBJ", {}
         self._tools = Tools(cancelled)
 
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -121,11 +122,12 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
     ) -> dict[str, Any]:
         """Load the backends' libraries, create an agent, then each backend separately, so that an error names it."""
         nixl = nixl_api.load()
-        self._object_parameters = (parameters or {}).get("OBJ", {})
-        if "OBJ" in map(plugin_of, backends):  # NIXL would not say what is missing
-            from pytest_nixl.nixl.worker.s3 import ObjectStore
+        store = next((backend for backend in backends if plugin_of(backend) in OBJECT_PLUGINS), None)
+        if store is not None:
+            from pytest_nixl.nixl.worker.objects import open_store
 
-            ObjectStore.of(self._object_parameters, os.environ)
+            self._store = plugin_of(store), (parameters or {}).get(store, {})
+            open_store(*self._store, os.environ).close()  # NIXL would not say what is missing
         versions: dict[str, str] = {}
         for backend in backends:
             if backend in BACKENDS:
@@ -200,10 +202,9 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         """Allocate a buffer; ``device`` applies to VRAM, ``directory`` and ``alignment`` to a :class:`FileBuffer`."""
         buffer: PatternBuffer
         if memory_type == "OBJ":
-            from pytest_nixl.nixl.worker.objects import ObjectBuffer
-            from pytest_nixl.nixl.worker.s3 import ObjectStore
+            from pytest_nixl.nixl.worker.objects import ObjectBuffer, open_store
 
-            buffer = ObjectBuffer(size, ObjectStore.of(self._object_parameters, os.environ))
+            buffer = ObjectBuffer(size, open_store(*self._store, os.environ))
         elif memory_type == "FILE":
             buffer = FileBuffer(size, directory, alignment)
         elif memory_type == "VRAM":

@@ -1,19 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of an S3 server as targets of the OBJ backend: one for each block, because NIXL writes whole objects."""
+"""Objects of a store as targets of OBJ and AZURE_BLOB: one for each block, because NIXL writes whole objects."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_nixl.nixl.worker.memory import PatternBuffer
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.pattern import chunks
-from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError
 
 #: The keys of all objects begin with this.
 PREFIX = "pytest-nixl"
+
+
+def open_store(plugin: str, parameters: Mapping[str, str], environ: Mapping[str, str]) -> StoreClient:
+    """Return a client of the store that a plugin of NIXL uses with these parameters and variables.
+
+    It connects with its first request.
+
+    :param plugin: ``OBJ`` or ``AZURE_BLOB``.
+    :raises ObjectStoreError: the parameters and variables do not name a store and the key to it.
+    """
+    if plugin == "AZURE_BLOB":
+        from pytest_nixl.nixl.worker.azure_blob import BlobClient
+
+        return BlobClient.of(parameters, environ)
+    from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
+
+    return ObjectClient(ObjectStore.of(parameters, environ))
 
 
 class ObjectBuffer(PatternBuffer):
@@ -22,26 +40,26 @@ class ObjectBuffer(PatternBuffer):
     NIXL names a registered object by a number, which is here its index, from 1.
 
     :param size: the total size of all objects, in bytes.
-    :param store: the bucket, which is tried first.
-    :raises ObjectStoreError: the bucket cannot be used.
+    :param client: the client of the store, which is tried first, and closed with the buffer.
+    :raises ObjectStoreError: the store cannot be used.
     """
 
     memory = "OBJ"
     address = device = 0
 
-    def __init__(self, size: int, store: ObjectStore) -> None:
+    def __init__(self, size: int, client: StoreClient) -> None:
         super().__init__(size)
-        self._client = ObjectClient(store)
+        self._client = client
         self._name = f"{PREFIX}/{secrets.token_hex(8)}"
         self._block = self._count = 0
         self._registered: Any = None
-        print(f"pytest-nixl: objects {store.scheme}/{store.address}", file=sys.stderr, flush=True)
+        print(f"pytest-nixl: objects {client.transport}", file=sys.stderr, flush=True)
         self.probe()
 
     def probe(self) -> None:
         """Store, read and delete an object, and look for the objects that NIXL moves.
 
-        :raises ObjectStoreError: the bucket cannot be used, or one of them is missing; with the reason.
+        :raises ObjectStoreError: the store cannot be used, or one of them is missing; with the reason.
         """
         self._client.probe(f"{self._name}/probe")
         for index in range(self._count):

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an S3 server that shares nothing with NIXL, to write, read and check the objects that NIXL moves.
-
-NIXL reports every failure of its OBJ backend as ``NIXL_ERR_BACKEND``, without the server's answer. This client finds
-the reason.
-"""
+"""A client of an S3 server that shares nothing with NIXL, to write, read and check the objects that NIXL moves."""
 
 from __future__ import annotations
 
@@ -11,35 +7,19 @@ import hashlib
 import hmac
 import http.client
 import re
-import secrets
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import unescape
 
-from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, UNKNOWN, fault_of
+from pytest_nixl.nixl.worker.object_stores import SECONDS, ObjectStoreError, StoreClient, clock_ahead, fault_of
+from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN
 
-#: The time for a connection and for each part of an answer, in seconds.
-SECONDS = 20.0
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _KEY = re.compile(rb"<Key>([^<]+)</Key>")
-
-
-class ObjectStoreError(NixlPluginError):
-    """The S3 server cannot be used, with the reason that it gave.
-
-    :param kind: the kind of the fault, as :class:`~pytest_nixl.nixl.worker.s3_faults.S3Fault` names it, or
-        ``settings`` for a value that is missing or malformed.
-    """
-
-    def __init__(self, reason: str, remedy: str = "", detail: str = "", kind: str = "settings") -> None:
-        super().__init__(reason, remedy, detail)
-        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -119,16 +99,16 @@ def parse_server(text: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.rpartition("@")[2]
 
 
-class ObjectClient:
+class ObjectClient(StoreClient):
     """Put, get and delete objects, one request at a time. It connects with the first request.
 
     :param store: the bucket.
     """
 
     def __init__(self, store: ObjectStore) -> None:
+        where, transport = f"the S3 server {store.url}", f"{store.scheme}/{store.address}"
+        super().__init__(where, f"bucket {store.bucket}", transport, BY_CODE["RequestTimeTooSkewed"])
         self.store = store
-        #: The seconds by which the server's clock is ahead of this host's, from its last answer; None: unknown.
-        self.ahead: float | None = None
         self._connection: http.client.HTTPConnection | None = None
 
     def put(self, key: str, content: bytes) -> None:
@@ -162,19 +142,6 @@ class ObjectClient:
                 self.delete(key)
         self._request("DELETE", "")
 
-    def probe(self, key: str) -> None:
-        """Store an object, read it back and delete it. :raises ObjectStoreError: one of that cannot be done."""
-        content = secrets.token_bytes(1024)
-        self.put(key, content)
-        found = self.get(key, 0, len(content))
-        self.delete(key)
-        if found != content:
-            raise ObjectStoreError(
-                f"the S3 server {self.store.url} returned other bytes than were stored in bucket {self.store.bucket}",
-                "read the log of the server, and check what is between it and this host",
-                kind="server",
-            )
-
     def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
@@ -195,16 +162,16 @@ class ObjectClient:
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            words, fault = fault_of(error, SECONDS)
-            raise ObjectStoreError(f"the S3 server {store.url} {words}", fault.remedy, kind=fault.kind) from None
-        self.ahead = _ahead(answer.getheader("date"))
+            words, fault = fault_of(error, CONNECTION_FAULTS)
+            raise ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind) from None
+        self.ahead = clock_ahead(answer.getheader("date"))
         if answer.status // 100 != 2:
             match = _CODE.search(content)
             code = match[1].decode() if match else f"HTTP {answer.status} {answer.reason}"
             fault = BY_CODE.get(code) or BY_STATUS.get(answer.status, UNKNOWN)
-            what = f"an object in bucket {store.bucket}" if key else f"bucket {store.bucket}"
+            what = f"an object in {self.space}" if key else self.space
             raise ObjectStoreError(
-                f"the S3 server {store.url} answered {code} to {method} of {what}", fault.remedy, kind=fault.kind
+                f"{self.server} answered {code} to {method} of {what}", fault.remedy, kind=fault.kind
             )
         return content
 
@@ -214,15 +181,6 @@ class ObjectClient:
             return http.client.HTTPConnection(store.address, timeout=SECONDS)
         context = ssl.create_default_context(cafile=store.authority or None)
         return http.client.HTTPSConnection(store.address, timeout=SECONDS, context=context)
-
-
-def _ahead(date: str | None) -> float | None:
-    """Return the seconds by which the time of an answer is ahead of this host's."""
-    try:
-        told = parsedate_to_datetime(date or "")
-        return (told - datetime.now(timezone.utc)).total_seconds()
-    except (TypeError, ValueError):
-        return None
 
 
 def _signed(

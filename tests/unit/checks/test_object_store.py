@@ -116,9 +116,9 @@ def region_of(headers: Message) -> str:
         (lambda *each: "" if region_of(each[2]) == "eu-west-1" else "AuthorizationHeaderMalformed", 0,
          "answered AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
         (lambda *_: "SlowDown", 0, "answered SlowDown", "limits requests"),
-        (lambda *_: "RequestTimeTooSkewed", 4000, "clock is 4000 s ahead of this host's, and S3 refuses", "chronyc"),
+        (lambda *_: "RequestTimeTooSkewed", 4000, "clock is 4000 s ahead of this host's, and such", "chronyc"),
         # As servers that find the time by the signature.
-        (lambda *_: "SignatureDoesNotMatch", -4000, "clock is 4000 s behind this host's, and S3", "chronyc"),
+        (lambda *_: "SignatureDoesNotMatch", -4000, "clock is 4000 s behind this host's, and such", "chronyc"),
         (lambda *_: "SignatureDoesNotMatch", 0, "answered SignatureDoesNotMatch", "correct AWS_SECRET_ACCESS_KEY"),
     ],
     ids=["region", "busy", "clock", "clock-by-signature", "secret"],
@@ -144,7 +144,7 @@ def test_clock_that_runs_away_is_a_warning(ask: Ask, server: S3Server) -> None:
     with faulty_s3(server.url, skew=-500) as (url, _):
         judged = ask(url)
     assert judged.verdict is Verdict.WARN
-    assert "behind this host's; S3 refuses more than 900 s" in judged.reason
+    assert "behind this host's; such servers refuse more than 900 s" in judged.reason
 
 
 def test_server_that_refuses_the_checksums_of_nixl_is_told_from_others(ask: Ask, server: S3Server) -> None:
@@ -217,7 +217,7 @@ def test_object_that_is_missing_fails_a_read_quickly_and_query_memory_knows_it(
         assert agent.query_memory([(0, 1, 0, "absent")], "OBJ", "OBJ") == [None]
         began = time.monotonic()
         with pytest.raises(NixlError, match="NIXL_ERR_BACKEND"):
-            object_store._transfer(agent, "READ", buffer.descriptor())
+            object_store._transfer(agent, "OBJ", "READ", buffer.descriptor())
         assert time.monotonic() - began < object_store.SECONDS + 30
         agent.worker.kill()
     assert os.environ["AWS_ACCESS_KEY_ID"] == KEYS["AWS_ACCESS_KEY_ID"]

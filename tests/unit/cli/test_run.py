@@ -168,7 +168,7 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["slow"], "argument LEVEL: invalid choice: 'slow'"),
         (["quick", "-k", "x"], "unrecognized arguments: -k x; arguments of pytest follow --"),
-        (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX or OBJ"),
+        (["--backend=FOO"], "'FOO' is not a supported backend: expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB"),
         (["quick", "--profile=nowhere"], "there is no profile 'nowhere': expected "),
         (["--suite=bandwith"], "'bandwith' is not a suite: expected one of bandwidth, "),
         (["--", "--nixl-level=quick"], "--nixl-level cannot follow --: give LEVEL before it"),

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, hide_command, redact
+from pytest_nixl.core.redaction import HIDDEN, MOST_COMMAND, clean, hide_command, hider, redact, shown
 
 
 def test_secrets_of_a_command_are_hidden() -> None:
@@ -15,6 +15,17 @@ def test_secrets_of_a_command_are_hidden() -> None:
         "env 'API_TOKEN=***' UCX_TLS=tcp curl 'http://***@host/'"
     )
     assert hide_command("env 'API_TOKEN=abcd") == HIDDEN
+
+
+def test_the_key_of_an_azure_account_is_hidden_whole_and_alone() -> None:
+    told = "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=c2VjcmV0IQ==;BlobEndpoint=http://host/me;"
+    name = "AZURE_STORAGE_CONNECTION_STRING"
+    assert shown(name, told) == HIDDEN
+    hide = hider({name: told})
+    assert hide(f"it is {told}") == f"it is {HIDDEN}"
+    assert hide("the key c2VjcmV0IQ== is wrong") == f"the key {HIDDEN} is wrong"
+    assert "c2VjcmV0IQ" not in clean(told)
+    assert "AccountName=me" in clean(told)
 
 
 def test_a_command_that_is_too_long_is_hidden_without_being_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:

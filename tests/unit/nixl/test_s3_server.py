@@ -15,7 +15,8 @@ from helpers.s3 import KEYS, S3Server
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.nixl import s3_server
-from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, ObjectStoreError, parse_server
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
+from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore, parse_server
 from pytest_nixl.processes.supervisor import supervisor
 
 #: A test that writes what it got to ``told-N``, and moves an object by boto3 and by the fixture's own client.

@@ -83,7 +83,7 @@ PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
 WRONG = (
     Wrong(
         "backend",
-        "UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them",
+        "UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB (any case), or a list of them",
         {
             "banana": "'banana' is not a supported backend",
             "expected": "'expected' is not a supported backend",
@@ -758,7 +758,7 @@ ENVIRONMENTS = [
     pytest.param(
         {"NIXL_BACKEND": "banana"},
         "environment variable NIXL_BACKEND: 'banana' is not a supported backend: "
-        "expected UCX, LIBFABRIC, POSIX or OBJ (any case), or a list of them",
+        "expected UCX, LIBFABRIC, POSIX, OBJ or AZURE_BLOB (any case), or a list of them",
         id="NIXL_BACKEND",
     ),
     pytest.param(

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of Azure Blob Storage that shares nothing with NIXL: Microsoft's own for Python.
+
+It is the package ``azure-storage-blob`` of the extra ``azure``, and for an account without a connection string also
+``azure-identity``, which finds the same credentials as NIXL's plugin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pytest_nixl.core.redaction import redact
+from pytest_nixl.nixl.worker.object_stores import (
+    SECONDS,
+    ConnectionFaults,
+    ObjectStoreError,
+    StoreClient,
+    StoreFault,
+    clock_ahead,
+    fault_of,
+)
+
+_INSTALL = "run pip install 'pytest-nixl[azure]' in the environment of every rank"
+_CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_URL"
+_CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
+_RIGHTS = StoreFault("rights", "give this identity the role Storage Blob Data Contributor on the container")
+_KEY = StoreFault("credentials", f"correct the account and its key in {_CONNECTION}")
+_BUSY = StoreFault("busy", "run it again with less --nixl-depth and --nixl-batch, because the account limits requests")
+_CLOCK = StoreFault("clock", "set this host's clock: run `chronyc makestep`")
+_UNKNOWN = StoreFault("server", "read the log of the account, or of Azurite")
+
+#: By the error code of the answer: https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
+BY_CODE: Mapping[str, StoreFault] = {
+    "ContainerNotFound": StoreFault("bucket", f"set {_CONTAINER} to an existing container, or create it"),
+    "ContainerBeingDeleted": StoreFault("bucket", "wait until the container is deleted, and create it again"),
+    "BlobNotFound": StoreFault("key", "write the blob before it is read, and let no other program or rule delete it"),
+    "AuthenticationFailed": _KEY,
+    "InvalidAuthenticationInfo": _KEY,
+    "NoAuthenticationInformation": _KEY,
+    "AccountIsDisabled": StoreFault("rights", "enable the storage account"),
+    # Azurite answers so to a wrong key.
+    "AuthorizationFailure": StoreFault("rights", f"{_KEY.remedy}, or allow this host's address in its firewall"),
+    "AuthorizationPermissionMismatch": _RIGHTS,
+    "InsufficientAccountPermissions": _RIGHTS,
+    "ServerBusy": _BUSY,
+    "OperationTimedOut": _BUSY,
+    "InternalError": _UNKNOWN,
+    # Azurite answers so to a client that is newer than it.
+    "InvalidHeaderValue": StoreFault("server", "start Azurite with --skipApiVersionCheck, or update it"),
+}
+#: By the status of an answer without such a code.
+_BY_STATUS: Mapping[int, StoreFault] = {403: _KEY, 404: BY_CODE["ContainerNotFound"], 429: _BUSY, 503: _BUSY}
+
+_WHERE = f"the BlobEndpoint in {_CONNECTION}, or {_ACCOUNT}"
+CONNECTION_FAULTS = ConnectionFaults(
+    StoreFault("endpoint", f"correct {_WHERE}, and check that the server runs and that this host reaches it"),
+    StoreFault("tls", f"write http:// in {_WHERE}, or give the server a certificate"),
+    StoreFault("tls", "set AZURE_CA_BUNDLE to the file of the certificates that signed the server's"),
+)
+
+
+class BlobClient(StoreClient):
+    """Put, get and delete blobs of one container.
+
+    :param container: a ``ContainerClient`` of ``azure-storage-blob``.
+    """
+
+    def __init__(self, container: Any) -> None:
+        parts = urlsplit(container.primary_endpoint)
+        account = f"{parts.scheme}://{parts.netloc}"
+        space = f"container {container.container_name}"
+        super().__init__(f"the Azure storage account {account}", space, f"{parts.scheme}/{parts.netloc}", _CLOCK)
+        self._container = container
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str], environ: Mapping[str, str]) -> BlobClient:
+        """Return a client of the container that NIXL's plugin uses with these parameters and variables.
+
+        :raises ObjectStoreError: no container or account is named, the connection string is malformed, or a package of
+            the extra ``azure`` is missing.
+        """
+        name = parameters.get("container_name") or environ.get(_CONTAINER, "")
+        told, url = environ.get(_CONNECTION, ""), environ.get(_ACCOUNT, "")
+        if not name:
+            raise ObjectStoreError(
+                "no container is named for AZURE_BLOB",
+                f"set {_CONTAINER}=NAME, or --nixl-backend-params=AZURE_BLOB:container_name=NAME",
+            )
+        if not told and not url:
+            raise ObjectStoreError(
+                f"neither {_CONNECTION} nor {_ACCOUNT} is set",
+                f"set {_CONNECTION} to the account's connection string, or {_ACCOUNT} to its URL",
+            )
+        authority = parameters.get("ca_bundle") or environ.get("AZURE_CA_BUNDLE", "")
+        options: dict[str, Any] = {"retry_total": 0, "connection_timeout": SECONDS, "read_timeout": SECONDS}
+        if authority:
+            options["connection_verify"] = authority
+        try:
+            from azure.storage.blob import ContainerClient
+
+            if told:
+                return cls(ContainerClient.from_connection_string(told, name, **options))
+            from azure.identity import DefaultAzureCredential
+
+            return cls(ContainerClient(url, name, credential=DefaultAzureCredential(), **options))
+        except ImportError as error:
+            raise ObjectStoreError(f"{error.name} cannot be imported, with which blobs are checked", _INSTALL) from None
+        except ValueError as error:
+            variable = _CONNECTION if told else _ACCOUNT
+            raise ObjectStoreError(f"{variable} is malformed: {redact(str(error))}", f"correct {variable}") from None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store a blob. :raises ObjectStoreError: the account cannot be reached, or refuses it."""
+        with self._named("PUT of a blob"):
+            self._container.upload_blob(key, content, overwrite=True, raw_response_hook=self._heard)
+
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of a blob from ``offset``. :raises ObjectStoreError: as :meth:`put`."""
+        with self._named("GET of a blob"):
+            found: bytes = self._container.download_blob(
+                key, offset=offset, length=size, raw_response_hook=self._heard
+            ).readall()
+        return found
+
+    def delete(self, key: str) -> None:
+        """Delete a blob, which may be missing. :raises ObjectStoreError: as :meth:`put`."""
+        from azure.core.exceptions import ResourceNotFoundError
+
+        with self._named("DELETE of a blob"):
+            try:
+                self._container.delete_blob(key, raw_response_hook=self._heard)
+            except ResourceNotFoundError as error:
+                if getattr(error, "error_code", "") != "BlobNotFound":
+                    raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._container.close()
+
+    def _heard(self, answer: Any) -> None:
+        self.ahead = clock_ahead(answer.http_response.headers.get("date"))
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Turn an error of the package into one with the fault and its remedy."""
+        from azure.core.exceptions import AzureError, HttpResponseError
+
+        try:
+            yield
+        except HttpResponseError as error:
+            if error.response is None:  # azure-identity found no credentials
+                first = str(error.message).strip().partition("\n")[0]
+                raise ObjectStoreError(
+                    f"no credentials for {self.server} were found: {redact(first)}",
+                    f"set {_CONNECTION}, or give this host an identity: run `az login`",
+                    kind="credentials",
+                ) from None
+            self.ahead = clock_ahead(error.response.headers.get("date"))
+            found = getattr(error, "error_code", None) or f"HTTP {error.status_code}"
+            code = str(getattr(found, "value", found))  # the package has a member for each code that it knows
+            fault = BY_CODE.get(code) or _BY_STATUS.get(error.status_code or 0, _UNKNOWN)
+            raise ObjectStoreError(
+                f"{self.server} answered {code} to {what} in {self.space}", fault.remedy, kind=fault.kind
+            ) from None
+        except AzureError as error:
+            words, fault = fault_of(_cause(error), CONNECTION_FAULTS)
+            raise ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the system, or of HTTP, from which an error of the package came."""
+    waiting: list[Any] = [error]
+    seen: list[BaseException] = []
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, BaseException) or one in seen:
+            continue
+        seen.append(one)
+        if type(one).__module__ in ("builtins", "socket", "ssl", "http.client") and isinstance(
+            one, (OSError, http.client.HTTPException)
+        ):
+            return one
+        waiting += [*one.args, one.__cause__, one.__context__, getattr(one, "reason", None)]
+        waiting.append(getattr(one, "inner_exception", None))
+    return error

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the clients of object stores have in common. They share nothing with NIXL.
+
+NIXL reports every failure of a server as ``NIXL_ERR_BACKEND``, without the server's answer. These clients write, read
+and check the objects that NIXL moves, and find the reason.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import socket
+import ssl
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+from pytest_nixl.core.errors import NixlPluginError
+
+#: The time for a connection and for each part of an answer, in seconds.
+SECONDS = 20.0
+#: Servers refuse a request whose time differs by more, in seconds.
+MOST_SKEW = 900.0
+
+
+@dataclass(frozen=True)
+class StoreFault:
+    """A kind of fault of a server.
+
+    :param kind: its name, such as ``bucket`` or ``clock``.
+    :param remedy: what to do, as an imperative.
+    """
+
+    kind: str
+    remedy: str
+
+
+class ConnectionFaults(NamedTuple):
+    """The faults of a connection, with the remedies of one kind of server."""
+
+    #: It cannot be reached, or does not answer.
+    address: StoreFault
+    #: It does not speak TLS, as its URL says.
+    no_tls: StoreFault
+    #: Its certificate is signed by nobody whom this host trusts.
+    untrusted: StoreFault
+
+
+class ObjectStoreError(NixlPluginError):
+    """An object store cannot be used, with the reason that it gave.
+
+    :param kind: the kind of the fault, as :class:`StoreFault` names it, or ``settings`` for a value that is missing or
+        malformed.
+    """
+
+    def __init__(self, reason: str, remedy: str = "", detail: str = "", kind: str = "settings") -> None:
+        super().__init__(reason, remedy, detail)
+        self.kind = kind
+
+
+class StoreClient(ABC):
+    """Put, get and delete objects, one request at a time.
+
+    :param server: the server, for messages, such as ``the S3 server http://127.0.0.1:9000``.
+    :param space: where the objects are on it, such as ``bucket models``.
+    :param transport: how it is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``.
+    :param clock: what to do if its clock differs from this host's.
+    """
+
+    def __init__(self, server: str, space: str, transport: str, clock: StoreFault) -> None:
+        self.server = server
+        self.space = space
+        self.transport = transport
+        self.clock = clock
+        #: The seconds by which the server's clock is ahead of this host's, from its last answer; None: unknown.
+        self.ahead: float | None = None
+
+    @abstractmethod
+    def put(self, key: str, content: bytes) -> None:
+        """Store an object. :raises ObjectStoreError: the server cannot be reached, or refuses it."""
+
+    @abstractmethod
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of an object from ``offset``. :raises ObjectStoreError: as :meth:`put`."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete an object, which may be missing. :raises ObjectStoreError: as :meth:`put`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    def probe(self, key: str) -> None:
+        """Store an object, read it back and delete it. :raises ObjectStoreError: one of that cannot be done."""
+        content = secrets.token_bytes(1024)
+        self.put(key, content)
+        found = self.get(key, 0, len(content))
+        self.delete(key)
+        if found != content:
+            raise ObjectStoreError(
+                f"{self.server} returned other bytes than were stored in {self.space}",
+                "read the log of the server, and check what is between it and this host",
+                kind="server",
+            )
+
+
+def clock_ahead(date: str | None) -> float | None:
+    """Return the seconds by which the time of an answer is ahead of this host's; None: it is not a time.
+
+    :param date: the header ``Date`` of the answer.
+    """
+    try:
+        told = parsedate_to_datetime(date or "")
+        return (told - datetime.now(timezone.utc)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+
+
+def fault_of(error: BaseException, faults: ConnectionFaults) -> tuple[str, StoreFault]:
+    """Return what a failed connection or request means: a sentence without its subject, and the fault.
+
+    :param error: the :class:`OSError` or :class:`http.client.HTTPException`.
+    :param faults: the faults of that kind of server.
+    """
+    if isinstance(error, socket.gaierror):
+        return f"has a host name that does not resolve ({error.strerror})", faults.address
+    if isinstance(error, TimeoutError):
+        return f"did not answer within {SECONDS:g} s", faults.address
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"has a certificate that is not trusted ({error.verify_message})", faults.untrusted
+    if isinstance(error, ssl.SSLError):
+        return f"does not speak TLS ({error.reason})", faults.no_tls
+    if isinstance(error, http.client.HTTPException):
+        return f"closed the connection or does not speak HTTP ({type(error).__name__})", faults.address
+    return f"cannot be reached ({getattr(error, 'strerror', '') or error})", faults.address

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows between memory and blobs, on the real NIXL and Azurite, and what is wrong with an account."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from helpers.azurite import KEY, Azurite, connection_string, use_azure
+from helpers.cli_run import BANDWIDTH, profile, run
+
+from pytest_nixl.checks.object_store import judge_object_store
+from pytest_nixl.measure.link import Link
+from pytest_nixl.measure.worker_pairs import WorkerPairs
+from pytest_nixl.model.agent_options import BackendParameter
+from pytest_nixl.model.memory import MemoryPair
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.worker.azure_blob import BY_CODE, BlobClient
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
+from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import WorkerError
+
+OBJECTS = MemoryPair("DRAM", "OBJ")
+BLOCK = 65536
+MakePairs = Callable[..., WorkerPairs]
+#: A service on a port on which nobody listens, and one on a host that does not exist.
+CLOSED, NOWHERE = "http://127.0.0.1:1", "http://no-host.invalid:80"
+
+
+@pytest.fixture(scope="module")
+def shared_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    made = Azurite(tmp_path_factory.mktemp("azurite"))
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def account(shared_account: Azurite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azurite]:
+    """An account that Azure's variables name. No blob may be left in it."""
+    use_azure(monkeypatch, shared_account.url)
+    yield shared_account
+    assert shared_account.keys == []
+
+
+def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
+    return pairs.link("AZURE_BLOB", op, OBJECTS)
+
+
+@pytest.fixture
+def judge(make_settings: Callable[..., Settings]) -> Callable[[], Judgement]:
+    """Return a function that makes the check ``object-store``."""
+
+    def check() -> Judgement:
+        settings = make_settings(backend=("AZURE_BLOB",))
+        with Agents(LocalHost(supervisor()), settings) as agents:
+            return judge_object_store(agents, settings, os.environ)
+
+    return check
+
+
+@pytest.mark.long
+def test_bandwidth_suite_passes_with_the_gate(account: Azurite, tmp_path: Path) -> None:
+    accepted = profile(tmp_path / "p.toml", "backend = ['AZURE_BLOB']\ntransports = ['http']")
+    done = run(
+        BANDWIDTH, "--nixl-backend=azure_blob", "--nixl-blocks=4KiB,64KiB", "--nixl-batch=2", "--nixl-depth=3",
+        f"--nixl-profile={accepted}", "--nixl-gate",
+        env={name: value for name, value in os.environ.items() if name.startswith("AZURE_")},
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.verdicts == dict.fromkeys(("WRITE 64KiB", "WRITE 4KiB", "READ 64KiB", "READ 4KiB"), "PASS")
+    assert KEY not in done.output
+
+
+@pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20, 20 << 20])
+def test_another_client_reads_what_nixl_wrote(account: Azurite, make_pairs: MakePairs, block: int) -> None:
+    written = link(make_pairs(blocks=(block,), batch=(2,)))
+    assert str(written.key(block)).startswith("AZURE_BLOB/WRITE/DRAM:OBJ/")
+    with written._transfers(block, 2, 1) as transfers:
+        written._fill(2 * block, poison=True)
+        written._run("move", transfers, 60)
+        source = written.source.read(0, 2 * block)
+        bodies = [account.client.download_blob(key).readall() for key in account.keys]
+    assert b"".join(bodies) == source
+    assert len(set(bodies)) == 2
+
+
+def test_nixl_reads_what_another_client_wrote(account: Azurite, make_pairs: MakePairs) -> None:
+    reading = link(make_pairs(), "READ")
+    with reading._transfers(BLOCK, 1, 1) as transfers:
+        reading._fill(BLOCK, poison=True)
+        [key] = account.keys
+        content = os.urandom(BLOCK)
+        account.client.upload_blob(key, content, overwrite=True)
+        reading._run("move", transfers, 60)
+        assert reading.destination.read(0, BLOCK) == content
+
+
+def test_blob_with_one_wrong_byte_is_corruption(account: Azurite, make_pairs: MakePairs) -> None:
+    written = link(make_pairs(batch=(2,)))
+    with written._transfers(BLOCK, 2, 1) as transfers:
+        seed = written._fill(2 * BLOCK, poison=True)
+        written._run("move", transfers, 60)
+        assert written._compare("before", seed, 2 * BLOCK) is None
+        key = account.keys[1]
+        content = bytearray(account.client.download_blob(key).readall())
+        content[77] ^= 1
+        account.client.upload_blob(key, bytes(content), overwrite=True)
+        found = written._compare("after", seed, 2 * BLOCK)
+    assert found is not None
+    assert (found.wrong_bytes, found.offset) == (1, BLOCK + 77)
+
+
+def test_a_parameter_names_the_container_without_a_variant(
+    account: Azurite, make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_CONTAINER_NAME")
+    moved = link(make_pairs(backend_params=(BackendParameter("AZURE_BLOB", "container_name", "container"),)))
+    assert str(moved.key(BLOCK)) == "AZURE_BLOB/WRITE/DRAM:OBJ/64KiB/batch1/depth1/0-0"
+    assert moved.move(BLOCK) is None
+
+
+def test_a_parameter_that_the_plugin_does_not_take_is_named(account: Azurite, make_pairs: MakePairs) -> None:
+    with pytest.raises(WorkerError, match="has no parameter 'region': it has ca_bundle, container_name"):
+        link(make_pairs(backend_params=(BackendParameter("AZURE_BLOB", "region", "west"),)))
+
+
+def test_the_check_passes_with_a_healthy_account(account: Azurite, judge: Callable[[], Judgement]) -> None:
+    judged = judge()
+    assert judged.verdict is Verdict.PASS, judged
+    assert f"account {account.url} stores, returns and deletes objects of container container" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason", "remedy"),
+    [
+        ("CONTAINER_NAME", "absent", "answered ContainerNotFound", "AZURE_STORAGE_CONTAINER_NAME"),
+        ("CONTAINER_NAME", "", "no container is named", "AZURE_STORAGE_CONTAINER_NAME="),
+        ("CONNECTION_STRING", connection_string(CLOSED), f"account {CLOSED} cannot be reached", "BlobEndpoint"),
+        ("CONNECTION_STRING", connection_string(NOWHERE), "does not resolve", "BlobEndpoint"),
+        ("CONNECTION_STRING", "nonsense", "is malformed", "correct AZURE_STORAGE_CONNECTION_STRING"),
+        ("CONNECTION_STRING", "", "neither AZURE_STORAGE_CONNECTION_STRING", "set AZURE_STORAGE_CONNECTION_STRING"),
+        ("CONNECTION_STRING", "wrong key", "answered AuthorizationFailure", "firewall"),
+        ("CONNECTION_STRING", "https", "does not speak TLS", "write http://"),
+    ],
+    ids=["container", "no-container", "closed-port", "host", "malformed", "no-account", "key", "tls"],
+)
+def test_what_is_wrong_with_the_account_is_named_with_a_remedy(
+    account: Azurite, make_pairs: MakePairs, judge: Callable[[], Judgement], monkeypatch: pytest.MonkeyPatch,
+    variable: str, value: str, reason: str, remedy: str,
+) -> None:  # fmt: skip
+    wrong = {"wrong key": connection_string(account.url, "d3Jvbmc="),
+             "https": connection_string(account.url.replace("http", "https"))}  # fmt: skip
+    monkeypatch.setenv(f"AZURE_STORAGE_{variable}", wrong.get(value, value))
+    judged = judge()
+    assert judged.verdict is Verdict.FAIL
+    assert reason in judged.reason
+    assert remedy in judged.remedy
+    with pytest.raises(WorkerError) as caught:
+        link(make_pairs())
+    assert caught.value.reason.startswith(judged.reason)
+    assert caught.value.remedy == judged.remedy
+
+
+def test_an_account_without_credentials_is_named(account: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")  # azure-identity runs the programs that may know credentials
+    environ = {"AZURE_STORAGE_ACCOUNT_URL": "https://127.0.0.1:1/a", "AZURE_STORAGE_CONTAINER_NAME": "c"}
+    client = BlobClient.of({}, environ)
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "AzureCliCredential")
+    with pytest.raises(ObjectStoreError) as caught:
+        BlobClient.of({}, environ).put("key", b"content")
+    assert caught.value.kind == "credentials"
+    assert "no credentials for the Azure storage account https://127.0.0.1:1 were found" in caught.value.reason
+    client.close()
+
+
+def test_blob_that_another_program_deletes_is_named(account: Azurite, make_pairs: MakePairs) -> None:
+    reading = link(make_pairs(), "READ")
+    with pytest.raises(WorkerError) as caught, reading._transfers(BLOCK, 1, 1) as transfers:
+        reading._fill(BLOCK, poison=True)
+        [key] = account.keys
+        account.client.delete_blob(key)
+        reading._run("move", transfers, 60)
+    assert "answered BlobNotFound to GET of a blob in container container" in caught.value.reason
+    assert "NIXL_ERR_BACKEND" in caught.value.reason
+    assert "write the blob before it is read" in caught.value.remedy
+
+
+def test_account_that_ends_during_a_transfer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
+) -> None:
+    dying = Azurite(tmp_path)
+    use_azure(monkeypatch, dying.url)
+    moved = link(make_pairs(timeout=120.0))
+    with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
+        moved._fill(BLOCK, poison=True)
+        dying.kill()
+        moved._run("move", transfers, 120)
+    assert f"account {dying.url} cannot be reached" in caught.value.reason
+    assert "check that the server runs" in caught.value.remedy
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A double: Azurite knows few faults, so this answers with the error code that the path names."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(503 if "Busy" in self.path else 403)
+        self.send_header("x-ms-error-code", self.path.split("/")[2])
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_each_answer_of_an_account_has_its_own_remedy(code: str) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
+        threading.Thread(target=refusing.handle_request, daemon=True).start()
+        told = connection_string(f"http://127.0.0.1:{refusing.server_port}")
+        environ = {"AZURE_STORAGE_CONNECTION_STRING": told, "AZURE_STORAGE_CONTAINER_NAME": code}
+        client = BlobClient.of({}, environ)
+        with pytest.raises(ObjectStoreError) as caught:
+            client.put("key", b"x")
+        client.close()
+    assert f"answered {code} to PUT" in caught.value.reason
+    assert caught.value.remedy == BY_CODE[code].remedy
+    assert KEY not in str(caught.value)
