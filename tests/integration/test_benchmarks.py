@@ -133,6 +133,7 @@ def test_a_wrong_command_line_is_refused(arguments: list[str], capsys: pytest.Ca
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_doctor_is_measured() -> None:
     [figure] = bench.measured(bench.parsed(["--repeats=1", "doctor"]))
     assert figure.unit == "s"

@@ -25,6 +25,7 @@ def launches(rates: Iterable[float], others: float) -> Measure:
     return lambda: TimedLaunches((next(found),), (others,))
 
 
+@pytest.mark.long
 def test_a_loss_in_quiet_launches_is_found_at_once() -> None:
     found = compare_delay(launches(FAST, QUIET), launches(SLOW, QUIET))
     assert (found.verdict, len(found.pairs)) == (Verdict.REGRESSED, 1)

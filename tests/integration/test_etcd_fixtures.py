@@ -46,6 +46,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 EMBEDDED = "--nixl-etcd-server=embedded"
 
 
+@pytest.mark.long
 def test_each_test_gets_a_private_prefix(run: Run) -> None:
     with running_etcd() as etcd, connect([etcd.endpoint]) as client:
         client.put("/pytest-nixl/other", b"stays")
@@ -124,6 +125,7 @@ def test_a_dead_server_fails_one_test_and_is_replaced(run: Run) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_private_etcd_may_be_stopped_and_killed(run: Run) -> None:
     run(
         """
@@ -149,6 +151,7 @@ def test_a_private_etcd_may_be_stopped_and_killed(run: Run) -> None:
     ).assert_outcomes(passed=2)
 
 
+@pytest.mark.long
 def test_an_etcd_that_does_not_answer_is_reported_in_one_sentence(run: Run) -> None:
     result = run("def test_it(nixl_etcd): pass", "--nixl-etcd=http://127.0.0.1:9")
     result.assert_outcomes(errors=1)

@@ -21,6 +21,7 @@ ROW = """
 PASSWORD = "not-to-be-shown"
 
 
+@pytest.mark.long
 def test_workers_profile_and_rows_are_logged(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ROW)
     run = run_pytest(pytester, "--log-cli-level=INFO", "--nixl-op=WRITE", "-p", "no:benchmark")
@@ -36,6 +37,7 @@ def test_workers_profile_and_rows_are_logged(pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.long
 def test_nothing_is_logged_by_default(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ROW)
     run = run_pytest(pytester, "-p", "no:benchmark", "-o", "log_cli=true", "--nixl-op=WRITE")

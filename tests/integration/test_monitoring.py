@@ -173,6 +173,7 @@ def test_a_pushed_run_replaces_the_one_before_it_whole(tmp_path: Path) -> None:
         assert f'nixl_run_passed{{instance="{PUSHED}",job="nixl"}} 1' in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*REPORTS, "regressed"])
 def test_promtool_accepts_the_metrics(name: str) -> None:
     done = promtool("check", "metrics", text=metrics(REPORTS.get(name) or regressed()))

@@ -40,6 +40,7 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: Path) -> None:
     for name, text in {"pytest.ini": MARKERS, "test_beside.py": BESIDE, "test_alone.py": ALONE,
                        "parallel.py": Path(parallel.__file__).read_text(encoding="utf-8")}.items():  # fmt: skip
@@ -60,6 +61,7 @@ def test_what_must_run_alone_waits_for_the_tests_of_the_other_command(tmp_path: 
     assert (tmp_path / "alone").exists()
 
 
+@pytest.mark.long
 def test_a_failure_of_either_part_is_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(MARKERS)
     (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
@@ -84,6 +86,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("failed", "code", "listed"),
     [

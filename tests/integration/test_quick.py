@@ -27,6 +27,7 @@ def test_a_healthy_machine_passes_the_gate_with_three_sizes_each_way() -> None:
     assert done.code == 0
 
 
+@pytest.mark.long
 def test_a_broken_endpoint_ends_a_quick_run_before_the_first_row() -> None:
     done = run(*QUICK, env={"NIXL_ETCD_ENDPOINTS": NOTHING})
     assert "the run ended because the check 'etcd-answers' failed, which the profile 'loopback' requires" in done.output

@@ -45,6 +45,7 @@ def headings(page: str) -> set[str]:
     return {line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")}
 
 
+@pytest.mark.long
 def test_generated_pages_are_up_to_date(generate: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code = generate.main(["--check"])
     assert capsys.readouterr().err == ""
@@ -112,6 +113,7 @@ def test_a_variable_without_a_text_is_undocumented(generate: Any, monkeypatch: p
         generate.environment_page()
 
 
+@pytest.mark.long
 def test_a_finding_without_a_page_makes_the_page_stale(generate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     new = replace(next(iter(FINDINGS.values())), id="NIXL-NEW")
     monkeypatch.setattr(generate, "FINDINGS", {**FINDINGS, "NIXL-NEW": new})

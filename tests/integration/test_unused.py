@@ -79,6 +79,7 @@ def test_whatever_uses_the_plugin_begins_a_run(
     assert of_ours(loaded(pytester, *arguments)) > {*NEEDED, "pytest_nixl.session.run", "pytest_nixl.session.settings"}
 
 
+@pytest.mark.long
 def test_no_setting_of_an_unrelated_project_is_read(pytester: pytest.Pytester) -> None:
     """Wrong values in the variables of a deployment or launcher do not disturb a project that does not use them."""
     pytester.makepyfile(UNUSED)

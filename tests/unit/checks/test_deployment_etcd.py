@@ -68,6 +68,7 @@ def plant(client: EtcdClient) -> None:
     client.put("/pytest-nixl/groups/ended/run/frozen", b"{}")
 
 
+@pytest.mark.long
 def test_planted_faults_are_named_among_ten_thousand_keys(
     client: EtcdClient, etcd: Etcd, capsys: pytest.CaptureFixture[str]
 ) -> None:

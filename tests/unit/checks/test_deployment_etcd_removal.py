@@ -308,6 +308,7 @@ class LiveAgents:
         self._pool.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.soak
 def test_no_live_key_is_removed_while_agents_come_and_go(client: EtcdClient, etcd: Etcd, tmp_path: Path) -> None:
     """Agents come and go, dead ones start again, and a group of nixlbench gets a new rank, before or after the look."""

@@ -39,6 +39,7 @@ def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[t
         yield reader, writer
 
 
+@pytest.mark.long
 def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket) -> None:
     add_storage(*pair, bucket)
     legs = move_through(*pair, "UCX", bucket, directory="", seconds=120)
@@ -53,6 +54,7 @@ def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucke
     assert f"{SIZE} bytes are right after each leg: {NAMES[0]} by OBJ in " in judged.reason
 
 
+@pytest.mark.long
 def test_leg_that_delivers_a_wrong_byte_is_named(
     pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

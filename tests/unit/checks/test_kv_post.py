@@ -54,6 +54,7 @@ def test_the_message_names_counts_times_and_the_limit() -> None:
     assert judge_posts({"UCX READ": healthy}).reason == "UCX READ: post of 1 in 2 us, 100 in 60 us, 10000 in 5000 us"
 
 
+@pytest.mark.long
 def test_posts_of_the_real_nixl_grow_with_their_descriptors(make_settings: Callable[..., Settings]) -> None:
     found = posts(make_settings())
     assert tuple(found.seconds) == COUNTS

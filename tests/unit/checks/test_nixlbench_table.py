@@ -131,6 +131,7 @@ def test_every_recorded_file_is_read_row_by_row(name: str) -> None:
     assert output.unfinished == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FILES, ids=IDS)
 def test_text_cut_off_at_any_byte_yields_only_complete_rows(name: str) -> None:
     content = (FIXTURES / name).read_bytes()

@@ -298,6 +298,7 @@ PIECES = st.one_of(
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 400), PIECES), max_size=6)
 
 
+@pytest.mark.long
 @settings(max_examples=int(os.environ.get("PYTEST_NIXL_EXAMPLES", "150")), deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 @given(runs=st.lists(st.tuples(st.sampled_from(TEXTS), EDITS), min_size=1, max_size=3))

@@ -50,6 +50,7 @@ def ask(make_settings: Callable[..., Settings], server: S3Server, monkeypatch: p
     return ask
 
 
+@pytest.mark.long
 def test_good_server_passes_and_keeps_nothing(ask: Ask, server: S3Server) -> None:
     judged = ask()
     assert judged.verdict is Verdict.PASS, judged.reason
@@ -147,6 +148,7 @@ def test_clock_that_runs_away_is_a_warning(ask: Ask, server: S3Server) -> None:
     assert "behind this host's; such servers refuse more than 900 s" in judged.reason
 
 
+@pytest.mark.long
 def test_server_that_refuses_the_checksums_of_nixl_is_told_from_others(ask: Ask, server: S3Server) -> None:
     def refuse(method: str, path: str, headers: Message) -> str:
         return "InvalidArgument" if "x-amz-trailer" in headers else ""
@@ -173,6 +175,7 @@ def test_server_that_fails_nixl_alone_says_so(ask: Ask, server: S3Server) -> Non
     assert "NIXL_LOG_LEVEL=debug" in judged.remedy
 
 
+@pytest.mark.long
 def test_server_that_fails_after_nixl_began_is_the_cause(ask: Ask, server: S3Server) -> None:
     began: list[str] = []
 

@@ -146,6 +146,7 @@ class TestAmplified:
         first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
         assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
 
+    @pytest.mark.long
     def test_claims_that_cannot_overlap_prove_nothing(
         self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer
     ) -> None:
@@ -383,6 +384,7 @@ class TestCommands:
         assert done.faults[0].startswith(f"rank 0 was given 2 times: to claimant 0 ({host}, pid ")
         assert "keys in etcd: xferbench/c-" in done.faults[-1]
 
+    @pytest.mark.long
     @pytest.mark.soak
     @pytest.mark.parametrize("racy", [True, False], ids=["racy", "locked"])
     def test_late_processes_still_overlap(

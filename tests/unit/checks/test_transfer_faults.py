@@ -94,6 +94,7 @@ def test_ucx_is_also_tried_over_tcp() -> None:
     assert environments("LIBFABRIC") == [{}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_the_death_of_a_target_is_told_and_survived(make: Make, op: str) -> None:
     outcome = make("target-killed", op)
@@ -120,6 +121,7 @@ def test_a_nixl_that_tells_of_one_transfer_only_is_caught(make: Make) -> None:
     assert judge_faults([outcome]).verdict is Verdict.FAIL
 
 
+@pytest.mark.long
 def test_a_survivor_that_crashes_is_caught(make: Make) -> None:
     outcome = make("target-killed", function="crash", method="add_remote_agent")
     assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
@@ -135,17 +137,20 @@ def test_a_crash_while_memory_is_withdrawn_is_caught(make: Make) -> None:
     assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
 
 
+@pytest.mark.long
 def test_a_late_write_is_caught(make: Make) -> None:
     outcome = make("transfer-released", "READ", "write_late")
     assert outcome.changed == 1
 
 
+@pytest.mark.long
 def test_a_nixl_that_waits_before_it_releases_has_no_late_write(make: Make) -> None:
     outcome = make("transfer-released", "READ", "wait_before_release")
     assert outcome.changed == 0
     assert judge_faults([outcome]).verdict is Verdict.PASS
 
 
+@pytest.mark.long
 def test_a_target_that_listens_is_fetched_again_after_its_restart(make: Make) -> None:
     outcome = make("listener-restarted")
     assert outcome.lost_requests > 0  # the finding NIXL-RESTARTED-LISTENER-LOSES-FETCH
@@ -153,12 +158,14 @@ def test_a_target_that_listens_is_fetched_again_after_its_restart(make: Make) ->
     assert judge_faults(without([outcome], lost_requests=0)).verdict is Verdict.PASS
 
 
+@pytest.mark.long
 def test_a_nixl_that_asks_the_restarted_target_again_loses_no_request(make: Make) -> None:
     outcome = make("listener-restarted", function="fetch_until_known")
     assert outcome.lost_requests == 0
     assert judge_faults([outcome]).verdict is Verdict.PASS
 
 
+@pytest.mark.long
 def test_a_nixl_that_refuses_to_fetch_again_is_caught(make: Make) -> None:
     outcome = make("listener-restarted", function="refuse", method="fetch_remote_metadata")
     assert judge_faults([outcome]).reason.endswith("; the surviving agent gets nixlInvalidParamError from NIXL")

@@ -33,6 +33,7 @@ def test_a_level_lists_the_checks_that_its_run_makes(capsys: pytest.CaptureFixtu
     assert listed["quick"] < listed["standard"] < listed["extended"]
 
 
+@pytest.mark.long
 def test_the_printed_command_runs_that_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["checks", "shm"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]

@@ -480,6 +480,7 @@ def test_the_default_profile_is_shown(command: Command) -> None:
     assert "UCX WRITE,READ DRAM:DRAM 4KiB..1048575B\n    at least 0.06 GB/s (0.48 Gb/s), at most 640 GB/s" in ended.out
 
 
+@pytest.mark.long
 def test_the_command_runs_as_a_program_and_reports_a_closed_pipe_in_one_sentence() -> None:
     command = [sys.executable, "-m", "pytest_nixl.cli", "profile", "show", "loopback"]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.startswith(

@@ -129,6 +129,7 @@ def test_the_ci_file_differs_from_the_shipped_one_in_image_and_gpus_only(
     assert {word.partition("=")[0] for word in re.findall(r"--nixl-\S+", text)} <= known
 
 
+@pytest.mark.long
 def test_an_instance_with_a_profile_gets_a_copy_of_it(node: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     shutil.copytree(node, tree, symlinks=True)
@@ -140,6 +141,7 @@ def test_an_instance_with_a_profile_gets_a_copy_of_it(node: Path, tmp_path: Path
     assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
 
 
+@pytest.mark.long
 def test_pytest_reads_the_options_of_the_job(plain_node: Path, tmp_path: Path) -> None:
     folder = written(tmp_path, plain_node)
     [spec] = check_manifests(folder)
@@ -197,6 +199,7 @@ def _any_cluster() -> Any:
     return _Cluster()
 
 
+@pytest.mark.long
 def test_this_host_gets_files_and_the_next_command_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_nixl.cli", "init", "files here"], cwd=tmp_path,

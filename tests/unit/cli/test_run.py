@@ -123,6 +123,7 @@ def test_without_arguments_it_ends_in_a_verdict_of_this_host() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_it_runs_where_the_plugin_is_installed(tmp_path: Path) -> None:
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
@@ -163,6 +164,7 @@ def test_secrets_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.count("***") == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -92,6 +92,7 @@ def test_each_phase_has_the_requests_of_the_model(etcd: Etcd, size: int, token: 
     assert everything == whole_run(size, COUNT + 1, sealed=sealed).total
 
 
+@pytest.mark.long
 def test_the_bytes_that_etcd_sends_grow_with_the_rosters_alone(etcd: Etcd) -> None:
     """Each rank receives one roster. Nothing else that it receives grows with the number of ranks."""
     rest = {}

@@ -349,6 +349,7 @@ def running(etcd: Etcd, token: str = TOKEN) -> Iterator[tuple[RankDriver, Future
 
 
 class TestRun:
+    @pytest.mark.long
     def test_forged_messages_neither_end_a_run_nor_answer_a_request(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with running(etcd) as (driver, serving, _):
             to_peer, to_driver = f"{ROOT}mail/000001/000000/", f"{ROOT}mail/000000/000001/"
@@ -558,6 +559,7 @@ def test_a_gate_of_several_ranks_accepts_credentials_of_the_etcd(
     require_secret(make_settings(gate=True, **given), Placement(2, 0, "g", "--nixl-ranks", None, ((0, 1),)))
 
 
+@pytest.mark.long
 def test_a_gate_is_refused_if_the_etcd_requires_no_password(etcd: Etcd) -> None:
     done = run(BANDWIDTH, "--nixl-gate", "--nixl-ranks=2", f"--nixl-etcd={etcd.url}", "--nixl-etcd-user=root:x")
     assert done.code == 4, done.output

@@ -177,6 +177,7 @@ def test_every_member_learns_of_a_member_that_dies_after_the_start(
             members[2].barrier(SECONDS)
 
 
+@pytest.mark.long
 def test_a_member_that_leaves_after_a_barrier_is_not_lost(
     client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
 ) -> None:
@@ -237,6 +238,7 @@ class TestRefused:
                 join(other, "full", 3, timeout=SOON)
             all_done([pool.submit(member.barrier, 60) for member in members])
 
+    @pytest.mark.long
     def test_one_process_too_many(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:
         with ExitStack() as stack:
             clients = [stack.enter_context(connect([etcd.endpoint], timeout=SECONDS)) for _ in range(4)]
@@ -271,6 +273,7 @@ def test_a_timeout_names_the_missing_ranks(client: EtcdClient) -> None:
     assert " 0.5 s for ranks 0, 1, 3 of group 'lone' (1 of 4 " in caught.value.reason
 
 
+@pytest.mark.long
 def test_a_timeout_names_different_numbers_of_ranks(etcd: Etcd, client: EtcdClient, pool: ThreadPoolExecutor) -> None:
     with connect([etcd.endpoint], timeout=SECONDS) as other:
         three = pool.submit(join, other, "sizes", 3, timeout=6)
@@ -333,6 +336,7 @@ class TestRequestedRanks:
         with pytest.raises(ValueError, match=r"^-1 .*: ranks are counted from 0"):
             join(client, "g", 2, wanted=-1)
 
+    @pytest.mark.long
     def test_two_requests_from_one_host_are_refused_if_no_lease_ends(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
@@ -343,6 +347,7 @@ class TestRequestedRanks:
                 assert "rank 0 " in error.reason
                 assert error.reason.count(f"same (pid {os.getpid()})") == 2
 
+    @pytest.mark.long
     def test_a_process_restarted_before_the_others_arrive_gets_its_rank(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
@@ -378,6 +383,7 @@ class TestRequestedRanks:
             assert isinstance(error, JoinRefusedError)
             assert error.reason == caught.value.reason
 
+    @pytest.mark.long
     def test_a_free_rank_is_given_only_to_a_process_that_requests_it_or_any(
         self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
     ) -> None:
@@ -544,6 +550,7 @@ class TestWaiting:
                 with claiming(etcd, pool, "say", [None], size=2) as [other], registration.result(SECONDS) as member:
                     assert {member.rank, other.result(SECONDS).rank} == {0, 1}
 
+    @pytest.mark.long
     def test_no_sentence_and_no_request_in_the_first_seconds(self, client: EtcdClient, etcd: Etcd) -> None:
         said: list[str] = []
         with EtcdProxy(etcd.url) as path:
@@ -602,6 +609,7 @@ class TestWords:
 
 
 class TestLeases:
+    @pytest.mark.long
     def test_a_lease_is_refreshed(self, client: EtcdClient) -> None:
         with join(client, "kept", 1, ttl=12) as member:
             seen: list[int] = []
@@ -616,6 +624,7 @@ class TestLeases:
             assert _lives(client, member)
             member.check()
 
+    @pytest.mark.long
     def test_a_member_stops_before_etcd_ends_its_lease(self, client: EtcdClient, etcd: Etcd) -> None:
         """The member's clock starts when the request is sent, so that its lease expires there first."""
         with EtcdProxy(etcd.url) as path:

@@ -24,6 +24,7 @@ from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
 
 
+@pytest.mark.long
 def test_a_row_between_two_ranks_is_measured_like_a_local_row(
     nixl_private_etcd: PrivateEtcd, make_settings: Any
 ) -> None:

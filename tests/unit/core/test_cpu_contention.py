@@ -92,6 +92,7 @@ def test_launches_with_unknown_contention_count_as_without() -> None:
     assert decide_floor((0.9, 0.9, 0.9), 1.0).verdict is Verdict.FAIL
 
 
+@pytest.mark.long
 def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callable[..., WorkerPairs]) -> None:
     link = make_pairs(duration=1.0, iterations=10).link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"))
     quiet = link.measure(65536)

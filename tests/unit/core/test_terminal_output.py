@@ -165,11 +165,13 @@ def test_the_command_without_proc_ends_with_a_sentence(inside: Inside, which: st
 READ_ONLY_SHM = "mount -t tmpfs -o ro none /dev/shm"
 #: Shell line that mounts a /dev with the usual devices but without shm. UCX then uses other transports.
 NO_SHM = (
-    "mkdir -p {0}/dev && for each in null zero full random urandom; do cp -a /dev/$each {0}/dev/; done && "
-    "ln -s /proc/self/fd {0}/dev/fd && mount --bind {0}/dev /dev"
+    "mkdir -p {0}/dev && for each in null zero full random urandom; do "
+    "touch {0}/dev/$each && mount --bind /dev/$each {0}/dev/$each; done && "
+    "ln -s /proc/self/fd {0}/dev/fd && mount --rbind {0}/dev /dev"
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mounts", "words"),
     [(READ_ONLY_SHM, "it is mounted read-only"), (NO_SHM, "No such file or directory")],
@@ -184,6 +186,7 @@ def test_unusable_shared_memory_fails_its_check(inside: Inside, tmp_path: Path, 
     assert f"/dev/shm cannot be used: {words}" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.long
 def test_a_row_on_read_only_shared_memory_names_the_shared_memory(inside: Inside) -> None:
     done = inside(READ_ONLY_SHM, *command(*ROW))
     assert done.returncode == 1, done.stdout

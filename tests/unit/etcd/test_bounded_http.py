@@ -240,6 +240,7 @@ def test_an_invalid_token_is_not_sent(token: object) -> None:
             assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_the_clock_of_a_server_that_never_ends_is_not_told() -> None:
     healthy = plain({"header": HEADER, "version": "3.5.1"})
     with serving(healthy, to_get=ENDLESS["headers in drops"]) as endpoint:

@@ -190,6 +190,7 @@ class TestMembers:
         assert f"{second}: connection refused" in caught.value.reason
         assert caught.value.cause == "refused"
 
+    @pytest.mark.long
     def test_a_transaction_is_not_sent_twice(self, plain: Etcd) -> None:
         """If the answer is lost, it is unknown whether it was executed, so no other member is asked."""
         with silent() as lost, connect([lost, plain.endpoint], timeout=3.0) as client:
@@ -318,6 +319,7 @@ class TestPasswords:
             assert client.endpoints == (guarded.url,)
             assert "bob" not in repr(client)
 
+    @pytest.mark.long
     def test_a_token_is_renewed(self, guarded: Etcd) -> None:
         with connect([guarded.endpoint], user="bob", password="b") as client:
             client.put("/bob/t", b"1")

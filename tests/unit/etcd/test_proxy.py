@@ -446,6 +446,7 @@ class TestPath:
             EtcdProxy("https://h:1")
 
 
+@pytest.mark.long
 def test_nixl_agents_work_through_the_proxy(path: EtcdProxy, direct: EtcdClient, agents: Agents) -> None:
     """Two real agents find each other through the proxy by gRPC; after a cut, etcd gets nothing from one of them."""
     first, second = path.client("publisher"), path.client("finder")

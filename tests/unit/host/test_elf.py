@@ -118,6 +118,7 @@ def test_a_chain_that_does_not_move_on_ends(library: ELFFile, tmp_path: Path) ->
         read(path, content)
 
 
+@pytest.mark.long
 def test_a_damaged_library_is_read_or_refused(library: ELFFile, tmp_path: Path) -> None:
     path, chance = tmp_path / "lib.so", random.Random(1)
     good = path.read_bytes()

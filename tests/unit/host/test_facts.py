@@ -69,6 +69,7 @@ def node(healthy: Tree) -> Facts:
     return gather(FactsRoot(healthy.folder), backends=("UCX",), environ={})
 
 
+@pytest.mark.long
 def test_recorded_tree_of_this_machine_gives_the_same_facts(tmp_path: Path) -> None:
     live = FactsRoot()
     facts = gather(live, environ={})
@@ -89,6 +90,7 @@ def test_recorded_tree_of_a_host_with_gpus_and_network_cards_keeps_links(
     assert gather(FactsRoot(tmp_path / "again"), backends=("UCX",), environ={}) == node
 
 
+@pytest.mark.long
 def test_recorded_tree_contains_only_files_that_facts_need(tmp_path: Path) -> None:
     live = FactsRoot()
     gather(live, environ={})
@@ -99,6 +101,7 @@ def test_recorded_tree_contains_only_files_that_facts_need(tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "tree" / "etc").iterdir()} <= {"os-release", "resolv.conf"}
 
 
+@pytest.mark.long
 def test_hand_written_trees_have_the_form_of_a_recorded_tree(tmp_path: Path, healthy: Tree) -> None:
     live = FactsRoot()
     gather(live, environ={})
@@ -289,6 +292,7 @@ def test_equal_ranks_pass_and_a_single_rank_is_not_applicable(node: Facts) -> No
     assert ranks_agree([node, software(node, nixl="1.4.1")]).verdict is Verdict.FAIL
 
 
+@pytest.mark.long
 def test_command_reports_namespaces_that_differ_in_a_slash(tmp_path: Path) -> None:
     for number, namespace in enumerate(("/nixl/agents", "/nixl/agents/")):
         done = command("facts", f"--output={tmp_path}/{number}.json", NIXL_ETCD_NAMESPACE=namespace)
@@ -332,12 +336,14 @@ def test_doctor_prints_colours_only_on_a_terminal(healthy: Tree) -> None:
     assert "\033[2mNOT-APPLICABLE  nic-rate" in shown.decode()
 
 
+@pytest.mark.long
 def test_required_check_that_is_not_applicable_fails_with_the_gate() -> None:
     done = command("doctor", "--gate")
     assert done.returncode == 1
     assert re.search(r"NOT-APPLICABLE +etcd-answers .*; the profile requires it", done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [
@@ -401,6 +407,7 @@ def found_in(text: str) -> list[str]:
     return re.findall(r".{0,60}Sw0rdfish.{0,20}", text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -421,6 +428,7 @@ def test_no_secret_is_in_what_the_commands_print(arguments: tuple[str, ...]) -> 
     assert found_in(done.stdout + done.stderr) == []
 
 
+@pytest.mark.long
 def test_no_secret_is_in_a_recorded_tree(tmp_path: Path) -> None:
     done = separate("facts", f"--record={tmp_path}/tree", "--etcd=http://me:Sw0rdfish-option@127.0.0.1:1", **SECRETS)
     assert done.returncode == 0, done.stderr

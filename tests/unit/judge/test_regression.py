@@ -81,6 +81,7 @@ def compared(before: NDArray[numpy.float64], now: NDArray[numpy.float64]) -> Reg
     return compare_rows(sides[0], sides[1], 0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [0.003, 0.05, 0.3])
 def test_twelve_rows_without_a_loss_are_rarely_regressed(spread: float) -> None:
     """At a true rate of one in a hundred, 400 runs have 9 or more false alarms in only one of fifty such tests."""

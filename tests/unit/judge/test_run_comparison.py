@@ -31,6 +31,7 @@ def told(compared: RunComparison) -> dict[Verdict, str]:
     return {result.verdict: f"{result.reason}\n{result.remedy}" for result in compared.results}
 
 
+@pytest.mark.long
 def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     before = run("a:1", {KEY: QUIET}, versions={"ucx": "1.19.0", "nixl": "1.5.1"}, environment={"UCX_TLS": "rc"})
     now = run("a:2", {KEY: LOST}, versions={"ucx": "1.20.0", "nixl": "1.5.1"}, environment={"UCX_RNDV_THRESH": "1"})

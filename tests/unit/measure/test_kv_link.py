@@ -76,6 +76,7 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
         assert samples.step("post") <= samples.step("post", 99)
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_descriptors_are_verified(connect: Connect) -> None:
     layout = KvLayout(tensors=64, blocks=1600, block_bytes=512)
     samples = connect("WRITE", layout).measure(KvTraffic(1563), duration=0.0, least=1)
@@ -224,6 +225,7 @@ def test_requests_in_flight_at_the_same_time_move_the_right_blocks(connect: Conn
         assert samples.bandwidth == pytest.approx(samples.request_bytes * 32 / (max(ends) - min(starts)))
 
 
+@pytest.mark.long
 def test_a_stall_of_the_target_is_not_hidden_from_the_latency(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def link(pairs: WorkerPairs, op: str = "WRITE") -> Link:
     return pairs.link("UCX", op, DRAM)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_window_has_at_least_depth_transfers(make_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")  # slow enough that all transfers in flight take more than 10 ms
@@ -54,6 +55,7 @@ def test_every_byte_arrives_and_is_compared(
     assert samples.bandwidth > 0
 
 
+@pytest.mark.long
 def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePairs) -> None:
     samples = link(make_pairs(iterations=5000, duration=0.5)).measure(65536)
     assert sum(samples.transfers) >= 5000
@@ -64,6 +66,7 @@ def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePa
     assert 0 < samples.p50 <= samples.p99 <= max(samples.windows)
 
 
+@pytest.mark.long
 def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: MakePairs) -> None:
     one = link(make_pairs(blocks=(1 << 20, 2 << 20), duration=0.0))
     assert sum(one.measure(1 << 20).transfers) >= 1000
@@ -71,6 +74,7 @@ def test_default_iterations_are_1000_up_to_1_mib_and_160_mib_above(make_pairs: M
     assert [usual_iterations(size << 20) for size in (1, 2, 3, 16, 64)] == [1000, 80, 54, 10, 10]
 
 
+@pytest.mark.long
 def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_transfer(
     make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +89,7 @@ def test_backend_whose_done_means_posted_is_measured_with_a_notification_per_tra
     assert sum(samples.transfers) >= 1000
 
 
+@pytest.mark.long
 def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> None:
     one = link(shared_pairs())
     stop = threading.Event()
@@ -111,6 +116,7 @@ def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> No
     assert found.total_bytes == 65536
 
 
+@pytest.mark.long
 def test_pair_is_reused_and_replaced_when_a_worker_has_ended(make_pairs: MakePairs) -> None:
     pairs = make_pairs()
     first = link(pairs)
@@ -128,6 +134,7 @@ def test_row_that_does_not_fit_is_refused_with_a_remedy(shared_pairs: MakePairs)
     assert "--nixl-blocks" in caught.value.remedy
 
 
+@pytest.mark.long
 def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", "http://127.0.0.1:1")
     one = link(make_pairs())
@@ -136,6 +143,7 @@ def test_agents_of_a_link_do_not_use_an_etcd(make_pairs: MakePairs, monkeypatch:
         assert agent.run("helpers.agent_functions:variable", name="NIXL_ETCD_ENDPOINTS") is None
 
 
+@pytest.mark.long
 def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> None:
     pairs = make_pairs(duration=0.0)
     one = link(pairs)

@@ -48,6 +48,7 @@ def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
         yield make
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("text", "op", "depth"), [("incast:3", "WRITE", 2), ("outcast:3", "READ", 1),
                                                    ("alltoall:3", "WRITE", 1), ("alltoall:3", "READ", 2)])  # fmt: skip
 def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, op: str, depth: int) -> None:
@@ -66,6 +67,7 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
     assert found.total == pytest.approx(sum(each.rate(TOGETHER) for each in found.flows))
 
 
+@pytest.mark.long
 def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) -> None:
     file = os.path.join(tmp_path, "matrix.txt")
     with open(file, "w", encoding="utf-8") as stream:
@@ -75,6 +77,7 @@ def test_a_matrix_has_flows_of_its_own_sizes(connect: Connect, tmp_path: str) ->
     assert all(each.corruption is None for each in found.flows)
 
 
+@pytest.mark.long
 def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     flows = connect("incast:3")
     compare = RankFlows._compare
@@ -96,6 +99,7 @@ def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: p
     )
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_is_named_and_the_others_are_ended(connect: Connect) -> None:
     flows = connect("incast:4")
     pid = flows.agents[2].worker.pid
@@ -123,6 +127,7 @@ def test_the_keys_of_rows_name_pattern_and_load() -> None:
     assert str(key) == "UCX/READ/DRAM:DRAM/64KiB/batch1/depth1/0-1/load=alone,pattern=incast:3"
 
 
+@pytest.mark.long
 def test_four_busy_loops_on_a_healthy_host_accuse_no_rank_and_no_flow(make_settings: Callable[..., Settings]) -> None:
     """The workers see that others take processor time, and the verdict is PASS or INCONCLUSIVE."""
     names = [f"rank {rank}" for rank in range(3)]

@@ -35,6 +35,7 @@ def link(pairs: WorkerPairs, options: AgentOptions | None = None) -> Link:
     return pairs.link("UCX", "WRITE", DRAM, agent_options=options)
 
 
+@pytest.mark.long
 def test_a_pair_has_the_threads_of_its_options(make_pairs: MakePairs) -> None:
     pairs = make_pairs()
     plain = link(pairs)
@@ -46,6 +47,7 @@ def test_a_pair_has_the_threads_of_its_options(make_pairs: MakePairs) -> None:
     assert (threads(several.initiator), threads(several.target)) == (usual + 3, usual)
 
 
+@pytest.mark.long
 def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None:
     workers = (BackendParameter("UCX", "num_workers", "2"),)
     options = AgentOptions(True, ThreadCounts(2, 2), "strict", workers)
@@ -54,18 +56,21 @@ def test_the_row_says_how_its_agents_were_created(make_pairs: MakePairs) -> None
     assert str(samples.key).endswith("/0-1/num_workers=2,progress-thread=on,sync-mode=strict,threads=2")
 
 
+@pytest.mark.long
 def test_the_run_decides_unless_a_link_says_otherwise(make_pairs: MakePairs) -> None:
     pairs = make_pairs(progress_thread=("on",))
     assert link(pairs).key(65536).variant == (("progress-thread", "on"),)
     assert link(pairs, AgentOptions(progress_thread=False)).key(65536).variant == ()
 
 
+@pytest.mark.long
 def test_a_row_is_measured_again_with_its_own_agents(make_pairs: MakePairs) -> None:
     pairs = make_pairs(progress_thread=("off", "on"))
     row = link(pairs, AgentOptions(progress_thread=True)).key(65536)
     assert pairs.link_of(row, (0, 1)).key(65536) == row
 
 
+@pytest.mark.long
 def test_no_other_pair_runs_beside_one_with_a_progress_thread(make_pairs: MakePairs) -> None:
     pairs = make_pairs()
     plain = link(pairs)
@@ -76,6 +81,7 @@ def test_no_other_pair_runs_beside_one_with_a_progress_thread(make_pairs: MakePa
     assert not progress.initiator.worker.alive
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: MakePairs, progress: bool) -> None:
     # UCX over TCP needs the target's progress; the memory copy of one host does not.
@@ -91,6 +97,7 @@ def test_a_target_that_stops_for_ever_is_named_within_its_deadline(make_pairs: M
     assert not one.initiator.worker.alive, "both workers are ended"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("progress", [False, True])
 def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
     make_pairs: MakePairs, progress: bool
@@ -105,6 +112,7 @@ def test_an_initiator_that_makes_no_progress_is_named_within_its_deadline(
     assert time.monotonic() - started < 5.0 + LATE
 
 
+@pytest.mark.long
 def test_agents_of_a_test_have_the_options_of_the_run_unless_it_says_otherwise(
     make_settings: Callable[..., object],
 ) -> None:

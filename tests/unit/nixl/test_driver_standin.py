@@ -82,6 +82,7 @@ def test_functions_are_those_that_the_real_plugin_binds(plugin: str, tmp_path: P
     assert (done.stdout, done.stderr) == ("{100} False\n", "")
 
 
+@pytest.mark.long
 def test_workers_of_a_run_share_one_file(plugin: str, tmp_path: Path) -> None:
     first = write_standin(str(tmp_path), plugin)
     written = os.stat(first).st_ino

@@ -79,6 +79,7 @@ def test_a_rewrite_is_readable_by_all_programs_and_stable(rewrite: str) -> None:
     assert explanation.findings == (("NIXL-ETCD-MEMBER-DROPPED",) if "," in text and "[" in text else ())
 
 
+@pytest.mark.long
 def test_the_real_etcdctl_agrees_with_the_model() -> None:
     program = shutil.which("etcdctl") or str(Path(etcd_binary()).with_name("etcdctl"))
     with running_etcd() as etcd:
@@ -107,6 +108,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=12).map("".join))
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(TEXTS)
 def test_no_text_raises_or_hangs(text: str) -> None:

@@ -113,6 +113,7 @@ def test_tox_environment_in_the_message_has_a_nixl_that_fits() -> None:
     assert "{posargs:--nixl-backend=LIBFABRIC}" in environment["commands"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     version("nixl-cu12") != "1.5.1",
     reason="only with NIXL 1.5.1; the environment of `tox -e libfabric` has one that fits",

@@ -70,6 +70,7 @@ def test_bandwidth_suite_passes_with_the_gate_and_records(server: S3Server, tmp_
     assert server.url.replace("://", "/") in recorded[0]["extra_info"]["transports"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20])
 def test_another_client_reads_what_nixl_wrote(server: S3Server, make_pairs: MakePairs, block: int) -> None:
     written = link(make_pairs(blocks=(block,), batch=(2,)))
@@ -120,6 +121,7 @@ def test_parameters_say_where_the_objects_are_without_a_variant(
     assert moved.move(BLOCK) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", ["WRITE", "READ"])
 def test_objects_move_in_parts_from_the_limit_on(server: S3Server, make_pairs: MakePairs, op: str) -> None:
     size = 20 << 20

@@ -104,6 +104,7 @@ def test_page_cache_is_bypassed_if_blocks_are_whole_pages(make_pairs: MakePairs,
     assert (whole.transports == odd.transports) == (system == "tmpfs" or whole.transports[0].startswith("cached"))
 
 
+@pytest.mark.long
 def test_files_in_memory_are_reported_and_are_not_storage(tmp_path: Path) -> None:
     only_storage = profile(tmp_path / "p.toml", "backend = ['POSIX']\ntransports = ['direct']")
     done = run(BANDWIDTH, "--nixl-backend=POSIX", "--nixl-blocks=64KiB", "--nixl-file-dir=/dev/shm",
@@ -119,6 +120,7 @@ def test_directory_in_which_no_file_can_be_created_is_reported_with_a_remedy(mak
     assert "--nixl-file-dir" in caught.value.remedy
 
 
+@pytest.mark.long
 def test_backend_between_agents_refuses_files() -> None:
     done = run(BANDWIDTH, "--nixl-backend=UCX", "--nixl-memory=DRAM:FILE")
     assert done.code == 4

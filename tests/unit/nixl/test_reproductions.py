@@ -34,6 +34,7 @@ def test_a_script_ends_as_its_finding_says(id: str, tmp_path: Path, capsys: pyte
     assert "healthy" not in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id", ["NIXL-RELEASED-IN-FLIGHT", "NIXL-REMOVED-IN-FLIGHT"])
 def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: Path) -> None:
     counted = ""
@@ -60,6 +61,7 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "healthy: the transfer is DONE"), done.stderr
 
 
+@pytest.mark.long
 def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
@@ -69,6 +71,7 @@ def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "DEFECT: 100 sockets are open after 50 removals"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("id", ["NIXL-TELEMETRY-DISCONNECT-UNCOUNTED", "NIXL-TELEMETRY-REFUSAL-UNCOUNTED"])
 def test_a_script_counts_the_errors_that_telemetry_counts(id: str, tmp_path: Path) -> None:
     script = reproduction(id)

@@ -165,6 +165,7 @@ def test_embedded_server_that_does_not_start_is_named(monkeypatch: pytest.Monkey
         s3_server.open_bucket("embedded", {}, supervisor).__enter__()
 
 
+@pytest.mark.long
 def test_embedded_server_ends_although_its_test_fails() -> None:
     with pytest.raises(ZeroDivisionError), s3_server.open_bucket("embedded", {}, supervisor) as made:
         raise ZeroDivisionError

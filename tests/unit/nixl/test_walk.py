@@ -69,6 +69,7 @@ def test_the_timed_transfers_of_a_walk_reach_its_end(shared_pairs: MakePairs, mo
     assert link(shared_pairs(**SHARED)).measure(4 * KIB).corruption is None
 
 
+@pytest.mark.long
 def test_a_backend_whose_done_means_posted_walks_with_a_notification_per_transfer(
     make_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_backend_whose_done_means_posted_walks_with_a_notification_per_transfe
         pairs.close()
 
 
+@pytest.mark.long
 def test_rows_in_place_and_rows_that_walk_are_two_rows(make_pairs: MakePairs) -> None:
     pairs = make_pairs(duration=0.0)
     hot, cold = (link(pairs, footprint=footprint).measure(64 * KIB).key for footprint in (0, FOOTPRINT))
@@ -95,6 +97,7 @@ def test_rows_in_place_and_rows_that_walk_are_two_rows(make_pairs: MakePairs) ->
     assert pairs.link_of(hot, (0, 1)).key(64 * KIB) == hot
 
 
+@pytest.mark.long
 def test_a_launch_keeps_the_footprint_and_a_transfer_alone_moves_all_of_it(make_pairs: MakePairs) -> None:
     one = link(make_pairs(), footprint=MIB)
     assert one.move(64 * KIB) is None

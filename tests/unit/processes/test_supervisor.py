@@ -91,6 +91,7 @@ def test_the_end_of_a_process_is_described(own: SupervisorClient) -> None:
     assert own.how_ended(1) == "was not started by this supervisor"
 
 
+@pytest.mark.long
 def test_stop_kills_a_group_that_ignores_sigterm(own: SupervisorClient) -> None:
     script = "trap '' TERM; sleep 300 & echo $!; wait"
     pid = own.spawn(["sh", "-c", script], log="stubborn.log")

@@ -98,6 +98,7 @@ def test_worker_that_dies_is_named_with_its_last_lines(
     assert not agent.worker.alive
 
 
+@pytest.mark.long
 def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agents) -> None:
     agent = agents.start()
     agent.run("helpers.agent_functions:give_bytes")  # imports the module, so that the next function hangs at once
@@ -114,6 +115,7 @@ def test_worker_that_hangs_is_ended_at_its_deadline_with_its_stack(agents: Agent
 SLOW = "import time\ntime.sleep({seconds})\n"
 
 
+@pytest.mark.long
 def test_slow_start_has_a_separate_deadline(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW.format(seconds=6))
     with Agents(LocalHost(supervisor()), make_settings(timeout=5.0)) as started:
@@ -123,6 +125,7 @@ def test_slow_start_has_a_separate_deadline(make_settings: Callable[..., Setting
         assert agent.get_plugin_list()
 
 
+@pytest.mark.long
 def test_worker_that_never_starts_is_ended_at_that_deadline(
     make_settings: Callable[..., Settings], tmp_path: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_worker_that_ends_during_its_start_is_reported_immediately(agents: Agent
     assert not caught.value.late
 
 
+@pytest.mark.long
 def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agents) -> None:
     agent = agents.start()
     agent.worker.timeout = 0.5
@@ -151,6 +155,7 @@ def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agent
         agent.get_plugin_list()
 
 
+@pytest.mark.long
 def test_late_partner_does_not_hide_the_error_that_ended_the_step(agents: Agents) -> None:
     failing, late = agents.start_each(["failing", "late"])
     asked = [
@@ -199,6 +204,7 @@ def test_nixl_that_cannot_be_loaded_is_reported_with_a_remedy(agents: Agents, tm
     assert "pip install --no-deps" in caught.value.remedy
 
 
+@pytest.mark.long
 def test_package_is_that_of_the_loaded_nixl_if_another_is_installed(agents: Agents, tmp_path: Path) -> None:
     # A stand-in for what `pip install nixl` leaves: the records of a second wheel that is not loaded.
     loaded = agents.start().worker.versions
@@ -260,6 +266,7 @@ def test_second_agent_in_a_worker_shares_its_options(agents: Agents) -> None:
     assert first.get_agent_metadata(), "the first agent still exists"
 
 
+@pytest.mark.long
 def test_agents_of_one_context_end_together(agents: Agents) -> None:
     one, other = agents.start_each(["one", "other"])
     assert one.worker.pid != other.worker.pid
@@ -271,6 +278,7 @@ def test_agents_of_one_context_end_together(agents: Agents) -> None:
     assert not any(worker.alive for worker in agents._workers)
 
 
+@pytest.mark.long
 def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agents) -> None:
     agent, other = agents.start_each(["agent", "other"])
     agent.register(agent.allocate(4096))

@@ -91,6 +91,7 @@ def test_words_of_a_row() -> None:
     assert "about 10 min of rows left" in RowOfRun(KEY, 1, 20, 30.0).words(0.0, None)
 
 
+@pytest.mark.long
 def test_a_terminal_shows_a_live_line_and_keeps_nothing_of_it(rows: Path) -> None:
     written = on_terminal(rows)
     live = re.findall(r"\x1bD\x1b\[A\x1b7\r+\n\x1b\[K(row.*?)\x1b8", written)
@@ -111,6 +112,7 @@ def test_the_live_line_is_below_what_verbose_pytest_writes(rows: Path) -> None:
     assert not any("row 2 of 2" in line for line in shown)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
@@ -130,6 +132,7 @@ def test_no_live_line(rows: Path, options: tuple[str, ...], changes: dict[str, s
     assert ("row 1 of 2" in written) == ("-q" not in options)  # as plain lines
 
 
+@pytest.mark.long
 def test_a_pipe_gets_plain_lines(rows: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *PLUGIN, "--benchmark-disable", "--color=yes"], cwd=rows,

@@ -215,11 +215,13 @@ def test_an_unused_plugin_loads_no_further_modules(pytester: pytest.Pytester) ->
     run_pytest(pytester).assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_settings_load_no_further_modules(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNTOUCHED.replace("test_it()", "test_it(nixl_settings)"))
     run_pytest(pytester, "--nixl-backend=UCX", "--nixl-etcd=http://h:1").assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("test", "code"), [(NOT_OURS, 0), ("def test_it(): assert False", 1), ("x = 1", 5)], ids=["pass", "fail", "none"]
 )

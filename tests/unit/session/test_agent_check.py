@@ -20,6 +20,7 @@ def parameter(name: str, value: str) -> dict[str, Any]:
     return {"backend_params": (BackendParameter("UCX", name, value),)}
 
 
+@pytest.mark.long
 def test_an_unknown_parameter_is_named_with_the_accepted_ones(make_settings: MakeSettings) -> None:
     with pytest.raises(pytest.UsageError) as caught:
         refuse_agent_options(make_settings(**parameter("banana", "1")))
@@ -30,6 +31,7 @@ def test_an_unknown_parameter_is_named_with_the_accepted_ones(make_settings: Mak
     assert "\n" not in words
 
 
+@pytest.mark.long
 def test_a_value_that_the_backend_refuses_is_reported_in_its_words(make_settings: MakeSettings) -> None:
     with pytest.raises(
         pytest.UsageError, match=r"NIXL cannot create the backend UCX with these options: .*'many'.* num_workers"
@@ -50,6 +52,7 @@ def test_a_nixl_that_does_not_work_is_left_to_the_checks(
     refuse_agent_options(make_settings(**parameter("banana", "1")))
 
 
+@pytest.mark.long
 def test_the_run_ends_before_its_first_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(nixl_settings): pass")
     result = run_pytest(pytester, "--nixl-backend-params=UCX:banana=1")

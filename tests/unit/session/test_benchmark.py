@@ -31,6 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("recorded"), "one")
 
 
+@pytest.mark.long
 def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None:
     row: dict[str, Any]
     [row] = json.loads(recorded.read_text())["benchmarks"]
@@ -68,12 +69,14 @@ def test_autosave_and_compare_work_within_a_run(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("0001_*.json"))) == 1
 
 
+@pytest.mark.long
 def test_benchmark_only_runs_only_the_rows() -> None:
     done = bandwidth("suites/infrastructure", "--benchmark-only", "--nixl-op=WRITE")
     assert done.verdicts == {"WRITE 64KiB": "PASS"}
     assert done.code == 0
 
 
+@pytest.mark.long
 def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = bandwidth("--benchmark-disable", "--nixl-op=WRITE", f"--benchmark-json={path}")
@@ -90,6 +93,7 @@ def test_rows_are_properties_of_junit_xml(recorded: Path) -> None:
     assert '<property name="nixl_gigabytes_per_second" value="' in text
 
 
+@pytest.mark.long
 def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     done = subprocess.run(
@@ -101,6 +105,7 @@ def test_a_run_outside_the_clone_has_the_same_keys(tmp_path: Path) -> None:
     assert [row["fullname"] for row in json.loads(path.read_text())["benchmarks"]] == [KEY]
 
 
+@pytest.mark.long
 def test_the_wheel_carries_the_suites_profiles_and_templates(tmp_path: Path) -> None:
     site = tmp_path / "site"
     build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]

@@ -123,6 +123,7 @@ def test_a_run_of_which_nothing_is_left_says_why(pytester: pytest.Pytester) -> N
     assert STANDARD_LEFT_OUT in result.outlines
 
 
+@pytest.mark.long
 def test_workers_of_xdist_tell_what_was_left_out(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     result = run_pytest(pytester, "-n", "2")

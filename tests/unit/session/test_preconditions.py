@@ -32,6 +32,7 @@ def ended(done: Finished) -> str:
     return found[1] if found else ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gate", [(), ("--nixl-gate",)], ids=["plain", "gate"])
 def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, ...]) -> None:
     began, worked = time.monotonic(), processor_seconds()
@@ -52,6 +53,7 @@ def test_an_unreachable_etcd_ends_the_run_before_the_first_row(gate: tuple[str, 
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text(NOT_BUSY)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -61,6 +63,7 @@ def test_an_etcd_that_never_answers_ends_the_run_before_the_first_row(tmp_path: 
     assert done.verdicts == {}
 
 
+@pytest.mark.long
 def test_an_endpoint_that_only_nixl_cannot_parse_ends_the_run_before_the_first_row(tmp_path: Path) -> None:
     """NIXL may be unable to reach an etcd that the plugin's own client reaches."""
     required = write_profile(tmp_path / "p.toml", "floor = '1 KB/s'", required="['endpoints-well-formed']")

@@ -204,6 +204,7 @@ def used(run: RecordedRun, others: list[RecordedRun]) -> None:
     text.encode()
 
 
+@pytest.mark.long
 @settings(max_examples=int(os.environ.get("PYTEST_NIXL_EXAMPLES", "120")), deadline=None,
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES[1:]), VALUES), min_size=1, max_size=3))
