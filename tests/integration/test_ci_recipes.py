@@ -72,6 +72,7 @@ def options(line: str) -> list[str]:
     return words[words.index("pytest") + 1 :]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(4))
 def test_pytest_accepts_every_command_line(pytester: pytest.Pytester, number: int) -> None:
     """Paths in the recipe are replaced by paths of this machine. All settings and the baseline are read."""
@@ -131,6 +132,7 @@ def measure_in_a_container(capabilities: list[str]) -> Finished:
         engine.close()
 
 
+@pytest.mark.long
 def test_containers_of_the_github_recipe_let_ucx_copy_between_processes() -> None:
     options, others = github_containers()
     assert options[options.index("--ipc") + 1] == options[options.index("--network") + 1] == "host"

@@ -131,6 +131,7 @@ def test_what_follows_directly_and_is_marked_runs_beside_and_nothing_else(pytest
     ).assert_outcomes(passed=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [("-n", "2"), ("--pdb",)])
 def test_they_run_one_after_the_other_if_pytest_is_to_do_more_than_run_them(
     pytester: pytest.Pytester, arguments: tuple[str, ...]

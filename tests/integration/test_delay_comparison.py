@@ -31,6 +31,7 @@ def test_a_loss_in_quiet_launches_is_found_at_once() -> None:
     assert (found.verdict, len(found.pairs)) == (Verdict.REGRESSED, 1)
 
 
+@pytest.mark.long
 def test_a_loss_in_disturbed_launches_that_is_there_again_is_found() -> None:
     found = compare_delay(launches(FAST + FAST, BUSY), launches(SLOW[:5] + SLOW, QUIET))
     assert (found.verdict, len(found.pairs)) == (Verdict.REGRESSED, 2)

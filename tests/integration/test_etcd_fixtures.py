@@ -72,6 +72,7 @@ def test_each_test_gets_a_private_prefix(run: Run) -> None:
         assert client.get_prefix("") == {"/pytest-nixl/other": b"stays"}
 
 
+@pytest.mark.long
 def test_one_server_for_the_session(run: Run, pytester: pytest.Pytester) -> None:
     result = run(
         """
@@ -101,6 +102,7 @@ def test_no_etcd_is_started_before_a_test_needs_it(run: Run) -> None:
     ).assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_a_dead_server_fails_one_test_and_is_replaced(run: Run) -> None:
     result = run(
         """

@@ -115,6 +115,7 @@ def queries() -> list[str]:
     return [re.sub(r"\$\w+", ".*", text) for text in found]
 
 
+@pytest.mark.long
 def test_every_query_of_the_dashboard_has_data(monitored: Prometheus) -> None:
     expressions = queries()
     assert len(expressions) > 15
@@ -127,6 +128,7 @@ def test_every_query_of_the_dashboard_has_data(monitored: Prometheus) -> None:
         assert monitored.get(f"label/{asked[2]}/values", **{"match[]": asked[1]})
 
 
+@pytest.mark.long
 def test_every_metric_of_a_report_is_in_the_dashboard(monitored: Prometheus) -> None:
     """A new metric needs its place in the dashboard."""
     names = {
@@ -136,6 +138,7 @@ def test_every_metric_of_a_report_is_in_the_dashboard(monitored: Prometheus) -> 
     assert {name for name in names if not any(re.search(rf"\b{name}\b", text) for text in queries())} == set()
 
 
+@pytest.mark.long
 def test_alerts_fire_for_the_runs_that_they_are_for_and_not_for_a_healthy_one(monitored: Prometheus) -> None:
     instances = {*REPORTS, PUSHED}
     monitored.eventually(lambda: {one["metric"]["instance"] for one in monitored.query("nixl_run_passed")}, instances)

@@ -112,6 +112,7 @@ def test_a_few_that_failed_run_once_more_and_are_named(
     assert not list(tmp_path.glob(".pytest_cache"))
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_imported_does_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text(MARKERS)
     (tmp_path / "parallel.py").write_text(Path(parallel.__file__).read_text(encoding="utf-8"), encoding="utf-8")
@@ -138,6 +139,7 @@ def test_each_file_is_chosen_once_and_those_of_other_environments_are_not(
     assert all("mark.soak" in Path(file).read_text() or file in alone for file in left_out)
 
 
+@pytest.mark.long
 def test_files_are_compiled_once_if_many_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / f"test_{number}.py" for number in range(parallel.MANY)]
     for file in files:

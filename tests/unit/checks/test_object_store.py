@@ -163,6 +163,7 @@ def test_server_that_refuses_the_checksums_of_nixl_is_told_from_others(ask: Ask,
         assert ask(url, (BackendParameter("OBJ", "req_checksum", "required"),)).verdict is Verdict.PASS
 
 
+@pytest.mark.long
 def test_server_that_fails_nixl_alone_says_so(ask: Ask, server: S3Server) -> None:
     def refuse(method: str, path: str, headers: Message) -> str:
         return "InvalidArgument" if "aws-sdk" in headers.get("user-agent", "") and method == "PUT" else ""
@@ -190,6 +191,7 @@ def test_server_that_fails_after_nixl_began_is_the_cause(ask: Ask, server: S3Ser
     server.client.delete_object(Bucket="bucket", Key=began[0].removeprefix("/bucket/"))
 
 
+@pytest.mark.long
 def test_query_memory_that_finds_nothing_is_named(ask: Ask, server: S3Server) -> None:
     # A key that may not make HEAD requests.
     with faulty_s3(server.url, lambda method, *_: "AccessDenied" if method == "HEAD" else "") as (url, _):
@@ -198,6 +200,7 @@ def test_query_memory_that_finds_nothing_is_named(ask: Ask, server: S3Server) ->
     assert "query_memory" in judged.reason
 
 
+@pytest.mark.long
 def test_wrong_bytes_are_corruption(ask: Ask, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     get = ObjectClient.get
     monkeypatch.setattr(

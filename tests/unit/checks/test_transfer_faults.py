@@ -127,11 +127,13 @@ def test_a_survivor_that_crashes_is_caught(make: Make) -> None:
     assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
 
 
+@pytest.mark.long
 def test_a_survivor_that_reaches_no_other_agent_is_caught(make: Make) -> None:
     outcome = make("target-killed", function="refuse", method="add_remote_agent")
     assert judge_faults([outcome]).reason.endswith("; the surviving agent gets nixlInvalidParamError from NIXL")
 
 
+@pytest.mark.long
 def test_a_crash_while_memory_is_withdrawn_is_caught(make: Make) -> None:
     outcome = make("source-deregistered", function="crash", method="deregister_memory")
     assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")

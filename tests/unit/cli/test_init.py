@@ -73,6 +73,7 @@ def row(backend: str, memory: str, block: int) -> RowKey:
     return RowKey(backend, "READ", MemoryPair(one, other), block, 1, 1, (0, 1))
 
 
+@pytest.mark.long
 def test_the_files_of_a_node_with_efa(node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = written(tmp_path, node, "--image=registry/vllm:7", "--nodes=4")
     assert {path.name for path in folder.iterdir()} == FILES

@@ -401,6 +401,7 @@ class TestRun:
             assert "rank 1 on h " in caught.value.reason
             assert f" 'start': it {words}" in caught.value.reason
 
+    @pytest.mark.long
     def test_rank_0_cannot_set_programs_or_files_of_a_peers_worker(self, etcd: Etcd, stranger: EtcdClient) -> None:
         with running(etcd) as (driver, _, _membership):
             peer = driver.peers[1]

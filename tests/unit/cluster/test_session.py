@@ -82,6 +82,7 @@ def test_a_peer_ends_if_rank_0_is_gone(nixl_private_etcd: PrivateEtcd) -> None:
             ranks.serving.result(timeout=60)
 
 
+@pytest.mark.long
 def test_rank_0_names_a_lost_peer(nixl_private_etcd: PrivateEtcd) -> None:
     with ThreadPoolExecutor() as pool:
         ranks = Two(nixl_private_etcd, pool)

@@ -107,6 +107,7 @@ def test_the_command_in_a_deleted_directory_ends_with_a_sentence(
     assert len(done.stderr.splitlines()) == (1 if code else 0)
 
 
+@pytest.mark.long
 def test_a_run_whose_directory_is_deleted_is_interrupted_and_writes_its_report(tmp_path: Path) -> None:
     gone, report = tmp_path / "gone", tmp_path / "r.html"
     gone.mkdir()
@@ -145,6 +146,7 @@ def inside() -> Inside:
 NO_PROC = "mount -t tmpfs none /proc"
 
 
+@pytest.mark.long
 def test_a_run_without_proc_fails_with_that_reason_and_writes_its_report(inside: Inside, tmp_path: Path) -> None:
     done = inside(NO_PROC, *command(*ROW, f"--nixl-report={tmp_path}/r.html"))
     assert done.returncode == 1, done.stdout

@@ -389,6 +389,7 @@ class TestOtherServers:
         assert error.cause == with_user.cause == "gateway-off"
         assert "--enable-grpc-gateway=false" in error.reason
 
+    @pytest.mark.long
     def test_some_web_server(self) -> None:
         class Quiet(http.server.SimpleHTTPRequestHandler):
             def log_message(self, *_: object) -> None:

@@ -488,6 +488,7 @@ def test_counts(nixl_etcd, nixl_etcd_proxy):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True])
 def test_the_proxy_is_closed_after_its_test(pytester: pytest.Pytester, killed: bool) -> None:
     from helpers.pytester_run import run_pytest

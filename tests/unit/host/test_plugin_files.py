@@ -37,6 +37,7 @@ def loaded(wheel: CopiedWheel) -> dict[str, PluginFile]:
     return {each["name"]: PluginFile.of(each) for each in found}
 
 
+@pytest.mark.long
 def test_plugins_of_the_wheel_load_or_name_what_the_machine_lacks(wheel: CopiedWheel) -> None:
     found = loaded(wheel)
     assert {name for name, file in found.items() if not file.error} >= set(COMPLETE)

@@ -138,6 +138,7 @@ def test_it(finding, id):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("affects", "line", "code"),
     [

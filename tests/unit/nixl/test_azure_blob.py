@@ -78,7 +78,7 @@ def test_bandwidth_suite_passes_with_the_gate(account: Azurite, tmp_path: Path) 
     assert KEY not in done.output
 
 
-@pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20, 20 << 20])
+@pytest.mark.parametrize("block", [4096, BLOCK, 3 << 20, pytest.param(20 << 20, marks=pytest.mark.long)])
 def test_another_client_reads_what_nixl_wrote(account: Azurite, make_pairs: MakePairs, block: int) -> None:
     written = link(make_pairs(blocks=(block,), batch=(2,)))
     assert str(written.key(block)).startswith("AZURE_BLOB/WRITE/DRAM:OBJ/")
@@ -192,6 +192,7 @@ def test_blob_that_another_program_deletes_is_named(account: Azurite, make_pairs
     assert "write the blob before it is read" in caught.value.remedy
 
 
+@pytest.mark.long
 def test_account_that_ends_during_a_transfer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
 ) -> None:

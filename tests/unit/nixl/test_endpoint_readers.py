@@ -145,6 +145,7 @@ def keeps(text: str, explanation: Explanation, resolver: Resolver) -> None:
         assert endpoint.host in text or endpoint.host in numeric or f"::ffff:{endpoint.host}" in text.lower()
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.text("SECRT/@:,;?# ", min_size=1, max_size=12), st.sampled_from(["http://", "", "https://"]))
 def test_no_password_is_shown_with_any_character(password: str, scheme: str) -> None:

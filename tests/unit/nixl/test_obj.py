@@ -83,6 +83,7 @@ def test_another_client_reads_what_nixl_wrote(server: S3Server, make_pairs: Make
     assert len(set(bodies)) == 2
 
 
+@pytest.mark.long
 def test_nixl_reads_what_another_client_wrote(server: S3Server, make_pairs: MakePairs) -> None:
     reading = link(make_pairs(), "READ")
     with reading._transfers(BLOCK, 1, 1) as transfers:
@@ -94,6 +95,7 @@ def test_nixl_reads_what_another_client_wrote(server: S3Server, make_pairs: Make
         assert reading.destination.read(0, BLOCK) == content
 
 
+@pytest.mark.long
 def test_object_with_one_wrong_byte_is_corruption(server: S3Server, make_pairs: MakePairs) -> None:
     written = link(make_pairs(batch=(2,)))
     with written._transfers(BLOCK, 2, 1) as transfers:

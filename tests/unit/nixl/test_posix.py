@@ -95,6 +95,7 @@ def test_bytes_that_are_not_in_the_file_are_found(make_pairs: MakePairs) -> None
     assert 400 < found.wrong_bytes <= 500
 
 
+@pytest.mark.long
 def test_page_cache_is_bypassed_if_blocks_are_whole_pages(make_pairs: MakePairs, tmp_path: Path) -> None:
     system = file_system(str(tmp_path.resolve()), Path("/proc/self/mountinfo").read_text())
     whole = link(make_pairs(blocks=(4096, 12288), file_dir=str(tmp_path))).measure(4096)

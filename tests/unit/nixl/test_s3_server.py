@@ -81,6 +81,7 @@ def test_each_worker_of_xdist_has_its_own_server(pytester: pytest.Pytester) -> N
     assert one[1] != other[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["option", "ini", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
 def test_bucket_of_an_existing_server_is_removed_with_its_objects(
     pytester: pytest.Pytester, server: S3Server, how: str

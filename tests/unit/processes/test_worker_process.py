@@ -167,6 +167,7 @@ def test_late_partner_does_not_hide_the_error_that_ended_the_step(agents: Agents
     assert not late.worker.alive
 
 
+@pytest.mark.long
 def test_worker_that_was_killed_between_requests_is_named(agents: Agents) -> None:
     agent = agents.start()
     os.kill(agent.worker.pid, signal.SIGKILL)
@@ -229,6 +230,7 @@ def test_only_public_methods_and_known_commands_are_served(survivor: NixlAgent) 
         survivor.worker.call("_keep")
 
 
+@pytest.mark.long
 def test_worker_with_a_ucx_backend_ends_without_an_error() -> None:
     worker = LocalHost(supervisor()).start("agent", {}, 60)
     NixlAgent.within(worker, backends=["UCX"])

@@ -104,6 +104,7 @@ def test_a_terminal_shows_a_live_line_and_keeps_nothing_of_it(rows: Path) -> Non
     assert not any("row 1 of 2" in line or "row 2 of 2" in line for line in shown)
 
 
+@pytest.mark.long
 def test_the_live_line_is_below_what_verbose_pytest_writes(rows: Path) -> None:
     written = on_terminal(rows, "-v")
     assert "row 2 of 2" in written

@@ -45,6 +45,7 @@ def test_good_options_and_no_options_are_accepted(make_settings: MakeSettings) -
     refuse_agent_options(good)
 
 
+@pytest.mark.long
 def test_a_nixl_that_does_not_work_is_left_to_the_checks(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

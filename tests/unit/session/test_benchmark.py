@@ -86,6 +86,7 @@ def test_benchmark_disable_measures_and_records_nothing(tmp_path: Path) -> None:
     assert not text or not json.loads(text)["benchmarks"]
 
 
+@pytest.mark.long
 def test_rows_are_properties_of_junit_xml(recorded: Path) -> None:
     text = recorded.with_suffix(".xml").read_text()
     assert '<property name="nixl_verdict" value="PASS"' in text

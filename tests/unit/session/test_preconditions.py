@@ -93,6 +93,7 @@ def test_a_check_that_is_not_required_does_not_end_the_run(tmp_path: Path) -> No
     assert set(done.verdicts) == {"WRITE 64KiB", "READ 64KiB"}
 
 
+@pytest.mark.long
 def test_a_required_check_that_is_the_last_test_does_not_interrupt_the_run() -> None:
     done = run("suites/infrastructure/test_etcd.py::test_etcd_answers", env={"NIXL_ETCD_ENDPOINTS": NOTHING})
     assert ended(done) == ""
@@ -100,6 +101,7 @@ def test_a_required_check_that_is_the_last_test_does_not_interrupt_the_run() -> 
     assert done.code == 1
 
 
+@pytest.mark.long
 def test_required_infrastructure_checks_run_first() -> None:
     done = run("suites", "--collect-only", "-q", "-p", "no:randomly")
     files = [line.partition("::")[0] for line in done.output.splitlines() if line.startswith("suites/")]

@@ -49,6 +49,7 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
+@pytest.mark.long
 def test_twenty_concurrent_writers_lose_and_damage_no_record(tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = [sys.executable, "-c", WRITERS, str(store), str(ROOT / "tests")]
