@@ -147,7 +147,7 @@ class Namespace:
         )
 
     def await_watch(self, way: ProxyClient, finder: NixlAgent, owner: NixlAgent) -> None:
-        """Wait until an agent watches another agent's anchor.
+        """Wait until etcd has confirmed that an agent watches another agent's anchor.
 
         The watch begins a moment after the metadata is loaded. The agent never learns of a removal in that moment.
         """
@@ -159,11 +159,10 @@ class Namespace:
 
     def _await_watch(self, way: ProxyClient, finder: NixlAgent, key: str, why: str) -> None:
         way.path.wait(
-            lambda: any(request.method == "Watch" and request.key == key for request in way.requests),
+            lambda: any(request.confirmed and request.key == key for request in way.requests),
             f"{finder.worker.name} to watch {key}, {why}",
             seconds=self.seconds,
         )
-        self.client.get(key)  # a round trip, so that etcd has received the watch
 
     def await_fetches(self, finder: NixlAgent) -> None:
         """Wait until an agent has finished all its fetches, successful or not. NIXL does not report their end.

@@ -221,6 +221,11 @@ class ProxyClient:
         self.path.notify()
         return request
 
+    def confirmed(self, request: Request) -> None:
+        """Note that etcd has confirmed a watch."""
+        request.confirmed = True
+        self.path.notify()
+
     def arrived(
         self, link: ProxiedConnection, method: str, accesses: tuple[Access, ...], forward: Callable[[], None]
     ) -> Request:

@@ -8,7 +8,7 @@ from typing import Any
 import h11
 
 from pytest_nixl.etcd.proxy.interfaces import ClientLink
-from pytest_nixl.etcd.proxy.request import BadClientError, Request, gateway_accesses, gateway_method
+from pytest_nixl.etcd.proxy.request import BadClientError, Request, gateway_accesses, gateway_confirms, gateway_method
 
 
 class Http1:
@@ -84,6 +84,7 @@ class Http1:
         elif isinstance(event, h11.Data):
             if request.stream:
                 self._to_client(h11.Data(data=bytes(event.data)))
+                self._read_answer_of_watch(request, bytes(event.data))
             else:
                 self._answer_body += event.data
         elif isinstance(event, h11.EndOfMessage):
@@ -91,6 +92,14 @@ class Http1:
                 self._deliver()
             else:
                 self._link.client.answered(self._link, request, bytes(self._answer_body), self._deliver)
+
+    def _read_answer_of_watch(self, request: Request, data: bytes) -> None:
+        if request.method != "Watch" or request.confirmed:
+            return
+        *lines, rest = (bytes(self._answer_body) + data).split(b"\n")
+        self._answer_body[:] = rest
+        if any(gateway_confirms(line) for line in lines):
+            self._link.client.confirmed(request)
 
     def _deliver(self) -> None:
         """Send the whole answer to the client, and continue with its next request."""

@@ -20,7 +20,14 @@ import h2.exceptions
 import h2.settings
 
 from pytest_nixl.etcd.proxy.interfaces import ClientLink
-from pytest_nixl.etcd.proxy.request import STREAMS, BadClientError, Request, grpc_accesses, grpc_method
+from pytest_nixl.etcd.proxy.request import (
+    STREAMS,
+    BadClientError,
+    Request,
+    grpc_accesses,
+    grpc_confirms,
+    grpc_method,
+)
 
 PREFACE = b"PRI * HTTP/2.0"
 #: Flow control window in bytes: larger than any answer of etcd, so that no side waits for the proxy.
@@ -102,6 +109,9 @@ class _Stream:
     #: Its stream number on the connection to the etcd; None before it is sent.
     upstream: int | None = None
     answer: list[bytes | Headers | None] = field(default_factory=list)
+    #: The watches that etcd has not confirmed, in the order of its answers, and the begin of its next answer.
+    unconfirmed: list[Request] = field(default_factory=list)
+    partial_answer: bytearray = field(default_factory=bytearray)
     answer_headers: Headers | None = None
     #: Whether the answer consists of headers only, as gRPC errors do.
     bare: bool = False
@@ -171,7 +181,9 @@ class Http2:
             self._up.push(stream.upstream, data)
             for message in _messages(stream.body):
                 # Each message is a request of its own: one more watch, or one more refresh of a lease.
-                self._link.client.passed(stream.method, grpc_accesses(stream.method, message))
+                request = self._link.client.passed(stream.method, grpc_accesses(stream.method, message))
+                if stream.method == "Watch" and request.accesses:
+                    stream.unconfirmed.append(request)
 
     def _ended(self, number: int, stream: _Stream) -> None:
         if stream.endless:
@@ -238,8 +250,16 @@ class Http2:
     def _answer(self, number: int, stream: _Stream, item: bytes | Headers) -> None:
         if stream.endless:
             self._down.push(number, item)
+            if stream.method == "Watch" and isinstance(item, bytes):
+                self._read_answer_of_watch(stream, item)
         else:
             stream.answer.append(item)
+
+    def _read_answer_of_watch(self, stream: _Stream, data: bytes) -> None:
+        stream.partial_answer += data
+        for message in _messages(stream.partial_answer):
+            if stream.unconfirmed and grpc_confirms(message):
+                self._link.client.confirmed(stream.unconfirmed.pop(0))
 
     def _complete(self, number: int, stream: _Stream) -> None:
         self._forget(number, stream)

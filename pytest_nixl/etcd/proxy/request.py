@@ -90,6 +90,8 @@ class Request:
     answer: bytes = field(default=b"", repr=False)
     #: 1-based index among all requests of the proxy, in the order of forwarding; 0 if it was not forwarded.
     sent: int = 0
+    #: Whether etcd has confirmed this watch: it reports every later change. A change before that may be missed.
+    confirmed: bool = False
 
     @property
     def stream(self) -> bool:
@@ -151,6 +153,24 @@ def grpc_accesses(method: str, message: bytes) -> tuple[Access, ...]:
         return tuple(_of_message(method, message))
     except (IndexError, ValueError):
         return ()
+
+
+def grpc_confirms(message: bytes) -> bool:
+    """Return whether a gRPC answer to a watch says that the watch was created; False if it is unreadable."""
+    try:
+        return any(number == 3 and value == 1 for number, value in fields(message))
+    except (IndexError, ValueError):
+        return False
+
+
+def gateway_confirms(line: bytes) -> bool:
+    """Return whether a line of the gateway's answer to a watch says that it was created; False if it is unreadable."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return False
+    result = answer.get("result") if isinstance(answer, dict) else None
+    return isinstance(result, dict) and result.get("created") is True
 
 
 def main_key(accesses: tuple[Access, ...]) -> str:

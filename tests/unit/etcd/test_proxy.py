@@ -155,6 +155,23 @@ class TestSeen:
         assert process.stdout.readline()
         direct.put("/t/w", b"second")
         assert process.stdout.readline()
+        assert way.requests[0].confirmed
+
+    def test_a_watch_is_confirmed_when_etcd_says_so(self) -> None:
+        with running_etcd() as stopped, EtcdProxy(stopped.url) as path:
+            ways = [path.client("gateway"), path.client("etcdctl")]
+            os.kill(stopped.pid, signal.SIGSTOP)
+            processes = [self.gateway_watch(ways[0]), self.etcdctl_watch(ways[1])]
+            try:
+                path.wait(lambda: all(way.requests for way in ways), "both watches", seconds=SECONDS)
+                assert not any(way.requests[0].confirmed for way in ways)
+                os.kill(stopped.pid, signal.SIGCONT)
+                path.wait(lambda: all(way.requests[0].confirmed for way in ways), "both confirmations", seconds=SECONDS)
+            finally:
+                os.kill(stopped.pid, signal.SIGCONT)
+                for process in processes:
+                    process.kill()
+                    process.communicate()
 
     @staticmethod
     def gateway_watch(way: ProxyClient) -> subprocess.Popen[bytes]:
