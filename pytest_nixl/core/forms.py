@@ -14,7 +14,7 @@ COUNT_FORM = 'a number in quotes without a unit, such as "0.5"'
 BLOCKS_FORM = "a range A..B that doubles from A to B (4KiB..64MiB), or a list A,B,C"
 
 LISTEN_FORM = "ADDR:PORT, such as 0.0.0.0:23790"
-S3_FORM = "http://HOST[:PORT], https://HOST[:PORT], or embedded"
+S3_FORM = "http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE"
 ENDPOINTS_FORM = "URL[,URL] where URL is http://HOST:PORT or https://HOST:PORT, with no path and no trailing slash"
 
 DEVICES_FORM = "INITIATOR:TARGET as GPU numbers, or auto"

@@ -15,15 +15,10 @@ from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import find_binary
-from pytest_nixl.etcd_servers.container import (
-    ContainerServer,
-    engine_may_answer,
-    ensure_image,
-    image_present,
-    testcontainers_installed,
-)
+from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.container import engine_may_answer, image_present, testcontainers_installed
 from pytest_nixl.processes.supervisor import SupervisorClient, SupervisorError, locked
 
 _log = logging.getLogger(__name__)

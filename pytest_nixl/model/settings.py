@@ -68,7 +68,8 @@ class Settings:
     #: The GPUs of initiator and target; None: chosen by each link.
     devices: DevicePair | None
     file_dir: str
-    #: URL of the S3 server of the fixture ``nixl_s3``; ``embedded``; empty: what AWS's variables say.
+    #: URL of the S3 server of the fixture ``nixl_s3``; ``embedded``; ``container[:IMAGE]``; empty: that of AWS's
+    #: variables, or else an embedded one.
     s3: str
     blocks: tuple[int, ...]
     batch: tuple[int, ...]

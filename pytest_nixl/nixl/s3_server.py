@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 server of the fixture ``nixl_s3``: an existing one, or an embedded one (moto) that ends with the run."""
+"""The S3 server of the fixture ``nixl_s3``: an existing one, or moto in a container or a process of this run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from pytest_nixl.core.errors import LateError, NotApplicableError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.nixl.worker.s3 import ObjectClient, ObjectStore
+from pytest_nixl.processes.container import Container, ContainerError, ContainerProgram
 from pytest_nixl.processes.supervisor import SupervisorClient
 
 #: The value that asks for an embedded server whatever AWS's variables say.
 EMBEDDED = "embedded"
+#: The value that asks for a server in a container, also followed by a colon and its image.
+CONTAINER = "container"
+#: The image of moto's own releases. Its server listens on port 5000.
+IMAGE = "motoserver/moto:5.2.5"
+#: What runs in it. The path is answered by moto itself, and by no bucket.
+MOTO = ContainerProgram("s3", 5000, "/moto-api/data.json")
 #: How long an embedded server may take to start, in seconds.
 READY_SECONDS = 120.0
 _READY = re.compile(r"Running on http://127\.0\.0\.1:([0-9]+)$", re.MULTILINE)
@@ -30,7 +37,7 @@ _INSTALL = "pip install 'pytest-nixl[s3]'"
 class S3Bucket:
     """A bucket of an S3 server, with all that NIXL and other clients need to use it."""
 
-    #: ``external`` or ``embedded``.
+    #: ``external``, ``container`` or ``embedded``.
     kind: str
     #: A client that shares nothing with NIXL: ``put``, ``get``, ``delete``, ``keys``.
     client: ObjectClient
@@ -84,22 +91,27 @@ def open_bucket(
 ) -> Iterator[S3Bucket]:
     """Create a bucket on the S3 server of a run; delete it with all its objects at the end.
 
-    :param asked: the URL of an existing server; ``embedded``; or empty for the server that AWS's variables name, or
-        else an embedded one.
+    :param asked: the URL of an existing server; ``embedded``; ``container`` or ``container:IMAGE``; or empty for the
+        server that AWS's variables name, or else an embedded one.
     :param environ: the variables with the server's key and region.
-    :param supervisor: returns the client of the supervisor, which ends an embedded server even if pytest is killed.
+    :param supervisor: returns the client of the supervisor, which ends the run's own server even if pytest is killed.
     :raises ObjectStoreError: the server cannot be used, with the reason and a remedy.
     :raises NotApplicableError: no server is named, and none can be embedded.
     """
     name = f"pytest-nixl-{secrets.token_hex(8)}"
     told = asked or environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or EMBEDDED
-    if told == EMBEDDED:
-        with _embedded(supervisor(), required=asked == EMBEDDED) as address:
+    kind, _, image = told.partition(":")
+    if kind in (EMBEDDED, CONTAINER):
+        with (
+            _embedded(supervisor(), required=asked == EMBEDDED)
+            if kind == EMBEDDED
+            else _container(supervisor(), image or IMAGE)
+        ) as address:
             key = secrets.token_hex(8), secrets.token_hex(16)
             client = ObjectClient(ObjectStore("http", address, name, "us-east-1", *key))
             with contextlib.closing(client):
                 client.create_bucket()
-                yield S3Bucket("embedded", client)  # the bucket ends with its server
+                yield S3Bucket(kind, client)  # the bucket ends with its server
         return
     client = ObjectClient(ObjectStore.of({"endpoint_override": told, "bucket": name}, environ))
     with contextlib.closing(client):
@@ -108,6 +120,21 @@ def open_bucket(
             yield S3Bucket("external", client)
         finally:
             client.remove_bucket()
+
+
+@contextlib.contextmanager
+def _container(supervisor: SupervisorClient, image: str) -> Iterator[str]:
+    """Start moto in a container, and yield its address."""
+    try:
+        container = Container.start(MOTO, image, supervisor, pull=True)
+    except ContainerError as error:
+        raise ObjectStoreError(
+            f"--nixl-s3=container: {error.reason}", f"{error.remedy}; or use --nixl-s3=embedded", error.detail
+        ) from None
+    try:
+        yield container.address
+    finally:
+        container.remove()
 
 
 @contextlib.contextmanager

@@ -173,7 +173,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("file_dir", "an existing directory", "", "directory for the temporary files of "
            "storage backends; without it, the system's temporary directory", "DIR"),
     Option("s3", S3_FORM, "", "S3 server of the fixture nixl_s3; without it, that of AWS_ENDPOINT_URL_S3 or "
-           "AWS_ENDPOINT_URL, or else an embedded one (moto), which ends with the run", "URL"),
+           "AWS_ENDPOINT_URL, or else an embedded one. embedded (a process) and container start moto, which ends "
+           "with the run", "URL"),
     Option("blocks", BLOCKS_FORM, "4KiB..64MiB", "block sizes to measure", "A..B"),
     Option("batch", "a positive integer, or a list of them", "1",
            "blocks (descriptors) in one transfer", "N[,N]"),

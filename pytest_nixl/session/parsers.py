@@ -339,12 +339,15 @@ def parse_backend_params(text: str) -> tuple[BackendParameter, ...]:
 
 
 def parse_s3(text: str) -> str:
-    """Parse the URL of an S3 server, or ``embedded``. :raises ValueError: the text is neither."""
-    from pytest_nixl.nixl.s3_server import EMBEDDED
+    """Parse the URL of an S3 server, ``embedded`` or ``container[:IMAGE]``. :raises ValueError: it is none of them."""
+    from pytest_nixl.nixl.s3_server import CONTAINER, EMBEDDED
     from pytest_nixl.nixl.worker.s3 import parse_server
 
-    if text == EMBEDDED:
+    if text in (EMBEDDED, CONTAINER):
         return text
+    kind, colon, image = text.partition(":")
+    if kind == CONTAINER and colon:
+        return f"{kind}:{parse_image(image)}"
     if "@" in text:
         raise ValueError("the URL has a user (not shown): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import base64
 import datetime
+import io
 import ipaddress
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -27,9 +29,8 @@ from helpers.cli_run import WITHOUT
 from helpers.needs import lack
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.endpoints import Endpoint
-from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import etcd_binary
-from pytest_nixl.etcd_servers.container import LABEL, container_engine
+from pytest_nixl.processes.container import LABEL, ContainerError, container_engine
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 
 REPOSITORY = Path(__file__).parents[2]
@@ -266,7 +267,7 @@ def engine_image() -> str:
                 engine.images.get(IMAGE)
             except docker.errors.ImageNotFound:
                 _import_image(engine)
-    except EtcdError as error:
+    except ContainerError as error:
         lack(f"a container engine: {error.reason}")
     return IMAGE
 
@@ -280,6 +281,21 @@ def _import_image(engine: Any) -> None:
     answer = engine.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
     archive.unlink()
     assert "sha256" in str(json.loads(answer.splitlines()[-1])), answer
+
+
+@contextmanager
+def empty_image() -> Iterator[str]:
+    """Yield an image without any program, and remove it afterwards."""
+    data, image = io.BytesIO(), f"localhost/empty:{secrets.token_hex(4)}"
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("nothing"))
+    repository, tag = image.rsplit(":", 1)
+    with container_engine() as engine:
+        engine.api.import_image_from_data(data.getvalue(), repository=repository, tag=tag)
+        try:
+            yield image
+        finally:
+            engine.images.remove(image, force=True)
 
 
 def container_names(run: str = "") -> list[str]:

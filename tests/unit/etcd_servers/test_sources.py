@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from helpers.etcd import (
     container_names,
+    empty_image,
     engine_image,
     environment,
     mentioning,
@@ -28,10 +29,11 @@ from helpers.etcd import (
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary, find_binary
-from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image, image_present
+from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.container import image_present
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
 from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE
 
@@ -198,7 +200,7 @@ class TestContainer:
         server = ContainerServer.start(engine_image(), own)
         assert server.why_dead() is None
         assert server.endpoint.startswith("http://127.0.0.1:")
-        assert server.id[:12] in server.describe()
+        assert server.container.id[:12] in server.describe()
         with server.client() as client:
             client.put("/x", b"1")
             server.kill()
@@ -240,19 +242,12 @@ class TestContainer:
             assert caught.value.cause == "no-image"
 
     def test_an_image_without_etcd(self, own: SupervisorClient) -> None:
-        import docker
-
         engine_image()
-        engine = docker.from_env(timeout=30)
-        engine.api.import_image_from_data(empty_tar(), repository="localhost/empty", tag="0")
-        try:
-            with pytest.raises(EtcdError, match="localhost/empty:0: ") as caught:
-                ContainerServer.start("localhost/empty:0", own)
+        with empty_image() as image:
+            with pytest.raises(EtcdError, match=f"{image}: ") as caught:
+                ContainerServer.start(image, own)
             assert caught.value.cause == "not-started"
             assert not container_names(own.directory.name)
-        finally:
-            engine.images.remove("localhost/empty:0", force=True)
-            engine.close()
 
     @pytest.mark.usefixtures("no_engine")
     def test_no_engine(self) -> None:
@@ -264,19 +259,9 @@ class TestContainer:
         assert not image_present("it")
 
     def test_no_testcontainers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pytest_nixl.etcd_servers.container.testcontainers_installed", lambda: False)
+        monkeypatch.setattr("pytest_nixl.processes.container.testcontainers_installed", lambda: False)
         with pytest.raises(EtcdError, match="testcontainers, which is not installed"):
             ensure_image("it")
-
-
-def empty_tar() -> bytes:
-    import io
-    import tarfile
-
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("nothing"))
-    return data.getvalue()
 
 
 class TestChoice:

@@ -10,6 +10,8 @@ from pathlib import Path
 import boto3
 import pytest
 from helpers.cli_run import eventually
+from helpers.etcd import container_names, empty_image
+from helpers.moto_image import moto_image
 from helpers.pytester_run import run_pytest
 from helpers.s3 import KEYS, S3Server
 
@@ -122,6 +124,8 @@ def test_more_objects_than_one_list_names_are_removed(server: S3Server, monkeypa
         ("http://host/path", "'http://host/path' is not the URL of an S3 server"),
         ("minio", "'minio' is not the URL of an S3 server"),
         ("http://user:secret@host", "the URL has a user (not shown)"),
+        ("container:", "'' is not an image reference"),
+        ("container:an image", "'an image' is not an image reference"),
     ],
 )
 def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words: str) -> None:
@@ -129,7 +133,7 @@ def test_bad_option_is_one_sentence(pytester: pytest.Pytester, value: str, words
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     [line] = [each for each in done.errlines if each]
     assert words in line
-    assert "expected http://HOST[:PORT], https://HOST[:PORT], or embedded" in line
+    assert "expected http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE" in line
     assert "secret" not in line
 
 
@@ -184,3 +188,34 @@ def test_embedded_server_ends_although_its_test_fails() -> None:
 
 def test_url_may_end_with_a_slash() -> None:
     assert parse_server("https://s3.example:9000/") == ("https", "s3.example:9000")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dies", [False, True], ids=["healthy", "test fails"])
+def test_server_in_a_container_is_removed_at_the_end(pytester: pytest.Pytester, dies: bool) -> None:
+    image = moto_image()
+    before = set(container_names())
+    pytester.makepyfile(test_also=f"def test_it(nixl_s3):\n    assert not {dies}")
+    done, told = run(pytester, f"--nixl-s3=container:{image}", in_process=False)
+    done.assert_outcomes(passed=2 if dies else 3, failed=int(dies))
+    first, second = (json.loads(path.read_text()) for path in told)
+    assert first[0] == "container"
+    assert first[:3] == second[:3]
+    assert second[3] == ["a & b/0", "a & b/1"]
+    assert set(container_names()) <= before
+
+
+@pytest.mark.long
+def test_container_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("testcontainers")
+    with monkeypatch.context() as without:
+        without.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+        with pytest.raises(ObjectStoreError, match="--nixl-s3=container: no container engine answers") as missing:
+            s3_server.open_bucket("container", {}, supervisor).__enter__()
+        assert "--nixl-s3=embedded" in missing.value.remedy
+    moto_image()
+    with pytest.raises(ObjectStoreError, match=r"the image registry\.invalid/moto:v0 is not on this host"):
+        s3_server.open_bucket("container:registry.invalid/moto:v0", {}, supervisor).__enter__()
+    with empty_image() as image, pytest.raises(ObjectStoreError, match=f"did not start s3 from {image}: "):
+        s3_server.open_bucket(f"container:{image}", {}, supervisor).__enter__()
+    assert not container_names(supervisor().directory.name)

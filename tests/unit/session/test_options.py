@@ -230,7 +230,7 @@ WRONG = (
     ),
     Wrong(
         "s3",
-        "http://HOST[:PORT], https://HOST[:PORT], or embedded",
+        "http://HOST[:PORT], https://HOST[:PORT], embedded, container, or container:IMAGE",
         {
             "minio:9000": "'minio:9000' is not the URL of an S3 server",
             "http://h/bucket": "'http://h/bucket' is not the URL of an S3 server",
@@ -827,7 +827,7 @@ def test_a_missing_image_is_refused_before_tests_run(pytester: pytest.Pytester) 
     pytester.makepyfile(USES_ETCD)
     image = "--nixl-etcd-image=registry.invalid/etcd:v0"
     result = run_pytest(pytester, "--nixl-etcd-server=container", image)
-    expected = "--nixl-etcd-server=container: the etcd image registry.invalid/etcd:v0 is not on this host"
+    expected = "--nixl-etcd-server=container: the image registry.invalid/etcd:v0 is not on this host"
     assert sentence(result).startswith(expected)
     result.stdout.no_fnmatch_line("*it has run*")
 
