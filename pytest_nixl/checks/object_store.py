@@ -43,7 +43,7 @@ def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str,
 
     :param agents: starts agents with the run's settings.
     :param environ: the variables that name the server, the bucket or container, and the key.
-    :returns: the first server's that is not PASS; else all reasons.
+    :returns: the first judgement that is not PASS; otherwise PASS with the reasons of all servers.
     """
     names = [name for name in settings.backend if plugin_of(name) in OBJECT_PLUGINS]
     if not names:
@@ -149,8 +149,8 @@ def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: StoreClie
         content = secrets.token_bytes(SIZE)
         buffer.write(content)
         _transfer(agent, name, "WRITE", buffer.descriptor())
-        if client.get(key, 0, SIZE) != content:
-            return _corrupt("NIXL's WRITE", client, key)
+        if (wrong := _not_stored(client, key, content)) is not None:
+            return wrong
         if (unfound := _unfound(agent, name, key)) is not None:
             return unfound
         buffer.write(bytes(SIZE))
@@ -161,6 +161,17 @@ def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: StoreClie
     finally:
         # NIXL's own end would wait for its retries.
         agent.worker.kill()
+
+
+def _not_stored(client: StoreClient, key: str, content: bytes) -> Judgement | None:
+    """Return what the other client finds wrong with an object whose WRITE is DONE; None: nothing."""
+    try:
+        found = client.get(key, 0, SIZE)
+    except ObjectStoreError as error:
+        if error.kind == "key":
+            return _corrupt("NIXL's WRITE", client, key, "the object does not exist")
+        return Judgement(Verdict.FAIL, error.reason, error.remedy)
+    return None if found == content else _corrupt("NIXL's WRITE", client, key)
 
 
 def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
@@ -190,9 +201,11 @@ def _transfer(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int]
     agent.release_xfer_handle(handle)
 
 
-def _corrupt(what: str, client: StoreClient, key: str) -> Judgement:
+def _corrupt(
+    what: str, client: StoreClient, key: str, but: str = "its bytes are not those that were written"
+) -> Judgement:
     return Judgement(
         Verdict.CORRUPT,
-        f"{what} of object {key} on {client.server} is DONE, but its bytes are not those that were written",
+        f"{what} of object {key} on {client.server} is DONE, but {but}",
         "use another release of NIXL or of the server, and keep the worker's log",
     )

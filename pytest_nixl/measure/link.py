@@ -243,7 +243,7 @@ class Link:
         return made
 
     def _prepare_objects(self, block: int, count: int) -> None:
-        """Register the objects of a row, if the target is an S3 server; 0 of them: delete those that there are."""
+        """Register the objects of a row, if the target is an object store; 0 of them: delete the existing ones."""
         if self.memory.target == "OBJ":
             target = self._pair.target
             arguments: dict[str, Any] = {
@@ -255,7 +255,7 @@ class Link:
             target.agent.worker.call("prepare_objects", **arguments)
 
     def _name_fault(self, error: WorkerError) -> None:
-        """Ask the S3 server without NIXL, whose error does not say what failed. If it answers, delete the objects.
+        """Ask the object store without NIXL, whose error does not say what failed. If it answers, delete the objects.
 
         :raises WorkerError: the server cannot be used, with the reason.
         """

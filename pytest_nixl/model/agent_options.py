@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from pytest_nixl.core.redaction import clean
 from pytest_nixl.model.row_key import Variant
 
 #: The values of ``--nixl-progress-thread``, with what :class:`AgentOptions` has for them.
@@ -21,6 +22,14 @@ THREADS_PARAMETER = "num_threads"
 LOCATION: Mapping[str, tuple[str, ...]] = {
     "OBJ": ("bucket", "ca_bundle", "endpoint_override", "region", "scheme"),
     "AZURE_BLOB": ("ca_bundle", "container_name"),
+}
+#: Parameters with secrets, and the variable that is set instead.
+_BY_VARIABLE = {
+    ("AZURE_BLOB", "connection_string"): "AZURE_STORAGE_CONNECTION_STRING",
+    ("AZURE_BLOB", "account_url"): "AZURE_STORAGE_ACCOUNT_URL",
+    ("OBJ", "access_key"): "AWS_ACCESS_KEY_ID",
+    ("OBJ", "secret_key"): "AWS_SECRET_ACCESS_KEY",
+    ("OBJ", "session_token"): "AWS_SESSION_TOKEN",
 }
 #: The largest accepted number of worker threads. Each has a UCX worker or a queue of its own.
 MOST_THREADS = 256
@@ -86,16 +95,18 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
         backend, colon, setting = part.partition(":")
         name, equals, value = setting.partition("=")
         if not colon or "=" in backend or not backend:
-            raise ValueError(f"{part[:80]!r} names no backend")
+            raise ValueError(f"{clean(part)[:80]!r} names no backend")
         if not equals or not value.strip():
-            raise ValueError(f"{part[:80]!r} has no value")
+            raise ValueError(f"{clean(part)[:80]!r} has no value")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,60}", name, re.ASCII):
             raise ValueError(f"{name[:80]!r} is not the name of a parameter")
         if name == THREADS_PARAMETER:
             raise ValueError(f"{part[:80]!r} is set by another option: expected --nixl-threads=N")
+        if variable := _BY_VARIABLE.get((backend.upper(), name)):
+            raise ValueError(f"{name} may hold a secret, and parameters are recorded: set {variable} instead")
         if not re.fullmatch(r"[^/=\s\x00-\x1f\x7f]{1,200}", value):
             raise ValueError(
-                f"{value[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
+                f"{clean(value)[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
             )
         if any((each.backend, each.name) == (backend.upper(), name) for each in found):
             raise ValueError(f"{backend.upper()}:{name} is named twice")

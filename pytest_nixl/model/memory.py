@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MEMORIES = ("DRAM", "VRAM")
 
 
-#: Targets of storage backends: a file, or objects of an S3 server.
+#: Targets of storage backends: a file, or objects of an object store.
 STORED = ("FILE", "OBJ")
 #: Memory types of a target.
 TARGETS = (*MEMORIES, *STORED)

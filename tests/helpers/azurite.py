@@ -48,19 +48,23 @@ class Azurite:
             cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip
-        assert self._process.stdout is not None
-        said = []
-        for line in self._process.stdout:
-            said.append(line)
-            if "successfully listens" in line:
-                break
-        else:
-            raise AssertionError("".join(said))
-        self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
-        self._reading.start()
         verify = {"connection_verify": False} if "--cert" in options else {}
         self.client: Any = ContainerClient.from_connection_string(connection_string(self.url), CONTAINER, **verify)
-        self.client.create_container()
+        assert self._process.stdout is not None
+        self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
+        try:
+            said = []
+            for line in self._process.stdout:
+                said.append(line)
+                if "successfully listens" in line:
+                    break
+            else:
+                raise AssertionError("".join(said))
+            self._reading.start()
+            self.client.create_container()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def keys(self) -> list[str]:
@@ -68,11 +72,13 @@ class Azurite:
         return sorted(self.client.list_blob_names())
 
     def kill(self) -> None:
-        """End the process."""
+        """End the process, which may have ended."""
         self.client.close()
-        os.killpg(self._process.pid, signal.SIGKILL)  # a script of npm may have started node
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # a script of npm may have started node
         self._process.wait()
-        self._reading.join()
+        if self._reading.ident is not None:
+            self._reading.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
 

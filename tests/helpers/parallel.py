@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python parallel.py [--in=PATH…] [--workers=N] MARKS [ARGUMENT…]``: run the chosen tests, those that run alone last.
+"""Run the chosen tests, those that run alone last.
+
+``python parallel.py [--in=PATH…] [--workers=N] [--passed-alone=FILE] MARKS [ARGUMENT…]``
 
 The others run three at a time, or N. Two such commands may run at the same time in one clone: a test that is marked
 ``alone`` waits until the tests of the other command have ended.
@@ -131,22 +133,26 @@ def run_again(failed: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def main(asked: argparse.Namespace) -> int:
-    """Run pytest once or twice, and return the first exit code that is not good."""
+    """Run pytest for the tests beside each other, for those alone, and for those that failed.
+
+    :returns: the first exit code that is not good.
+    """
     if asked.wanted:
         return subprocess.run([*PYTEST, *NO_CACHE, *asked.wanted]).returncode
     if asked.workers > 1:
         unwanted = files_without_any(asked.marks, asked.where)
         compile_first([file for file in test_files(asked.where) if str(file) not in unwanted], asked.workers)
-    codes, failed = [], []
+    codes, failed, named = [], [], True
     for kind, command in commands(asked.marks, asked.where, asked.workers):
         with beside_others(kind):
             code, names = run(command)
         codes.append(code)
         failed += names
+        named = named and (code != FAILED or bool(names))
     passed_alone: list[str] = []
-    if 0 < len(failed) <= FEW and set(codes) <= {0, FAILED, NONE}:
+    if named and 0 < len(failed) <= FEW and set(codes) <= {0, FAILED, NONE}:
         code, passed_alone = run_again(failed)
-        codes = [code]
+        codes = [FAILED if code == NONE else code]
     asked.passed_alone.write_text("".join(f"{name}\n" for name in passed_alone), encoding="utf-8")
     for name in passed_alone:
         print(f"failed at first and passed alone, to be mended: {name}", flush=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_a_few_that_failed_run_once_more_and_are_named(
     assert (tmp_path / "passed-alone.txt").read_text().splitlines() == names
     assert [line.rpartition(" ")[2] for line in output.splitlines() if "passed alone, to be mended" in line] == names
     assert not list(tmp_path.glob(".pytest_cache"))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [[(1, []), (1, ["test_it.py::test_a"])], [(1, ["test_it.py::test_a"]), (0, []), (5, [])]],
+    ids=["a part that names no test", "tests that are not found again"],
+)
+def test_no_failure_is_lost_by_running_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: list[tuple[int, list[str]]]
+) -> None:
+    answers = iter(results)
+    monkeypatch.setattr(parallel, "run", lambda command: next(answers))
+    monkeypatch.setattr(parallel, "commands", lambda *asked: [(fcntl.LOCK_SH, ["beside"]), (fcntl.LOCK_SH, ["alone"])])
+    listed = tmp_path / "passed-alone.txt"
+    asked = parallel.parsed([f"--passed-alone={listed}", "--workers=1", "not long"])
+    assert parallel.main(asked) == 1
+    assert listed.read_text() == ""
 
 
 @pytest.mark.long

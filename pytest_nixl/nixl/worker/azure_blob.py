@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.redaction import clean
 from pytest_nixl.nixl.worker.object_stores import (
     SECONDS,
     ConnectionFaults,
@@ -28,7 +29,12 @@ _INSTALL = "run pip install 'pytest-nixl[azure]' in the environment of every ran
 _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_URL"
 _CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
 _RIGHTS = StoreFault("rights", "give this identity the role Storage Blob Data Contributor on the container")
-_KEY = StoreFault("credentials", f"correct the account and its key in {_CONNECTION}")
+_BUNDLE = "AZURE_CA_BUNDLE"
+#: What NIXL's plugin trusts without that variable, if the file exists.
+_SYSTEM_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+_KEY = StoreFault(
+    "credentials", f"correct the account and its key in {_CONNECTION}, or without it this host's identity"
+)
 _BUSY = StoreFault("busy", "run it again with less --nixl-depth and --nixl-batch, because the account limits requests")
 _CLOCK = StoreFault("clock", "set this host's clock: run `chronyc makestep`")
 _UNKNOWN = StoreFault("server", "read the log of the account, or of Azurite")
@@ -41,6 +47,15 @@ BY_CODE: Mapping[str, StoreFault] = {
     "AuthenticationFailed": _KEY,
     "InvalidAuthenticationInfo": _KEY,
     "NoAuthenticationInformation": _KEY,
+    "KeyBasedAuthenticationNotPermitted": StoreFault(
+        "rights", f"unset {_CONNECTION}, set {_ACCOUNT} to the account's URL, and give this host an identity"
+    ),
+    "AuthorizationSourceIPMismatch": StoreFault(
+        "rights", "allow this host's address in the shared access signature, or make one without addresses"
+    ),
+    "InvalidResourceName": StoreFault(
+        "bucket", f"correct {_CONTAINER}: a container's name has lower-case letters, digits and hyphens"
+    ),
     "AccountIsDisabled": StoreFault("rights", "enable the storage account"),
     # Azurite answers so to a wrong key.
     "AuthorizationFailure": StoreFault("rights", f"{_KEY.remedy}, or allow this host's address in its firewall"),
@@ -59,7 +74,7 @@ _WHERE = f"the BlobEndpoint in {_CONNECTION}, or {_ACCOUNT}"
 CONNECTION_FAULTS = ConnectionFaults(
     StoreFault("endpoint", f"correct {_WHERE}, and check that the server runs and that this host reaches it"),
     StoreFault("tls", f"write http:// in {_WHERE}, or give the server a certificate"),
-    StoreFault("tls", "set AZURE_CA_BUNDLE to the file of the certificates that signed the server's"),
+    StoreFault("tls", f"set {_BUNDLE} to the file of the certificates that signed the server's"),
 )
 
 
@@ -71,9 +86,9 @@ class BlobClient(StoreClient):
 
     def __init__(self, container: Any) -> None:
         parts = urlsplit(container.primary_endpoint)
-        account = f"{parts.scheme}://{parts.netloc}"
-        space = f"container {container.container_name}"
-        super().__init__(f"the Azure storage account {account}", space, f"{parts.scheme}/{parts.netloc}", _CLOCK)
+        host = parts.netloc.rpartition("@")[2]
+        account = f"the Azure storage account {parts.scheme}://{host}"
+        super().__init__(account, f"container {container.container_name}", f"{parts.scheme}/{host}", _CLOCK)
         self._container = container
 
     @classmethod
@@ -95,23 +110,21 @@ class BlobClient(StoreClient):
                 f"neither {_CONNECTION} nor {_ACCOUNT} is set",
                 f"set {_CONNECTION} to the account's connection string, or {_ACCOUNT} to its URL",
             )
-        authority = parameters.get("ca_bundle") or environ.get("AZURE_CA_BUNDLE", "")
         options: dict[str, Any] = {"retry_total": 0, "connection_timeout": SECONDS, "read_timeout": SECONDS}
-        if authority:
-            options["connection_verify"] = authority
+        options |= _trusted(parameters.get("ca_bundle") or environ.get(_BUNDLE, ""))
         try:
             from azure.storage.blob import ContainerClient
 
             if told:
                 return cls(ContainerClient.from_connection_string(told, name, **options))
-            from azure.identity import DefaultAzureCredential
-
-            return cls(ContainerClient(url, name, credential=DefaultAzureCredential(), **options))
+            return cls(ContainerClient(url, name, credential=_credential(), **options))
         except ImportError as error:
-            raise ObjectStoreError(f"{error.name} cannot be imported, with which blobs are checked", _INSTALL) from None
+            raise ObjectStoreError(
+                f"blobs are compared with Microsoft's client for Python, but {error.name} cannot be imported", _INSTALL
+            ) from None
         except ValueError as error:
             variable = _CONNECTION if told else _ACCOUNT
-            raise ObjectStoreError(f"{variable} is malformed: {redact(str(error))}", f"correct {variable}") from None
+            raise ObjectStoreError(f"{variable} is malformed: {clean(str(error))}", f"correct {variable}") from None
 
     def put(self, key: str, content: bytes) -> None:
         """Store a blob. :raises ObjectStoreError: the account cannot be reached, or refuses it."""
@@ -152,13 +165,8 @@ class BlobClient(StoreClient):
         try:
             yield
         except HttpResponseError as error:
-            if error.response is None:  # azure-identity found no credentials
-                first = str(error.message).strip().partition("\n")[0]
-                raise ObjectStoreError(
-                    f"no credentials for {self.server} were found: {redact(first)}",
-                    f"set {_CONNECTION}, or give this host an identity: run `az login`",
-                    kind="credentials",
-                ) from None
+            if error.response is None:
+                raise self._unanswered(error) from None
             self.ahead = clock_ahead(error.response.headers.get("date"))
             found = getattr(error, "error_code", None) or f"HTTP {error.status_code}"
             code = str(getattr(found, "value", found))  # the package has a member for each code that it knows
@@ -166,9 +174,51 @@ class BlobClient(StoreClient):
             raise ObjectStoreError(
                 f"{self.server} answered {code} to {what} in {self.space}", fault.remedy, kind=fault.kind
             ) from None
-        except AzureError as error:
+        except (AzureError, OSError) as error:
+            raise self._unanswered(error) from None
+
+    def _unanswered(self, error: Exception) -> ObjectStoreError:
+        """Return what a request means to which the account gave no whole answer."""
+        from azure.core.exceptions import ClientAuthenticationError
+
+        if not isinstance(error, ClientAuthenticationError):
             words, fault = fault_of(_cause(error), CONNECTION_FAULTS)
-            raise ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind) from None
+            return ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
+        first = clean(str(error.message).strip().partition("\n")[0])
+        if type(error).__name__ == "AzureSigningError":  # it is exported by no public module
+            return ObjectStoreError(f"the key for {self.server} is malformed: {first}", _KEY.remedy, kind=_KEY.kind)
+        return ObjectStoreError(
+            f"no credentials for {self.server} were found: {first}",
+            f"set {_CONNECTION}, or give this host an identity: run `az login`",
+            kind="credentials",
+        )
+
+
+def _trusted(bundle: str) -> dict[str, str]:
+    """Return the option with the certificates that NIXL's plugin trusts too.
+
+    :param bundle: the file that the deployment names; empty: none.
+    """
+    if bundle and not os.path.isfile(bundle):
+        fault = CONNECTION_FAULTS.untrusted
+        raise ObjectStoreError(f"{_BUNDLE} names no file: {bundle}", fault.remedy, kind=fault.kind)
+    if not bundle and not os.path.isfile(_SYSTEM_BUNDLE):
+        return {}
+    return {"connection_verify": bundle or _SYSTEM_BUNDLE}
+
+
+def _credential() -> Any:
+    """Return the credentials that this host has. :raises ObjectStoreError: a variable that chooses them is wrong."""
+    from azure.identity import DefaultAzureCredential
+
+    try:
+        return DefaultAzureCredential()
+    except ValueError as error:
+        raise ObjectStoreError(
+            f"azure-identity refuses its settings: {clean(str(error))}",
+            "correct the variable AZURE_… that the message names",
+            kind="credentials",
+        ) from None
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -180,9 +230,10 @@ def _cause(error: BaseException) -> BaseException:
         if not isinstance(one, BaseException) or one in seen:
             continue
         seen.append(one)
-        if type(one).__module__ in ("builtins", "socket", "ssl", "http.client") and isinstance(
-            one, (OSError, http.client.HTTPException)
-        ):
+        if isinstance(one, http.client.HTTPException):
+            return one
+        # The errors of requests are errors of the system by name only.
+        if isinstance(one, OSError) and type(one).__module__ in ("builtins", "socket", "ssl"):
             return one
         waiting += [*one.args, one.__cause__, one.__context__, getattr(one, "reason", None)]
         waiting.append(getattr(one, "inner_exception", None))

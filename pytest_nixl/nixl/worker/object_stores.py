@@ -7,6 +7,7 @@ and check the objects that NIXL moves, and find the reason.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import secrets
 import socket
@@ -94,10 +95,18 @@ class StoreClient(ABC):
         """Close the connection."""
 
     def probe(self, key: str) -> None:
-        """Store an object, read it back and delete it. :raises ObjectStoreError: one of that cannot be done."""
+        """Store an object, read it back and delete it.
+
+        :raises ObjectStoreError: it cannot be stored, read or deleted, or other bytes are read.
+        """
         content = secrets.token_bytes(1024)
         self.put(key, content)
-        found = self.get(key, 0, len(content))
+        try:
+            found = self.get(key, 0, len(content))
+        except ObjectStoreError:
+            with contextlib.suppress(ObjectStoreError):
+                self.delete(key)
+            raise
         self.delete(key)
         if found != content:
             raise ObjectStoreError(

@@ -13,6 +13,7 @@ import pytest
 from helpers.azurite import KEY, Azurite, connection_string, use_azure
 from helpers.cli_run import BANDWIDTH, profile, run
 
+from pytest_nixl.checks import object_store
 from pytest_nixl.checks.object_store import judge_object_store
 from pytest_nixl.measure.link import Link
 from pytest_nixl.measure.worker_pairs import WorkerPairs
@@ -20,7 +21,7 @@ from pytest_nixl.model.agent_options import BackendParameter
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
-from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.worker.azure_blob import BY_CODE, BlobClient
 from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.processes.hosts import LocalHost
@@ -147,15 +148,17 @@ def test_the_check_passes_with_a_healthy_account(account: Azurite, judge: Callab
         ("CONNECTION_STRING", "nonsense", "is malformed", "correct AZURE_STORAGE_CONNECTION_STRING"),
         ("CONNECTION_STRING", "", "neither AZURE_STORAGE_CONNECTION_STRING", "set AZURE_STORAGE_CONNECTION_STRING"),
         ("CONNECTION_STRING", "wrong key", "answered AuthorizationFailure", "firewall"),
+        ("CONNECTION_STRING", "cut key", "the key for the Azure storage account", "correct the account and its key"),
         ("CONNECTION_STRING", "https", "does not speak TLS", "write http://"),
     ],
-    ids=["container", "no-container", "closed-port", "host", "malformed", "no-account", "key", "tls"],
+    ids=["container", "no-container", "closed-port", "host", "malformed", "no-account", "key", "cut-key", "tls"],
 )
 def test_what_is_wrong_with_the_account_is_named_with_a_remedy(
     account: Azurite, make_pairs: MakePairs, judge: Callable[[], Judgement], monkeypatch: pytest.MonkeyPatch,
     variable: str, value: str, reason: str, remedy: str,
 ) -> None:  # fmt: skip
-    wrong = {"wrong key": connection_string(account.url, "d3Jvbmc="),
+    wrong = {"wrong key": connection_string(account.url, "d3Jvbmc="), 
+             "cut key": connection_string(account.url, KEY[:-3]),
              "https": connection_string(account.url.replace("http", "https"))}  # fmt: skip
     monkeypatch.setenv(f"AZURE_STORAGE_{variable}", wrong.get(value, value))
     judged = judge()
@@ -180,6 +183,88 @@ def test_an_account_without_credentials_is_named(account: Azurite, monkeypatch: 
     client.close()
 
 
+def refusal(environ: dict[str, str]) -> ObjectStoreError:
+    """Return the error of a PUT with these variables, and the container ``c``."""
+    with pytest.raises(ObjectStoreError) as caught:
+        BlobClient.of({}, {"AZURE_STORAGE_CONTAINER_NAME": "c", **environ}).put("key", b"content")
+    return caught.value
+
+
+def test_a_wrong_setting_of_the_identity_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "Nothing")
+    error = refusal({"AZURE_STORAGE_ACCOUNT_URL": "https://127.0.0.1:1/a"})
+    assert error.kind == "credentials"
+    assert "AZURE_TOKEN_CREDENTIALS" in error.reason
+    assert "correct the variable" in error.remedy
+
+
+def test_a_missing_file_of_certificates_is_named() -> None:
+    told = {"AZURE_STORAGE_CONNECTION_STRING": connection_string(CLOSED), "AZURE_CA_BUNDLE": "/nowhere/ca.pem"}
+    error = refusal(told)
+    assert (error.kind, error.reason) == ("tls", "AZURE_CA_BUNDLE names no file: /nowhere/ca.pem")
+    assert "set AZURE_CA_BUNDLE" in error.remedy
+
+
+def test_no_secret_of_a_url_is_shown() -> None:
+    told = connection_string(CLOSED.replace("//", "//user:hunter22@"))
+    store = BlobClient.of({}, {"AZURE_STORAGE_CONTAINER_NAME": "c", "AZURE_STORAGE_CONNECTION_STRING": told})
+    assert (store.server, store.transport) == (f"the Azure storage account {CLOSED}", CLOSED.replace("://", "/"))
+    store.close()
+    assert "hunter22" not in str(refusal({"AZURE_STORAGE_CONNECTION_STRING": told}))
+    assert "hunter22" not in str(refusal({"AZURE_STORAGE_ACCOUNT_URL": "https:///?sv=1&sig=hunter22"}))
+
+
+class _Breaking(BaseHTTPRequestHandler):
+    """A double: it ends the connection within the content of a blob."""
+
+    def do_GET(self) -> None:
+        self.send_response(206)
+        for name, value in (("content-length", "7"), ("content-range", "bytes 0-6/7"), ("etag", "e")):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(b"con")
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def test_a_connection_that_breaks_is_no_lack_of_credentials() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Breaking) as breaking:
+        threading.Thread(target=breaking.serve_forever, daemon=True).start()
+        told = connection_string(f"http://127.0.0.1:{breaking.server_port}")
+        client = BlobClient.of({}, {"AZURE_STORAGE_CONNECTION_STRING": told, "AZURE_STORAGE_CONTAINER_NAME": "c"})
+        with pytest.raises(ObjectStoreError) as caught:
+            client.get("key", 0, 7)
+        client.close()
+        breaking.shutdown()
+    assert caught.value.kind == "endpoint"
+    assert "closed the connection" in caught.value.reason
+
+
+def test_a_probe_that_may_not_read_leaves_nothing(account: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = BlobClient.of({}, os.environ)
+
+    def refused(key: str, offset: int, size: int) -> bytes:
+        raise ObjectStoreError("it may not be read", kind="rights")
+
+    monkeypatch.setattr(client, "get", refused)
+    with pytest.raises(ObjectStoreError, match="may not be read"):
+        client.probe("probe")
+    client.close()
+
+
+def test_a_write_that_stores_nothing_is_corrupt(
+    account: Azurite, judge: Callable[[], Judgement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int]) -> None:
+        """Report a WRITE as DONE without moving anything: no server here can be made to."""
+
+    monkeypatch.setattr(object_store, "_transfer", lose)
+    judged = judge()
+    assert judged.verdict is Verdict.CORRUPT
+    assert "is DONE, but the object does not exist" in judged.reason
+
+
 def test_blob_that_another_program_deletes_is_named(account: Azurite, make_pairs: MakePairs) -> None:
     reading = link(make_pairs(), "READ")
     with pytest.raises(WorkerError) as caught, reading._transfers(BLOCK, 1, 1) as transfers:
@@ -197,12 +282,15 @@ def test_account_that_ends_during_a_transfer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
 ) -> None:
     dying = Azurite(tmp_path)
-    use_azure(monkeypatch, dying.url)
-    moved = link(make_pairs(timeout=120.0))
-    with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
-        moved._fill(BLOCK, poison=True)
+    try:
+        use_azure(monkeypatch, dying.url)
+        moved = link(make_pairs(timeout=120.0))
+        with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
+            moved._fill(BLOCK, poison=True)
+            dying.kill()
+            moved._run("move", transfers, 120)
+    finally:
         dying.kill()
-        moved._run("move", transfers, 120)
     assert f"account {dying.url} cannot be reached" in caught.value.reason
     assert "check that the server runs" in caught.value.remedy
 
