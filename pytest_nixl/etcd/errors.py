@@ -217,6 +217,7 @@ _ANSWERS: tuple[tuple[str, str, str, str], ...] = (
      "keep a value under 1.5 MB, or raise --max-request-bytes"),
     ("requested lease not found", "no-lease", "the lease does not exist: it expired or was revoked",
      "refresh a lease before it expires"),
+    ("leader changed", "no-leader", "its leader changed during the request", "send the request again"),
     ("no leader", "no-leader", "it has no leader", "start the missing members: more than half of them must be up"),
     ("request timed out", "no-leader", "its members did not agree in time",
      "start the missing members: more than half of them must be up, on fast enough disks"),

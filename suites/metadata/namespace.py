@@ -91,7 +91,7 @@ class Namespace:
         """Wait until etcd has these bytes under a label of an agent."""
         key = self.key(agent, label)
         wait_until(
-            lambda: self.client.get(key) == metadata,
+            _patient(lambda: self.client.get(key) == metadata),
             f"{agent.worker.name} to publish its metadata under {key}: NIXL reported no error to Python",
             seconds=self.seconds,
             remedy=lambda: f"read what NIXL wrote: {complaint(agent) or 'nothing'}",
@@ -102,7 +102,7 @@ class Namespace:
         agent.send_local_metadata()
         metadata = agent.get_agent_metadata()
         wait_until(
-            lambda: metadata in self.client.get_prefix("/").values(),
+            _patient(lambda: metadata in self.client.get_prefix("/").values()),
             f"{agent.worker.name} to publish its metadata under any key: NIXL reported no error to Python",
             seconds=self.seconds,
             remedy=lambda: f"read what NIXL wrote: {complaint(agent) or 'nothing'}",
@@ -128,7 +128,7 @@ class Namespace:
         """Wait until etcd has no key of an agent that removed its metadata."""
         anchor = self.key(agent, "")
         wait_until(
-            lambda: self.client.count_prefix(anchor) == 0,
+            _patient(lambda: self.client.count_prefix(anchor) == 0),
             f"etcd to have no key under {anchor}, which {agent.worker.name} removed",
             seconds=self.seconds,
             remedy=lambda: f"read what NIXL wrote: {complaint(agent) or 'nothing'}",
@@ -186,6 +186,20 @@ def registration(agent: NixlAgent, *memory: Buffer) -> Ref:
     """Return the descriptors for partial metadata of the given memory, which may be none."""
     kind = memory[0].memory if memory else "DRAM"
     return agent.get_reg_descs([(*buffer.descriptor(), "") for buffer in memory], kind)
+
+
+def _patient(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a condition that is false while an answer of etcd is only late."""
+
+    def ask() -> bool:
+        try:
+            return condition()
+        except NixlPluginError as error:
+            if not error.late:
+                raise
+            return False
+
+    return ask
 
 
 def complaint(agent: NixlAgent) -> str:

@@ -29,6 +29,7 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
     target = registered(publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
+    namespace.await_watch(way, finder, publisher)  # it begins a moment after the metadata is loaded
     write_and_compare(finder, publisher, target, namespace.seconds)  # connects
     asked = len(way.requests)
     assert asked, "the agents found each other, but the proxy to etcd counted no request"

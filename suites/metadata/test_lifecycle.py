@@ -11,7 +11,7 @@ import pytest
 from pytest_nixl import Buffer, NixlAgent, NixlError, WorkerHungError, shake_hands
 
 from .moving import registered, write_and_compare
-from .namespace import Namespace, comes_true, complaint, knows
+from .namespace import Namespace, complaint, knows
 
 if TYPE_CHECKING:
     from pytest_nixl import ProxyClient
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: A fetch that takes this much longer than usual has waited for another agent's metadata (NIXL waits 5 s), in seconds.
 HELD_UP = 2.0
-#: The time for something that takes some 10 ms, if its absence is also an answer, in seconds.
-NOTICED = 5.0
 #: The deadline of the first WRITE to an agent that was forgotten and found again, in seconds.
 RECONNECTED = 20.0
 
@@ -166,9 +164,7 @@ def test_two_agents_of_one_name_are_kept_apart_or_refused(namespace: Namespace, 
     except NixlError as error:
         finding("NIXL-ETCD-DUPLICATE-NAME", False, f"the second agent got an error: {error.reason}")
         return
-    key, metadata = namespace.key(second), second.get_agent_metadata()
-    replaced = comes_true(lambda: namespace.client.get(key) == metadata, seconds=NOTICED)
-    assert replaced, f"the second agent's metadata is not under {key}, and it got no error: {complaint(second)}"
+    namespace.await_key(second, "metadata", second.get_agent_metadata())
     first.invalidate_local_metadata()
     namespace.await_gone(first)
     finding(

@@ -18,6 +18,8 @@ Decide = Callable[[Judgement], None]
 
 #: Seconds of the leases of killed claimants, and of claimants that must survive on a busy machine.
 SHORT, LONG = 1, 20
+#: Seconds of the leases of a group that joins, and is killed then.
+DYING = 4
 #: Seconds of the leases of a group that refuses late claimants. They wait that long for a rank to become free.
 REFUSING = 6
 #: Timeout of a claim in seconds: longer than the lease of a killed claimant, even on a busy machine.
@@ -28,6 +30,8 @@ EXPLORING = 60.0
 ORDERS = 12
 #: Seconds by which the end of a lease, and the reactions to it, may be late.
 LATE = 3.0
+#: What a member says that etcd did not hear, or that did not hear of another one, for the length of a lease.
+LOST = ("LeaseLostError", "MemberLostError")
 REPORT = "report this output: it shows a defect of pytest-nixl's membership"
 
 
@@ -58,7 +62,7 @@ def test_a_killed_claimant_blocks_nobody_longer_than_its_lease(race: Race, verdi
             if not first:
                 _wait_for_members(race.etcd, f"{race.prefix}{case}/", 1)
             way = race.path.client(case)
-            way.hold()
+            way.hold(lambda request: request.method != "LeaseKeepAliveOnce")  # it refreshes its lease beside the claim
             victim = race.claim(case, 2, endpoint=way.endpoint, function="membership", ttl=SHORT)
             race.let_through(way, requests, seconds=SECONDS)
             way.cut()
@@ -158,6 +162,8 @@ def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Dec
         ended = member.wait_until_ended(SECONDS)
         if not ended:
             race.late.append(f"member {number} had not ended {SECONDS:g} s after it was told to leave")
+        elif member.message is not None and member.message.get("kind") in LOST:
+            race.late.append(f"member {number} lost its lease or another member: {member.message['error']}")
         elif member.message is None or "error" in member.message:
             found.append(f"member {number} failed because of late claimants: {member.message}")
     left = race.etcd.get_prefix(race.prefix) if not race.late else {}
@@ -169,7 +175,7 @@ def test_a_late_claimant_is_refused_and_harms_no_member(race: Race, verdict: Dec
 @pytest.mark.nixl_concurrent
 def test_keys_of_a_dead_group_do_not_affect_the_next_group(race: Race, verdict: Decide) -> None:
     """After a whole group was killed, the next group of the same name gets all ranks when the leases have ended."""
-    dead = [race.claim("again", 2, ttl=SHORT + 1) for _ in range(2)]
+    dead = [race.claim("again", 2, ttl=DYING) for _ in range(2)]
     found = race.faults(dead, 2, "again", SECONDS)
     for claimant in dead:
         claimant.kill()

@@ -41,7 +41,9 @@ def nixl_plugins(facts: Facts, wanted: Requirements) -> Judgement:
     files = {each.name: _in_use(each, facts, wanted) for each in plugins.value}
     loading = sorted({*(name for name in facts.software.plugins if name not in files),  # part of NIXL's library
                       *(name for name, file in files.items() if not file.error)})  # fmt: skip
-    asked = wanted.profile.image.plugins
+    # A profile's names are in capitals; Mooncake's is not.
+    spelled = {name.upper(): name for name in (*files, *loading)}
+    asked = [spelled.get(name.upper(), name) for name in wanted.profile.image.plugins]
     bad, remedies = [], dict[str, None]()
     for name in asked:
         if name in loading:

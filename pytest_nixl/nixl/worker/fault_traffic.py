@@ -92,8 +92,11 @@ def keep_transferring(agent: Any, quiet: float, limit: float, **traffic: Any) ->
 def _wait(agent: Any, handles: Sequence[Any], seconds: float) -> int:
     """Wait until transfers in flight have ended, well or not, and return how many have not."""
     waiting, deadline = list(handles), time.monotonic() + seconds
-    while waiting and time.monotonic() < deadline:
+    while waiting:
+        late = time.monotonic() > deadline
         waiting = [handle for handle in waiting if _state(agent.check_xfer_state, handle) == "PROC"]
+        if late:
+            break
         time.sleep(_NAP_SECONDS)
     return len(waiting)
 

@@ -88,6 +88,13 @@ def test_wanted_plugin_without_its_libraries_fails_with_the_libraries_and_who_ha
     assert found.remedy == "install libcudart.so.12; install libcufile.so.0"
 
 
+def test_wanted_plugin_is_found_whatever_the_case_of_its_name(tree: ChangedTree) -> None:
+    tree.change("image", lacking("Mooncake", "libglog.so.0, which libplugin_Mooncake.so needs, was not found"))
+    found = judged(tree, "nixl-plugins", '[image]\nplugins = ["Mooncake"]')
+    assert found.verdict is Verdict.FAIL
+    assert "Mooncake: lacks libglog.so.0" in found.reason
+
+
 def test_wanted_plugin_without_a_symbol_version_fails(tree: ChangedTree) -> None:
     words = "/usr/lib/libfabric.so.1 lacks the symbol version FABRIC_1.10 that libplugin_X.so needs"
     tree.change("image", lacking("X", words, versions=("FABRIC_1.10",)))

@@ -21,7 +21,7 @@ from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_o
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
-from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.errors import EtcdError, explain_answer
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +164,14 @@ class TestKeys:
         with pytest.raises(EtcdError) as caught:
             client.put("/big", b"x" * 3_000_000)
         assert caught.value.cause == "too-large"
+
+
+def test_a_change_of_the_leader_during_a_request_is_passing() -> None:
+    text = '{"error":"etcdserver: leader changed","code":14,"message":"etcdserver: leader changed"}'
+    found = explain_answer(parse_endpoint("http://127.0.0.1:2379"), text)
+    assert found is not None
+    assert found.cause == "no-leader"
+    assert "its leader changed during the request" in found.reason
 
 
 class TestMembers:
