@@ -42,6 +42,9 @@ MANY = 20
 FAILED, NONE = 1, 5
 #: The most tests that run once more. If more fail, something is broken.
 FEW = 3
+#: After this time a test has failed, in seconds: otherwise one that waits for ever would keep the others from being
+#: reported.
+LONGEST = 900
 #: Where the tests that passed only alone are written, a line each.
 PASSED_ALONE = Path(sys.prefix) / "passed-alone.txt"
 
@@ -119,7 +122,7 @@ def commands(marks: str, where: Sequence[str], workers: int) -> Iterator[tuple[i
 def run(command: Sequence[str]) -> tuple[int, list[str]]:
     """Run a command of pytest; return its exit code and the ids of the tests that failed."""
     with tempfile.TemporaryDirectory() as cache:
-        code = subprocess.run([*command, "-o", f"cache_dir={cache}"]).returncode
+        code = subprocess.run([*command, f"--timeout={LONGEST}", "-o", f"cache_dir={cache}"]).returncode
         failed = Path(cache) / "v" / "cache" / "lastfailed"
         return code, sorted(json.loads(failed.read_text(encoding="utf-8"))) if failed.exists() else []
 

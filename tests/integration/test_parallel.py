@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -123,11 +124,27 @@ def test_no_failure_is_lost_by_running_again(
 ) -> None:
     answers = iter(results)
     monkeypatch.setattr(parallel, "run", lambda command: next(answers))
+    # The command that runs this test holds the lock: it would never be free.
+    monkeypatch.setattr(parallel, "beside_others", nullcontext)
     monkeypatch.setattr(parallel, "commands", lambda *asked: [(fcntl.LOCK_SH, ["beside"]), (fcntl.LOCK_SH, ["alone"])])
     listed = tmp_path / "passed-alone.txt"
     asked = parallel.parsed([f"--passed-alone={listed}", "--workers=1", "not long"])
     assert parallel.main(asked) == 1
     assert listed.read_text() == ""
+
+
+@pytest.mark.long
+def test_a_test_that_waits_for_ever_fails_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pytest.ini").write_text(MARKERS)
+    (tmp_path / "held").touch()
+    (tmp_path / "test_it.py").write_text(
+        "import fcntl\n\n\ndef test_waits():\n    with open('held') as one, open('held') as other:\n"
+        "        fcntl.flock(one, fcntl.LOCK_EX)\n        fcntl.flock(other, fcntl.LOCK_EX)\n\n\n"
+        "def test_passes(): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parallel, "LONGEST", 3)
+    assert parallel.run([*parallel.PYTEST, "test_it.py"]) == (1, ["test_it.py::test_waits"])
 
 
 @pytest.mark.long
