@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from pytest_nixl.core.errors import LateError
 from pytest_nixl.core.polling import wait_until
@@ -20,6 +21,7 @@ from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.objects import PREFIX, open_store
+from pytest_nixl.nixl.worker.s3 import ObjectClient
 from pytest_nixl.nixl.worker.s3_faults import CHECKSUM
 from pytest_nixl.processes.worker_errors import NixlError
 
@@ -116,23 +118,41 @@ def _skew(ahead: float) -> str:
 def _compared(
     agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, reason: str
 ) -> Judgement:
-    """Judge what NIXL alone cannot do: does it help to send no checksums that the server may not know?"""
+    """Judge what NIXL alone cannot do: does a parameter help?"""
     says = f"{reason}; another client stores, reads and deletes objects of {client.server}"
-    mode = options.parameters_of(name).get(_CHECKSUM_MODE, "supported")
-    if plugin_of(name) == "OBJ" and mode != "required":
-        others = tuple(each for each in options.parameters if (each.backend, each.name) != (name, _CHECKSUM_MODE))
-        required = (*others, BackendParameter(name, _CHECKSUM_MODE, "required"))
+    for trial in _trials(options.parameters_of(name), client) if plugin_of(name) == "OBJ" else ():
+        others = tuple(each for each in options.parameters if (each.backend, each.name) != (name, trial.parameter))
+        with_it = (*others, BackendParameter(name, trial.parameter, trial.value))
         with contextlib.suppress(_RefusedError):
-            if _by_nixl(agents, name, replace(options, parameters=tuple(sorted(required))), client, key) is None:
-                return Judgement(
-                    Verdict.FAIL,
-                    f"{says}, and so does NIXL with {_CHECKSUM_MODE}=required: this server does not accept the "
-                    f"checksums that NIXL sends with {_CHECKSUM_MODE}={mode}",
-                    CHECKSUM.remedy,
-                )
+            if _by_nixl(agents, name, replace(options, parameters=tuple(sorted(with_it))), client, key) is None:
+                helps = f"so does NIXL with {trial.parameter}={trial.value}"
+                return Judgement(Verdict.FAIL, f"{says}, and {helps}: {trial.means}", trial.remedy)
     return Judgement(
         Verdict.FAIL, says, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
     )
+
+
+class _Trial(NamedTuple):
+    """A parameter that helps against one fault: what it proves if NIXL succeeds with it, and the remedy."""
+
+    parameter: str
+    value: str
+    means: str
+    remedy: str
+
+
+def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
+    """Yield what may help OBJ; first that without which NIXL fails only when its time is up."""
+    if isinstance(client, ObjectClient) and (doubt := client.doubt()) is not None and client.store.bundle:
+        means = (
+            "without it NIXL's plugin does not trust the server's certificate, because it reads neither AWS_CA_BUNDLE "
+            "nor, in a wheel, the certificates of Debian or Ubuntu"
+        )
+        yield _Trial("ca_bundle", client.store.bundle, means, doubt.remedy)
+    mode = given.get(_CHECKSUM_MODE, "supported")
+    if mode != "required":
+        means = f"this server does not accept the checksums that NIXL sends with {_CHECKSUM_MODE}={mode}"
+        yield _Trial(_CHECKSUM_MODE, "required", means, CHECKSUM.remedy)
 
 
 def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str) -> Judgement | None:

@@ -81,7 +81,8 @@ class S3Bucket:
             "secret_key": store.secret,
             "use_virtual_addressing": "false",
         }
-        given = {"session_token": store.token, "ca_bundle": store.authority}
+        # NIXL reads no variable that names certificates.
+        given = {"session_token": store.token, "ca_bundle": store.bundle if store.scheme == "https" else ""}
         return values | {name: value for name, value in given.items() if value}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helpers.certificates import Certificates
 from helpers.needs import program
 from pytest_nixl.core.free_ports import free_ports
 
@@ -34,21 +35,22 @@ class Azurite:
     """An Azurite in a process of its own, with one container.
 
     :param folder: an empty folder for its files.
-    :param options: its further options.
+    :param tls: the certificates of its URL ``https``; None: it speaks no TLS.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, tls: Certificates | None = None) -> None:
         from azure.storage.blob import ContainerClient
 
         [port] = free_ports(1)
-        self.url = f"{'https' if '--cert' in options else 'http'}://127.0.0.1:{port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
+        options = [f"--cert={tls.chain}", f"--key={tls.key}"] if tls else []
         self._process = subprocess.Popen(
             [program("azurite-blob"), "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck",
              "--blobHost=127.0.0.1", f"--blobPort={port}", *options],
             cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip
-        verify = {"connection_verify": False} if "--cert" in options else {}
+        verify = {"connection_verify": str(tls.authority)} if tls else {}
         self.client: Any = ContainerClient.from_connection_string(connection_string(self.url), CONTAINER, **verify)
         assert self._process.stdout is not None
         self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
@@ -65,6 +67,10 @@ class Azurite:
         except BaseException:
             self.kill()
             raise
+
+    def hold(self) -> None:
+        """Stop the process: it takes no request, but the kernel accepts connections and bytes for it."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     @property
     def keys(self) -> list[str]:

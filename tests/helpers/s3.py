@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,18 +13,22 @@ from typing import Any
 import boto3
 import pytest
 
+from helpers.certificates import Certificates
+
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "thing", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 class S3Server:
     """A moto server in a process of its own, with one bucket.
 
+    :param tls: the certificates of its URL ``https``; None: it speaks no TLS.
     :param variables: environment variables of that process.
     """
 
-    def __init__(self, **variables: str) -> None:
+    def __init__(self, tls: Certificates | None = None, **variables: str) -> None:
+        options = ["--ssl", f"--ssl-cert={tls.chain}", f"--ssl-key={tls.key}"] if tls else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0", *options],
             env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
         )  # fmt: skip
@@ -32,9 +37,14 @@ class S3Server:
         self._reading = threading.Thread(target=self._process.stdout.read, daemon=True)
         self._reading.start()
         self.client: Any = boto3.client(
-            "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id="any", aws_secret_access_key="thing"
-        )
+            "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id="any",
+            aws_secret_access_key="thing", verify=str(tls.authority) if tls else None,
+        )  # fmt: skip
         self.client.create_bucket(Bucket="bucket")
+
+    def hold(self) -> None:
+        """Stop the process: it takes no request, but the kernel accepts connections and bytes for it."""
+        self._process.send_signal(signal.SIGSTOP)
 
     @property
     def keys(self) -> list[str]:

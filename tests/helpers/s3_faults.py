@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy before an S3 server that makes the faults of other servers, which moto does not have."""
+"""A proxy before an object store that makes the faults of other servers, which moto and Azurite do not have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         code = self.server.refuse(self.command, self.path, self.headers)
         if code:
-            self._answer(503 if code == "SlowDown" else 403, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            told = {"x-ms-error-code": code}  # Azure's servers say it there
+            busy = code in ("SlowDown", "ServerBusy")
+            self._answer(503 if busy else 403, told, f"<Error><Code>{code}</Code></Error>".encode())
             return
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=60)
         kept = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
@@ -78,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 def faulty_s3(upstream: str, refuse: Refuse = lambda *_: "", *, skew: float = 0) -> Iterator[tuple[str, list[str]]]:
     """Serve a proxy, and yield its URL and the list of the requests that it got.
 
-    :param upstream: the URL of the S3 server.
+    :param upstream: the URL of the S3 server, or of Azurite.
     :param refuse: decides on each request.
     :param skew: the seconds by which the server's clock is ahead.
     """

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pytest_nixl.core.redaction import clean
 from pytest_nixl.nixl.worker.object_stores import (
     SECONDS,
+    SYSTEM_BUNDLE,
     ConnectionFaults,
     ObjectStoreError,
     StoreClient,
@@ -30,8 +31,6 @@ _CONNECTION, _ACCOUNT = "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUN
 _CONTAINER = "AZURE_STORAGE_CONTAINER_NAME"
 _RIGHTS = StoreFault("rights", "give this identity the role Storage Blob Data Contributor on the container")
 _BUNDLE = "AZURE_CA_BUNDLE"
-#: What NIXL's plugin trusts without that variable, if the file exists.
-_SYSTEM_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _KEY = StoreFault(
     "credentials", f"correct the account and its key in {_CONNECTION}, or without it this host's identity"
 )
@@ -195,16 +194,16 @@ class BlobClient(StoreClient):
 
 
 def _trusted(bundle: str) -> dict[str, str]:
-    """Return the option with the certificates that NIXL's plugin trusts too.
+    """Return the option with the certificates that NIXL's plugin trusts too: it knows the system's file.
 
     :param bundle: the file that the deployment names; empty: none.
     """
     if bundle and not os.path.isfile(bundle):
         fault = CONNECTION_FAULTS.untrusted
         raise ObjectStoreError(f"{_BUNDLE} names no file: {bundle}", fault.remedy, kind=fault.kind)
-    if not bundle and not os.path.isfile(_SYSTEM_BUNDLE):
+    if not bundle and not os.path.isfile(SYSTEM_BUNDLE):
         return {}
-    return {"connection_verify": bundle or _SYSTEM_BUNDLE}
+    return {"connection_verify": bundle or SYSTEM_BUNDLE}
 
 
 def _credential() -> Any:

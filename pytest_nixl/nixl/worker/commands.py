@@ -231,7 +231,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
 
     def do_probe_objects(self, buffer: Ref) -> None:
         """Store and delete an object without NIXL, so that an error names what is wrong with the server."""
-        self._get(buffer).probe()
+        self._get(buffer).name_fault()
 
     def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
         """Fill a buffer with the pattern of ``seed`` or its complement."""

@@ -22,6 +22,8 @@ from pytest_nixl.core.errors import NixlPluginError
 
 #: The time for a connection and for each part of an answer, in seconds.
 SECONDS = 20.0
+#: Where Debian and Ubuntu have the certificates that they trust.
+SYSTEM_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 #: Servers refuse a request whose time differs by more, in seconds.
 MOST_SKEW = 900.0
 
@@ -93,6 +95,10 @@ class StoreClient(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection."""
+
+    def doubt(self) -> ObjectStoreError | None:
+        """Return what may keep NIXL from a server that answers this client; None: nothing that it could know."""
+        return None
 
     def probe(self, key: str) -> None:
         """Store an object, read it back and delete it.

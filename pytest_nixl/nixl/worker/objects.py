@@ -65,6 +65,15 @@ class ObjectBuffer(PatternBuffer):
         for index in range(self._count):
             self._client.get(self._key(index), 0, 1)
 
+    def name_fault(self) -> None:
+        """Do nothing if the store has no fault and NIXL has no known reason to fail.
+
+        :raises ObjectStoreError: as :meth:`probe`; or the store answers, with what may keep NIXL from it.
+        """
+        self.probe()
+        if (doubt := self._client.doubt()) is not None:
+            raise doubt
+
     def prepare(self, agent: Any, block: int, count: int) -> None:
         """Divide the space into objects, and register them.
 

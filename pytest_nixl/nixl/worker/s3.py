@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -15,8 +16,15 @@ from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import unescape
 
 from pytest_nixl.core.redaction import redact
-from pytest_nixl.nixl.worker.object_stores import SECONDS, ObjectStoreError, StoreClient, clock_ahead, fault_of
-from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN
+from pytest_nixl.nixl.worker.object_stores import (
+    SECONDS,
+    SYSTEM_BUNDLE,
+    ObjectStoreError,
+    StoreClient,
+    clock_ahead,
+    fault_of,
+)
+from pytest_nixl.nixl.worker.s3_faults import BY_CODE, BY_STATUS, CONNECTION_FAULTS, UNKNOWN, trusted_by
 
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _KEY = re.compile(rb"<Key>([^<]+)</Key>")
@@ -29,6 +37,7 @@ class ObjectStore:
     :param scheme: ``http`` or ``https``.
     :param address: ``HOST`` or ``HOST:PORT``.
     :param authority: the file with the certificates that sign the server's; empty for those of the system.
+    :param told: whether NIXL has that file from the parameter ``ca_bundle``. It reads no variable that names one.
     """
 
     scheme: str
@@ -39,6 +48,13 @@ class ObjectStore:
     secret: str = field(repr=False)
     token: str = field(default="", repr=False)
     authority: str = ""
+    told: bool = False
+
+    @property
+    def bundle(self) -> str:
+        """The file with the certificates that this client trusts; empty: none is known."""
+        known = (self.authority, ssl.get_default_verify_paths().cafile, SYSTEM_BUNDLE)
+        return next((path for path in known if path and os.path.isfile(path)), "")
 
     @property
     def url(self) -> str:
@@ -79,7 +95,7 @@ class ObjectStore:
         return cls(
             scheme, address, bucket, region,
             environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN", ""),
-            parameters.get("ca_bundle") or environ.get("AWS_CA_BUNDLE", ""),
+            parameters.get("ca_bundle") or environ.get("AWS_CA_BUNDLE", ""), bool(parameters.get("ca_bundle")),
         )  # fmt: skip
 
 
@@ -147,6 +163,17 @@ class ObjectClient(StoreClient):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def doubt(self) -> ObjectStoreError | None:
+        """Return that NIXL may not trust the server's certificate, if it was told none that it trusts."""
+        if self.store.scheme == "http" or self.store.told:
+            return None
+        remedy = trusted_by(self.store.bundle)
+        reason = (
+            f"{self.server} answers another client, but NIXL's plugin OBJ may not trust its certificate, because it "
+            "reads neither AWS_CA_BUNDLE nor, in a wheel, the certificates of Debian or Ubuntu"
+        )
+        return ObjectStoreError(reason, remedy, kind="tls")
 
     def _request(
         self, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""

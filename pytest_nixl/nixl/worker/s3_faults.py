@@ -49,3 +49,11 @@ CONNECTION_FAULTS = ConnectionFaults(
     StoreFault("tls", "write http:// in AWS_ENDPOINT_URL, or give the server a certificate"),
     StoreFault("tls", "set AWS_CA_BUNDLE to the file of the certificates that signed the server's"),
 )
+
+
+def trusted_by(bundle: str) -> str:
+    """Return what makes NIXL's plugin trust a server, as an imperative.
+
+    :param bundle: the file with the certificates; empty: it is not known.
+    """
+    return f"use --nixl-backend-params=OBJ:ca_bundle={bundle or 'FILE'}, and give the engine's OBJ that parameter too"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.azurite import KEY, Azurite, connection_string, use_azure
 from helpers.cli_run import BANDWIDTH, profile, run
+from helpers.s3_faults import faulty_s3
 
 from pytest_nixl.checks import object_store
 from pytest_nixl.checks.object_store import judge_object_store
@@ -278,21 +279,42 @@ def test_blob_that_another_program_deletes_is_named(account: Azurite, make_pairs
 
 
 @pytest.mark.long
-def test_account_that_ends_during_a_transfer_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
+def test_account_that_limits_requests_during_a_transfer_is_named(
+    account: Azurite, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
 ) -> None:
-    dying = Azurite(tmp_path)
-    try:
-        use_azure(monkeypatch, dying.url)
+    storm = threading.Event()
+    with faulty_s3(account.url, lambda *_: "ServerBusy" if storm.is_set() else "") as (url, _):
+        use_azure(monkeypatch, url)
         moved = link(make_pairs(timeout=120.0))
         with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
             moved._fill(BLOCK, poison=True)
-            dying.kill()
+            storm.set()
             moved._run("move", transfers, 120)
-    finally:
-        dying.kill()
-    assert f"account {dying.url} cannot be reached" in caught.value.reason
-    assert "check that the server runs" in caught.value.remedy
+    assert f"account {url} answered ServerBusy to PUT of a blob" in caught.value.reason
+    assert "--nixl-depth" in caught.value.remedy
+    for key in account.keys:  # the storm did not let them be deleted
+        account.client.delete_blob(key)
+
+
+@pytest.mark.parametrize(
+    ("code", "skew", "verdict", "reason"),
+    [
+        # Azure refuses a wrong time as a wrong signature.
+        ("AuthenticationFailed", 4000, Verdict.FAIL, "s ahead of this host's, and such servers refuse more than 900 s"),
+        ("", -500, Verdict.WARN, "s behind this host's; such servers refuse more than 900 s"),
+    ],
+    ids=["refused", "runs away"],
+)
+def test_a_wrong_clock_is_named(
+    account: Azurite, judge: Callable[[], Judgement], monkeypatch: pytest.MonkeyPatch, code: str, skew: float,
+    verdict: Verdict, reason: str,
+) -> None:  # fmt: skip
+    with faulty_s3(account.url, lambda *_: code, skew=skew) as (url, _):
+        use_azure(monkeypatch, url)
+        judged = judge()
+    assert judged.verdict is verdict
+    assert reason in judged.reason
+    assert judged.remedy == "set this host's clock: run `chronyc makestep`"
 
 
 class _Refusing(BaseHTTPRequestHandler):

@@ -182,20 +182,6 @@ def test_what_is_wrong_with_the_server_is_named_with_a_remedy(
 
 
 @pytest.mark.long
-def test_server_that_dies_during_a_transfer_is_named(monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs) -> None:
-    dying = S3Server()
-    use_s3(monkeypatch, dying.url)
-    moved = link(make_pairs(timeout=60.0))
-    with pytest.raises(WorkerError) as caught, moved._transfers(BLOCK, 1, 1) as transfers:
-        moved._fill(BLOCK, poison=True)
-        dying.kill()
-        moved._run("move", transfers, 60)
-    assert f"the S3 server {dying.url} cannot be reached" in caught.value.reason
-    assert "check that the server runs" in caught.value.remedy
-    assert not moved.initiator.worker.alive
-
-
-@pytest.mark.long
 def test_server_that_limits_requests_during_a_transfer_is_named(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, make_pairs: MakePairs
 ) -> None:
