@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check ``hierarchy``: bytes go from an object through two hosts' memory to a file, each leg by its own backend."""
+"""The check ``hierarchy``: bytes go from an object through host memory to a file, each leg by its own backend."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Leg:
 
 
 def add_storage(reader: NixlAgent, writer: NixlAgent, bucket: S3Bucket) -> None:
-    """Add OBJ to the reader, whose worker has the bucket's variables, and POSIX to the writer.
+    """Add OBJ to the reader, whose worker has the bucket's variables, and POSIX to the writer, maybe the same agent.
 
     :raises NotApplicableError: this NIXL has no such plugin.
     """
@@ -63,7 +63,7 @@ def move_through(
     """Move bytes from an object to the reader's memory, to the writer's memory, and to the writer's file.
 
     :param reader: an agent with OBJ and the network's backend.
-    :param writer: an agent with POSIX and the network's backend.
+    :param writer: an agent with POSIX and the network's backend; it may be the same agent.
     :param network: the backend between the two.
     :param bucket: where the object is stored, by a client that is not NIXL's.
     :param directory: the directory of the file; empty for the system's temporary directory.
@@ -79,9 +79,10 @@ def move_through(
     reader.register_memory([(0, SIZE, 1, _KEY)], "OBJ")
     writer.register(far)
     writer.register(file)
-    metadata = writer.get_agent_metadata()
-    with writer.polled():
-        reader.add_remote_agent(metadata)
+    if writer is not reader:
+        metadata = writer.get_agent_metadata()
+        with writer.polled():
+            reader.add_remote_agent(metadata)
     legs = []
     try:
         for name, agent, op, backend, local, remote, owner in (

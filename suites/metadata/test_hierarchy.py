@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do bytes stay right from an object through two agents' memory to a file?"""
+"""Do bytes stay right from an object through the memory of agents to a file?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pytest_nixl.checks.hierarchy import add_storage, judge_legs, move_through
 
 
 @pytest.mark.nixl_check("hierarchy", level="extended")
+@pytest.mark.parametrize("count", [2, 1], ids=["two-agents", "one-agent"])
 def test_bytes_go_from_an_object_to_a_file(
+    count: int,
     nixl_settings: Settings,
     nixl_cluster: Cluster,
     nixl_run: Run,
@@ -21,18 +23,19 @@ def test_bytes_go_from_an_object_to_a_file(
     request: pytest.FixtureRequest,
     verdict: Callable[[Judgement], None],
 ) -> None:
-    """Two agents with several backends each move bytes: object, memory, other agent's memory, file."""
+    """Agents with several backends each move bytes from an object to memory, to other memory and to a file."""
     bucket = request.getfixturevalue("nixl_s3")  # only now, because it may start a server
     environment: dict[str, str | None] = {**BACKENDS[agent_backend].environment(os.environ), **bucket.environment}
     with Agents(nixl_cluster.places[0], nixl_settings) as agents:
-        reader, writer = agents.start_each(
-            ["initiator", "target"], backends=[agent_backend], environment=environment,
-            places=nixl_cluster.places[:2], progress_thread=None,
+        started = agents.start_each(
+            ["initiator", "target"][:count], backends=[agent_backend], environment=environment,
+            places=nixl_cluster.places[:count], progress_thread=None,
         )  # fmt: skip
+        reader, writer = started[0], started[-1]
         add_storage(reader, writer, bucket)
         legs = move_through(
             reader, writer, agent_backend, bucket, directory=nixl_settings.file_dir, seconds=nixl_settings.timeout
         )
     judged = judge_legs(legs)
-    nixl_run.recorder.note(judged.reason)
+    nixl_run.recorder.note(f"{count} {'agents' if count > 1 else 'agent'}: {judged.reason}")
     verdict(judged)

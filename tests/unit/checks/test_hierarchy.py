@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way from an object to a file by two agents with several backends, on the real NIXL and moto."""
+"""The way from an object to a file by agents with several backends each, on the real NIXL and moto."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.cli_run import run
 
 from pytest_nixl.checks.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
@@ -40,9 +41,11 @@ def pair(make_settings: Callable[..., Settings], bucket: S3Bucket) -> Iterator[t
 
 
 @pytest.mark.long
-def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket) -> None:
-    add_storage(*pair, bucket)
-    legs = move_through(*pair, "UCX", bucket, directory="", seconds=120)
+@pytest.mark.parametrize("one", [False, True], ids=["two agents", "one agent"])
+def test_bytes_are_right_after_each_leg(pair: tuple[NixlAgent, NixlAgent], bucket: S3Bucket, one: bool) -> None:
+    reader, writer = pair[0], pair[0 if one else 1]
+    add_storage(reader, writer, bucket)
+    legs = move_through(reader, writer, "UCX", bucket, directory="", seconds=120)
     assert [(leg.name, leg.backend, leg.used, leg.wrong) for leg in legs] == [
         (NAMES[0], "OBJ", "OBJ", None),
         (NAMES[1], "UCX", "UCX", None),
@@ -71,6 +74,15 @@ def test_leg_that_delivers_a_wrong_byte_is_named(
     judged = judge_legs(move_through(*pair, "UCX", bucket, directory="", seconds=120))
     assert judged.verdict is Verdict.CORRUPT
     assert f"{NAMES[2]} by POSIX: of {SIZE} bytes the first wrong one is at offset 77" in judged.reason
+
+
+@pytest.mark.long
+def test_the_suite_passes_with_its_own_server() -> None:
+    done = run("suites/metadata/test_hierarchy.py", "--nixl-level=extended", "--nixl-s3=embedded", "-v")
+    assert done.code == 0, done.output
+    assert "2 PASS" in done.output
+    for agents in ("2 agents", "1 agent"):
+        assert f"{agents}: {SIZE} bytes are right after each leg: {NAMES[0]} by OBJ in " in done.output
 
 
 def test_leg_that_another_backend_moved_fails() -> None:
