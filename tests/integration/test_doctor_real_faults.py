@@ -121,6 +121,52 @@ def test_dev_shm_of_64_mib_is_reported() -> None:
     assert "--shm-size" in remedy
 
 
+#: Reserves requests of aio, and keeps them until its input ends.
+RESERVE = """
+import ctypes, platform, sys
+call, context = {"x86_64": 206, "aarch64": 0}[platform.machine()], ctypes.c_ulong()
+library = ctypes.CDLL(None, use_errno=True)
+print(library.syscall(call, ctypes.c_uint(int(sys.argv[1])), ctypes.byref(context)), flush=True)
+sys.stdin.read()
+"""
+#: Forbids io_uring_setup, as the default profile of container engines does, to the command that follows.
+WITHOUT_URING = """
+import ctypes, os, struct, sys
+program = b"".join(struct.pack("HBBI", *each) for each in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)
+))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+library = ctypes.CDLL(None, use_errno=True)
+assert library.prctl(38, 1, 0, 0, 0) == 0
+assert library.prctl(22, 2, ctypes.byref(Program(4, program))) == 0, ctypes.get_errno()
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.alone  # no other process of the machine gets requests of aio meanwhile
+def test_queues_of_files_that_others_hold_or_seccomp_forbids_are_reported() -> None:
+    verdict, reason, _ = doctor("--backend=POSIX").checks["storage-queues"]
+    assert (verdict, reason.startswith("io_uring and aio can be set up; ")) == ("PASS", True)
+    used, most = (int(Path("/proc/sys/fs", name).read_text()) for name in ("aio-nr", "aio-max-nr"))
+    with subprocess.Popen(
+        [sys.executable, "-c", RESERVE, str(most - used - 100)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "0\n"
+        seen = doctor("--backend=POSIX")
+        verdict, reason, remedy = seen.checks["storage-queues"]
+        assert verdict == "WARN"
+        assert f"aio: {most - 100} of {most} requests are reserved on this host" in reason
+        assert "fs.aio-max-nr = 1048576" in remedy
+        both = doctor("--backend=POSIX", prefix=[sys.executable, "-c", WITHOUT_URING])
+        assert both.failed("storage-queues", "io_uring: seccomp forbids io_uring_setup (EPERM)", "aio: ")
+        holder.communicate()
+
+
 #: Script that creates interfaces in a new network namespace, and mounts a /sys that shows them.
 NETWORK = """
 set -e

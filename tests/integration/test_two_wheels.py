@@ -13,28 +13,18 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import ROOT, environment
 from helpers.copied_wheel import copy_wheel, link
+from helpers.needs import lack
 
 pytestmark = pytest.mark.long
 
-OTHER = {"nixl_cu12": "nixl_cu13", "nixl_cu13": "nixl_cu12"}
 
-
-def stand_in(site: Path, module: str, other: str) -> None:
-    """Add the wheel for another CUDA version: the files of the real one under another name.
-
-    The real second wheel would be a download of 50 MB for each run of this test.
-    """
-    shutil.copytree(site / module, site / other, copy_function=link)
-    for path in (site / other).glob("*.py"):
-        text = path.read_text()
-        path.unlink()
-        path.write_text(text.replace(module, other))
-    [records] = site.glob(f"{module}-*.dist-info")
-    copied = site / records.name.replace(module, other)
-    copied.mkdir()
-    name, named = module.replace("_", "-"), other.replace("_", "-")
-    (copied / "METADATA").write_text((records / "METADATA").read_text().replace(f"Name: {name}", f"Name: {named}", 1))
-    (copied / "RECORD").write_text(f"{other}/_api.py,,\n")
+def add_other(site: Path) -> str:
+    """Add the real wheel for CUDA 13, which tox installs in a folder of its own; return the name of its module."""
+    folder = os.environ.get("PYTEST_NIXL_CU13", "")
+    if not folder:
+        lack("the wheel nixl-cu13 in the folder PYTEST_NIXL_CU13: run tox -e runs")
+    shutil.copytree(folder, site, copy_function=link, dirs_exist_ok=True)
+    return "nixl_cu13"
 
 
 def torch(site: Path, cuda: int) -> None:
@@ -51,8 +41,8 @@ def imported_first(folder: Path, cuda: int) -> None:
     (folder / "sitecustomize.py").write_text("import cuda.bindings\n")
 
 
-def verdict(*folders: Path) -> tuple[str, str, str]:
-    """Return verdict, reason and remedy of nixl-cuda, with these folders first on Python's path."""
+def verdict(*folders: Path) -> tuple[str, str, str, list[str]]:
+    """Return verdict, reason and remedy of nixl-cuda, and which checks fail, with these folders first on the path."""
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", "pytest_nixl.cli", "doctor", "--image", "--json"],
@@ -61,19 +51,21 @@ def verdict(*folders: Path) -> tuple[str, str, str]:
     assert done.returncode in (0, 1), done.stderr
     found = {each["id"]: each for each in json.loads(done.stdout)["checks"]}
     one = found["nixl-cuda"]
-    return one["verdict"], one["reason"], one["remedy"]
+    failed = [each["id"] for each in found.values() if each["verdict"] == "FAIL"]
+    assert done.returncode == bool(failed)
+    return one["verdict"], one["reason"], one["remedy"], failed
 
 
 def test_loaded_wheel_is_named_and_fails_only_if_it_is_not_for_the_cuda_of_torch(tmp_path: Path) -> None:
     wheel = copy_wheel(tmp_path / "site")
     module = wheel.package.replace("-", "_")
-    other = OTHER[module]
-    stand_in(wheel.site, module, other)
+    other = add_other(wheel.site)
+    assert module == "nixl_cu12"
     ours, theirs = int(module[-2:]), int(other[-2:])
     torch(wheel.site, ours)
 
-    said, reason, _ = verdict(wheel.site)
-    assert said == "PASS", reason
+    said, reason, _, failed = verdict(wheel.site)
+    assert (said, failed) == ("PASS", []), reason
     assert f"{wheel.package} " in reason.partition(" is loaded")[0] + " "
     assert f"built for CUDA {ours} ({wheel.site / module / '_api.py'})" in reason
     assert f"installed, but not loaded: {other.replace('_', '-')} " in reason
@@ -81,8 +73,8 @@ def test_loaded_wheel_is_named_and_fails_only_if_it_is_not_for_the_cuda_of_torch
 
     # NIXL takes the CUDA version of a cuda-python that is already imported, and not that of torch.
     imported_first(tmp_path / "first", theirs)
-    said, reason, remedy = verdict(tmp_path / "first", wheel.site)
-    assert said == "FAIL", reason
+    said, reason, remedy, failed = verdict(tmp_path / "first", wheel.site)
+    assert (said, failed) == ("FAIL", ["nixl-cuda"]), reason
     assert f"{other.replace('_', '-')} " in reason.partition(" is loaded")[0] + " "
     assert f"built for CUDA {theirs} ({wheel.site / other / '_api.py'})" in reason
     assert f"but torch 2.9.0+cu{ours}8 is built for CUDA {ours}.8 ({wheel.site / 'torch' / 'version.py'})" in reason
