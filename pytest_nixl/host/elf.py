@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import stat
 import subprocess
@@ -19,7 +20,10 @@ _MOST_ENTRIES = 5_000
 #: The longest name or list of folders in a file, in bytes.
 _LONGEST_TEXT = 1 << 16
 _WEAK = 2  # the flag of a symbol version that may be missing
-_DEFAULT_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+_DEBIAN = f"{platform.machine()}-linux-gnu"
+#: Where the loader looks without its cache, which a minimal image does not have: on Debian first in the folders of the
+#: architecture.
+_DEFAULT_FOLDERS = (f"/lib/{_DEBIAN}", f"/usr/lib/{_DEBIAN}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 
 
 @dataclass(frozen=True)

@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import re
-import subprocess
 import sys
-import sysconfig
-import tarfile
-from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from helpers.needs import lack
+from helpers.python_image import PYTHON, import_image, packages, python, with_dependencies
 from pytest_nixl.processes.container import ContainerError, container_engine
-from pytest_nixl.processes.supervisor import supervisor
 
 IMAGE = "localhost/pytest-nixl-moto:test"
-_LIBRARY = re.compile(r"(/\S+) \(0x")
+#: Of botocore's models of services, those that moto's server needs. The others are most of botocore.
 _SERVICES = ("s3", "s3control", "ec2", "iam", "sts")
-_LEFT_OUT = ("/site-packages", "/config-", "/test", "/idlelib", "/ensurepip", "/__pycache__")
+_SITE = "/packages"
 
 
 def moto_image() -> str:
@@ -46,57 +37,17 @@ def moto_image() -> str:
 
 
 def _import_image(engine: Any) -> None:
-    repository, tag = IMAGE.rsplit(":", 1)
-    python, site = os.path.realpath(sys.executable), "/packages"
-    command = [python, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"]
+    command = [PYTHON, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"]
     changes = [
-        f"ENV PYTHONPATH={site}",
+        f"ENV PYTHONPATH={_SITE}",
         f"ENV PYTHONHOME={sys.base_prefix}",
         "EXPOSE 5000",
         f"ENTRYPOINT {json.dumps(command)}",
     ]
-    archive = supervisor().directory / "moto.tar"
-    files = {python: Path(python)}
-    files |= {name: path for path, name in (*_standard_library(), *_packages(site))}
-    linked = [str(path) for name, path in files.items() if path.suffix == ".so" or name == python]
-    found = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=False).stdout
-    files |= {os.path.normpath(library): Path(os.path.realpath(library)) for library in _LIBRARY.findall(found)}
-    with tarfile.open(archive, "w") as tar:
-        for name, path in files.items():
-            tar.add(path, name, recursive=False)
-    answer = engine.api.import_image_from_file(str(archive), repository=repository, tag=tag, changes=changes)
-    archive.unlink()
-    assert "sha256" in str(json.loads(answer.splitlines()[-1])), answer
+    found = packages(with_dependencies("moto[s3,server]"), _SITE)
+    import_image(engine, IMAGE, dict([*python(), *((name, path) for name, path in found if _wanted(name))]), changes)
 
 
-def _standard_library() -> Iterator[tuple[Path, str]]:
-    """Yield each file of the standard library, and its name in the image, which is its path."""
-    for top in sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}):
-        root = Path(sys.base_prefix, Path(top).relative_to(sys.prefix)) if top.startswith(sys.prefix) else Path(top)
-        for path in sorted(root.rglob("*")):
-            inner = f"/{path.relative_to(root)}"
-            if path.is_file() and not any(f"{part}/" in inner or inner.startswith(part) for part in _LEFT_OUT):
-                yield path, str(path)
-
-
-def _packages(site: str) -> Iterator[tuple[Path, str]]:
-    """Yield each file of moto and of what it needs, and its name in the image."""
-    waiting, seen = [Requirement("moto[s3,server]")], set()
-    while waiting:
-        wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
-        if name in seen:
-            continue
-        seen.add(name)
-        distribution = importlib.metadata.distribution(name)
-        for needed in map(Requirement, distribution.requires or ()):
-            extras = ({"extra": extra} for extra in ("", *wanted.extras))
-            if needed.marker is None or any(map(needed.marker.evaluate, extras)):
-                waiting.append(needed)
-        for file in distribution.files or ():
-            # The models of other services are most of botocore.
-            other = file.parts[:2] == ("botocore", "data") and len(file.parts) > 3 and file.parts[2] not in _SERVICES
-            if ".." not in file.parts and "__pycache__" not in file.parts and not other:
-                path = Path(str(file.locate()))
-                if path.is_file():
-                    yield path, f"{site}/{file}"
+def _wanted(name: str) -> bool:
+    parts = PurePath(name).relative_to(_SITE).parts
+    return not (parts[:2] == ("botocore", "data") and len(parts) > 3 and parts[2] not in _SERVICES)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the files that start ranks: manifests by schemas and rules, scripts by runs, a Dockerfile by an engine."""
+"""Check the files that start ranks: manifests by schemas and rules, and scripts by runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from helpers.cli_run import ROOT
-from helpers.etcd import IMAGE, engine_image
+from helpers.dockerfile import copied
 from helpers.kubernetes_rules import (
     JOB_SET,
     LEADER_WORKER_SET,
@@ -495,48 +493,9 @@ class TestDocker:
             assert extra is not None
             assert "nixl" not in extra[1]
 
-    def test_an_engine_finds_all_files_that_the_dockerfile_copies(self) -> None:
-        """A complete build needs an image with Python and NIXL. This image has only etcd, so the first RUN fails."""
-        engine_image()
-        import docker
-
-        engine = docker.from_env(timeout=60)
-        made: list[str] = []
-        try:
-            said = engine.api.build(
-                fileobj=self.context(), custom_context=True, dockerfile="deploy/docker/Dockerfile",
-                buildargs={"BASE": IMAGE}, rm=True, forcerm=True, nocache=True, decode=True,
-            )  # fmt: skip
-            words = ""
-            for part in said:
-                words += str(part.get("stream", part.get("error", "")))
-            made = re.findall(r"---> ([0-9a-f]{12})$", words, re.MULTILINE)
-            assert re.search(r"^Step \d+/\d+ : RUN", words, re.MULTILINE), words
-            assert words.count("COPY") == 4
-        finally:
-            base = engine.images.get(IMAGE).id.removeprefix("sha256:")
-            for identity in reversed([each for each in made if not base.startswith(each)]):
-                with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
-                    engine.images.remove(identity, force=True)
-            engine.close()
-
-    @staticmethod
-    def context() -> io.BytesIO:
-        """The files of a clone that the Dockerfile copies, and the Dockerfile itself."""
-        buffer = io.BytesIO()
-        text = (DOCKER / "Dockerfile").read_text()
-        copied = [word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for name in [*copied, "deploy/docker/Dockerfile"]:
-                archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
-        buffer.seek(0)
-        return buffer
-
     def test_copied_files_are_not_ignored(self) -> None:
-        text = (DOCKER / "Dockerfile").read_text()
-        copied = {word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()}
         kept = {line[1:] for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
-        assert copied == kept
+        assert set(copied()) == kept
 
 
 def test_the_manifests_are_plain_yaml() -> None:

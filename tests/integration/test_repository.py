@@ -6,9 +6,15 @@ from __future__ import annotations
 import configparser
 import shutil
 import subprocess
+import sys
 
 import pytest
 from helpers.cli_run import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @pytest.mark.skipif(
@@ -32,3 +38,12 @@ def test_ci_runs_each_environment_of_the_matrix_once() -> None:
     assert sorted(name for part in parts for name in labels[part]) == sorted(labels["full"])
     commands = (ROOT / ".ci" / "run").read_text()
     assert all(f"tox -m {part} " in commands for part in parts)
+
+
+def test_the_wheel_has_each_package_of_the_clone() -> None:
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    ours = [ROOT / "pytest_nixl", ROOT / "suites"]
+    folders = {file.parent.relative_to(ROOT) for top in ours for file in top.rglob("*.py")}
+    inside = {".".join(("pytest_nixl", *each.parts) if each.parts[0] == "suites" else each.parts) for each in folders}
+    files = {name for name in told["packages"] if not name.startswith("pytest_nixl.deploy.")}
+    assert sorted(inside) == sorted(files)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped Dockerfile and the files that it copies, as a build's context."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from helpers.cli_run import ROOT
+
+DOCKERFILE = "deploy/docker/Dockerfile"
+
+
+def copied() -> list[str]:
+    """Return the files and folders of a clone that the Dockerfile copies."""
+    text = (ROOT / DOCKERFILE).read_text(encoding="utf-8")
+    return [word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+
+
+def context() -> io.BytesIO:
+    """Return an archive of these files, and of the Dockerfile itself."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in [*copied(), DOCKERFILE]:
+            archive.add(ROOT / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
+    buffer.seek(0)
+    return buffer
+
+
+@contextmanager
+def build(engine: Any, base: str, tag: str | None = None, **arguments: str) -> Iterator[tuple[str, str]]:
+    """Build the Dockerfile without a network, and remove the images at the end.
+
+    :param engine: the client of the container engine.
+    :param base: the image to which the layer is added.
+    :param tag: a name of the built image.
+    :param arguments: further arguments of the build.
+    :yields: the error, empty for none, and everything that was printed.
+    """
+    import docker
+
+    said = error = ""
+    try:
+        for part in engine.api.build(
+            fileobj=context(), custom_context=True, dockerfile=DOCKERFILE, tag=tag, rm=True, forcerm=True, nocache=True,
+            network_mode="none", buildargs={"BASE": base, **arguments}, decode=True,
+        ):  # fmt: skip
+            said += str(part.get("stream", ""))
+            error += str(part.get("error", ""))
+        yield error, said
+    finally:
+        kept = engine.images.get(base).id.removeprefix("sha256:")
+        made = [each for each in re.findall(r"---> ([0-9a-f]{12})$", said, re.MULTILINE) if not kept.startswith(each)]
+        for identity in reversed(made):
+            with contextlib.suppress(docker.errors.ImageNotFound):  # it went with the one that was made of it
+                engine.images.remove(identity, force=True)
