@@ -29,10 +29,10 @@ def test_transfers_do_not_touch_etcd(namespace: Namespace, way: ProxyClient) -> 
     target = registered(publisher)
     namespace.publish(publisher)
     namespace.find(finder, publisher, target)
+    assert way.requests, "the agents found each other, but the proxy to etcd counted no request"
     namespace.await_watch(way, finder, publisher)  # it begins a moment after the metadata is loaded
     write_and_compare(finder, publisher, target, namespace.seconds)  # connects
     asked = len(way.requests)
-    assert asked, "the agents found each other, but the proxy to etcd counted no request"
     for _ in range(TRANSFERS):
         write_and_compare(finder, publisher, target, namespace.seconds)
     made = way.requests[asked:]
