@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_nixl.model.tools import RUN_DIRECTORY
 from pytest_nixl.processes.supervisor import SupervisorClient
+from pytest_nixl.processes.worker_parent import BLAS_THREADS, SCRIPT, ForkedWorker, fork_worker
 
 
 class LocalProcess:
@@ -29,25 +30,25 @@ class LocalProcess:
         self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
     ) -> None:
         self._supervisor = supervisor
-        if _BLAS_THREADS not in os.environ:
-            environment = {_BLAS_THREADS: "1", **environment}
+        if BLAS_THREADS not in os.environ:
+            environment = {BLAS_THREADS: "1", **environment}
         if not prefix:  # a namespace that the prefix enters may have another /dev/shm
             environment = {**_own_segments(supervisor), **environment}
         environment = {**environment, RUN_DIRECTORY: str(supervisor.directory)}
+        whole = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         self.channel, theirs = socket.socketpair()
-        with theirs:
-            script = Path(__file__).parents[1] / "nixl" / "worker" / "__main__.py"
-            self.log = _new_log(supervisor.directory, name)
-            with self.log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*prefix, sys.executable, str(script), str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={name: value for name, value in {**os.environ, **environment}.items() if value is not None},
-                    start_new_session=True,
-                )
+        self.log = _new_log(supervisor.directory, name)
+        with theirs, self.log.open("wb") as log:
+            forked = None if prefix else fork_worker(supervisor, theirs, log, whole)
+            self._process: ForkedWorker | subprocess.Popen[bytes] = forked or subprocess.Popen(
+                [*prefix, sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=whole,
+                start_new_session=True,
+            )
         supervisor.watch_process(self._process.pid)
 
     @property
@@ -105,10 +106,6 @@ _STATES = {
 #: UCX takes this directory instead of /dev/shm for its segments, which are gone as soon as they are mapped: but a
 #: process that is killed in the instant between leaves one.
 _SEGMENTS = "UCX_POSIX_DIR"
-
-
-#: On import, numpy's OpenBLAS starts a thread for each core, which spins for a while. No worker needs them.
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def _own_segments(supervisor: SupervisorClient) -> dict[str, str]:

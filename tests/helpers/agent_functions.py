@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import mmap
 import os
 import time
 from pathlib import Path
@@ -89,3 +90,17 @@ def has_package(agent: Any, name: str) -> bool:
 def never_progress(agent: Any) -> None:
     """Let every transfer of an agent be in progress for ever, as in a deadlock of NIXL: a double of its calls."""
     agent.transfer = agent.check_xfer_state = lambda *arguments, **keywords: "PROC"
+
+
+def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:
+    """Return variables as Python and as libraries see them, and where new memory is mapped."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+    found = {name: libc.getenv(name.encode()) for name in names}
+    buffer = mmap.mmap(-1, 64 << 20)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return {
+        "python": {name: os.environ[name] for name in names if name in os.environ},
+        "libc": {name: value.decode() for name, value in found.items() if value is not None},
+        "address": address,
+    }

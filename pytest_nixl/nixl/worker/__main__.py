@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker process: ``python __main__.py FD PARENT`` serves commands on the socket FD until its parent ends.
 
-It ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
+``python __main__.py FD`` is the process from which workers are forked: it gets the requests for them on the socket FD.
+
+A worker ends with ``os._exit`` instead of a normal exit of Python, in which several NIXL builds crash or hang.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _IOLBF = 1
@@ -105,13 +107,15 @@ def _serve(channel: socket.socket) -> None:
         channel.sendall(reply)
 
 
-def main() -> None:
-    """Serve commands, then end the process immediately."""
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
-    _prepare_process(int(sys.argv[2]))
+def work(channel: socket.socket, parent: int) -> NoReturn:
+    """Serve commands, then end the process immediately.
+
+    :param parent: the id of the parent, with which the process ends.
+    """
+    _prepare_process(parent)
     status = 0
     try:
-        _serve(socket.socket(fileno=int(sys.argv[1])))
+        _serve(channel)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -121,5 +125,16 @@ def main() -> None:
         os._exit(status)
 
 
+def main(descriptor: str, parent: str = "") -> None:
+    """Be a worker, or without a parent the process from which workers are forked."""
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    channel = socket.socket(fileno=int(descriptor))
+    if parent:
+        work(channel, int(parent))
+    from pytest_nixl.nixl.worker.forks import serve_forks
+
+    serve_forks(channel, work)
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

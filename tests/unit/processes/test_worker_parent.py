@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers are forked from one process, and are as executed ones are; where they would differ, they are executed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import environment, eventually
+
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.local_process import LocalProcess
+from pytest_nixl.processes.supervisor import close_supervisor, supervisor
+from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, parent_of_workers
+from pytest_nixl.processes.worker_process import Worker
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Return a function that starts a worker with changes to the environment; all end with the test."""
+    started: list[Worker] = []
+
+    def start(**changes: str | None) -> Worker:
+        process = LocalProcess(supervisor(), "worker", changes)
+        started.append(Worker(process, rank=0, role="tool", timeout=120))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if not each._ended:
+            each.kill()
+
+
+@pytest.fixture
+def own_supervisor() -> Iterator[None]:
+    """A supervisor, and so a parent of workers, of this test alone."""
+    close_supervisor()
+    yield
+    close_supervisor()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def forked(worker: Worker) -> bool:
+    assert worker.versions["pid"] == worker.pid
+    return parent_of(worker.pid) == parent_of_workers()
+
+
+def test_a_forked_worker_has_what_an_executed_one_has(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_NIXL_TEST", "first")
+    first = agents.start("first")
+    monkeypatch.delenv("PYTEST_NIXL_TEST")
+    monkeypatch.chdir(tmp_path)
+    second = agents.start("second", environment={"PYTEST_NIXL_OTHER": "second", "HOME": None})
+    pids = [each.worker.pid for each in (first, second)]
+    assert all(forked(each.worker) for each in (first, second))
+    assert [os.getsid(pid) for pid in pids] == pids
+    assert [os.readlink(f"/proc/{pid}/cwd") == str(tmp_path) for pid in pids] == [False, True]
+    assert [os.readlink(f"/proc/{pid}/fd/0") for pid in pids] == ["/dev/null"] * 2
+    names = ["PYTEST_NIXL_TEST", "PYTEST_NIXL_OTHER", "HOME"]
+    one, other = (each.run("helpers.agent_functions:surroundings", names=names) for each in (first, second))
+    assert one["python"] == one["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}
+    assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second"}
+    assert one["address"] != other["address"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("LD_BIND_NOW", "1"), ("PYTHONHASHSEED", "0"), ("MALLOC_ARENA_MAX", "1")])
+def test_a_variable_that_is_read_first_needs_an_executed_worker(start: Start, name: str, value: str) -> None:
+    assert forked(start())
+    worker = start(**{name: value})
+    assert not forked(worker)
+    assert f"{name}={value}\0" in Path(f"/proc/{worker.pid}/environ").read_text()
+
+
+def test_other_limits_need_an_executed_worker(start: Start) -> None:
+    assert forked(start())
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, hard))
+    try:
+        worker = start()
+        assert not forked(worker)
+        assert "4194304" in Path(f"/proc/{worker.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def test_the_comparison_of_both_ways_can_ask_for_execution(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORK, "0")
+    assert not forked(start())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGSEGV, -11), (signal.SIGKILL, -9)])
+def test_the_end_of_a_forked_worker_is_known(start: Start, number: int, code: int) -> None:
+    worker = start()
+    assert forked(worker)
+    process = worker._process
+    assert process.wait(0) is None
+    worker.signal(number)
+    assert process.wait(60) == code
+    assert not worker.alive
+    worker.signal(number)  # nobody else gets it
+    assert process.wait() == code
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_workers_end_with_their_parent_and_the_next_are_executed(start: Start) -> None:
+    worker = start()
+    assert forked(worker)
+    os.kill(parent_of_workers(), signal.SIGKILL)
+    assert worker._process.wait(60) == -9
+    assert not forked(start())
+
+
+def test_a_parent_with_threads_does_not_fork(
+    own_supervisor: None, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    worker = start()
+    threads = len(os.listdir(f"/proc/{parent_of_workers()}/task"))
+    assert forked(worker) == (threads == 1)
+    assert os.cpu_count() == 1 or threads > 1
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_the_parent_ends_with_the_supervisor(start: Start) -> None:
+    worker = start()
+    assert forked(worker)
+    first = parent_of_workers()
+    worker.close()
+    close_supervisor()
+    assert eventually(
+        lambda: not Path(f"/proc/{first}").exists() or "zombie" in Path(f"/proc/{first}/status").read_text()
+    )
+    assert forked(start())
+    assert parent_of_workers() != first
+
+
+#: Starts a worker in a thread that ends, prints the process ids, and waits.
+SCRIPT = """
+import threading, sys
+from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes.local_process import LocalProcess
+from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_parent import parent_of_workers
+from pytest_nixl.processes.worker_process import Worker
+found = []
+def start():
+    found.append(Worker(LocalProcess(supervisor(), "worker", {}), rank=0, role="tool", timeout=60))
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+assert found[0].versions["pid"] == found[0].pid
+print(found[0].pid, parent_of_workers(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_of_a_process_that_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        pids = [int(word) for word in killed.stdout.readline().split()]
+        assert len(pids) == 2
+        killed.kill()
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_a_forked_copy_of_pytest_does_not_keep_the_parent(start: Start) -> None:
+    assert forked(start())
+    theirs, ours = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        theirs.sendall(b"%d" % parent_of_workers())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert ours.recv(10) == b"0"
+    for each in (theirs, ours):
+        with suppress(OSError):
+            each.close()
+    assert forked(start())
+
+
+def test_the_process_of_a_forked_worker_is_no_child_of_this_one(start: Start) -> None:
+    worker = start()
+    assert isinstance(worker._process, LocalProcess)
+    assert isinstance(worker._process._process, ForkedWorker)
+    assert parent_of(worker.pid) != os.getpid()
