@@ -37,14 +37,25 @@ def wrapped(lines: list[str], width: int = 80) -> int:
     return sum(max(1, math.ceil(len(line) / width)) for line in lines)
 
 
+def by_package(argument: str) -> tuple[str, ...]:
+    """Return an argument as a user types it who has no clone: with ``--pyargs`` and the module of a suite's file."""
+    if not argument.startswith("suites/"):
+        return (argument,)
+    return ("--pyargs", f"pytest_nixl.{argument.removesuffix('.py').replace('/', '.')}")
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("is_clone", [True, False], ids=["clone", "pyargs"])
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_command_runs(
-    fault: str, tmp_path: Path
+    fault: str, is_clone: bool, tmp_path: Path
 ) -> None:
-    arguments, env, cause = PLANTED[fault]
+    given, env, cause = PLANTED[fault]
+    directory = ROOT if is_clone else tmp_path
     slow = profile(tmp_path / "slow.toml", "p99 = '1 ns'")
-    done = run(*(each.replace("{slow}", slow) for each in arguments), "--nixl-backend=UCX", env=env, quiet=False)
+    words = [each.replace("{slow}", slow) for each in given]
+    arguments = words if is_clone else [part for word in words for part in by_package(word)]
+    done = run(*arguments, "--nixl-backend=UCX", env=env, directory=directory, quiet=False)
     assert done.code == 1, done.output
     lines = done.output.splitlines()
     suites = re.compile(r"(infrastructure|bandwidth|uri_validation) [.sFE]")
@@ -53,11 +64,11 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     assert title.strip("= ") == "NIXL", done.output
     assert re.search(cause, "\n".join(first)), done.output
     [repeat, *_] = [line.partition("repeat: ")[2] for line in lines if line.strip().startswith("repeat: ")]
-    program, *words = shlex.split(repeat)
+    program, *repeated = shlex.split(repeat)
     assert program == "pytest"
     again = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
-        cwd=ROOT,
+        [str(Path(sys.executable).with_name(program)), "-p", "no:cacheprovider", *repeated],
+        cwd=directory,
         env=environment(**env),
         capture_output=True,
         text=True,
