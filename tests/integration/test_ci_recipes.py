@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the CI recipes: each is YAML in the form of its system, and pytest accepts every command line in it."""
+"""Check the CI recipes: each is YAML in the form of its system, and pytest accepts every command line in it.
+
+``test_ci_runners.py`` runs them.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ def test_every_job_is_a_gate_and_the_nightly_jobs_compare_with_a_baseline() -> N
 
 
 def options(line: str) -> list[str]:
-    words = shlex.split(line.replace("$IMAGE", "registry/image:1").replace("$PROFILE", "loopback"))
+    for variable, value in (("IMAGE", "registry/image:1"), ("PROFILE", "loopback"), ("STORE", "/srv/nixl/store")):
+        line = line.replace(f"${variable}", value)
+    words = shlex.split(line)
     return words[words.index("pytest") + 1 :]
 
 

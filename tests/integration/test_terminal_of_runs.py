@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, environment, profile, run
+from helpers.cli_run import ROOT, environment, profile, run, undisturbed
 
 BANDWIDTH = "suites/bandwidth/test_bandwidth.py"
 DEPLOYMENT = "suites/uri_validation/test_deployment.py"
@@ -37,14 +37,25 @@ def wrapped(lines: list[str], width: int = 80) -> int:
     return sum(max(1, math.ceil(len(line) / width)) for line in lines)
 
 
+def by_package(argument: str) -> tuple[str, ...]:
+    """Return an argument as a user types it who has no clone: with ``--pyargs`` and the module of a suite's file."""
+    if not argument.startswith("suites/"):
+        return (argument,)
+    return ("--pyargs", f"pytest_nixl.{argument.removesuffix('.py').replace('/', '.')}")
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("is_clone", [True, False], ids=["clone", "pyargs"])
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_command_runs(
-    fault: str, tmp_path: Path
+    fault: str, is_clone: bool, tmp_path: Path
 ) -> None:
-    arguments, env, cause = PLANTED[fault]
+    given, env, cause = PLANTED[fault]
+    directory = ROOT if is_clone else tmp_path
     slow = profile(tmp_path / "slow.toml", "p99 = '1 ns'")
-    done = run(*(each.replace("{slow}", slow) for each in arguments), "--nixl-backend=UCX", env=env, quiet=False)
+    words = [each.replace("{slow}", slow) for each in given]
+    arguments = words if is_clone else [part for word in words for part in by_package(word)]
+    done = run(*arguments, "--nixl-backend=UCX", env=env, directory=directory, quiet=False)
     assert done.code == 1, done.output
     lines = done.output.splitlines()
     suites = re.compile(r"(infrastructure|bandwidth|uri_validation) [.sFE]")
@@ -53,11 +64,11 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     assert title.strip("= ") == "NIXL", done.output
     assert re.search(cause, "\n".join(first)), done.output
     [repeat, *_] = [line.partition("repeat: ")[2] for line in lines if line.strip().startswith("repeat: ")]
-    program, *words = shlex.split(repeat)
+    program, *repeated = shlex.split(repeat)
     assert program == "pytest"
     again = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
-        cwd=ROOT,
+        [str(Path(sys.executable).with_name(program)), "-p", "no:cacheprovider", *repeated],
+        cwd=directory,
         env=environment(**env),
         capture_output=True,
         text=True,
@@ -68,12 +79,25 @@ def test_the_cause_is_in_the_first_five_lines_after_the_dots_and_its_repeat_comm
     assert re.search(cause, again.stdout), again.stdout
 
 
-@pytest.mark.whole
-def test_a_healthy_run_of_all_suites_fits_on_a_screen() -> None:
-    done = run("--nixl-backend=UCX", env={"COLUMNS": "80"}, timeout=900, quiet=False)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        # The parts and the table of the default run; the suites that are left out have lines of dots only.
+        pytest.param(("--nixl-level=quick", "--nixl-blocks=4KiB..64MiB", "--nixl-duration=20ms"), 38, id="quick"),
+        pytest.param((), 45, id="default", marks=pytest.mark.whole),
+    ],
+)
+def test_a_healthy_run_of_all_suites_fits_on_a_screen(options: tuple[str, ...], most: int) -> None:
+    """A slow machine has a line for each row that takes 10 s, and the dots go on in the line after it."""
+    done = run("--nixl-backend=UCX", *options, quiet=False, **undisturbed({"COLUMNS": "80"}))
     assert done.code == 0, done.output
     lines = done.output.splitlines()
     assert "NIXL verdict: PASS (" in done.output
-    assert wrapped(lines) <= 45, done.output
-    plugins = ("plugins: ", "pytest-nixl ")  # as long as the environment makes them
-    assert [line for line in lines if len(line) > 80 and not line.startswith(plugins)] == []
+    assert len(re.findall(r"^ *\d+[KM]iB +[\d.]", done.output, re.MULTILINE)) == 15, done.output
+    progress = [line for line in lines if line.startswith("row ") or line == "still running..."]
+    shown = [line for line in lines if line not in progress]
+    assert wrapped(shown) <= most + len(progress), done.output
+    # Two of them are as long as the environment makes them. The default run leaves out one level, not two.
+    longer = ("plugins: ", "pytest-nixl ", *(re.findall(r"^\d+ checks of level standard", done.output, re.MULTILINE)))
+    assert [line for line in shown if len(line) > 80 and not line.startswith(longer)] == []

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for the program ``docker``: its images are this host, each with variables of its own.
+
+A double, because CI has no runtime for GPUs, cannot raise the limit of locked memory, and can pull no image. It knows
+the options that the shipped recipe for GitHub gives: ``-e``, ``-v`` and the command are as in Docker, and the others do
+nothing. The command runs as root in a root directory of its own, with this host's directories and the volumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+#: The exit code of ``docker run`` if there is no container.
+NO_CONTAINER = 125
+#: Arguments: the new root, then source, target and mode of each volume, then ``--`` and the command.
+_ENTER = """
+set -e
+root=$1
+shift
+mount -t tmpfs none "$root"
+for top in /*; do
+    if [ -L "$top" ]; then
+        cp -P "$top" "$root$top"
+    elif [ -d "$top" ]; then
+        mkdir "$root$top"
+        mount --rbind "$top" "$root$top"
+    fi
+done
+while [ "$1" != -- ]; do
+    mkdir -p "$1" "$root$2"
+    mount --bind "$1" "$root$2"
+    [ "$3" != ro ] || mount -o remount,bind,ro "$root$2"
+    shift 3
+done
+shift
+exec chroot "$root" "$@"
+"""
+
+
+def install(folder: Path, images: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the program ``docker`` into a folder that is to be on PATH.
+
+    :param images: the variables of each image, by its name.
+    """
+    program = folder / "docker"
+    words = [sys.executable, __file__, json.dumps({name: dict(values) for name, values in images.items()})]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o755)
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="docker run", allow_abbrev=False)
+    parser.add_argument("--rm", action="store_true", required=True)
+    for option in ("--network", "--ipc", "--cap-add", "--ulimit", "--gpus"):
+        parser.add_argument(option)
+    parser.add_argument("-e", action="append", default=[])
+    parser.add_argument("-v", action="append", default=[])
+    parser.add_argument("image")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+def main(images: Mapping[str, Mapping[str, str]], arguments: list[str]) -> int:
+    """Run a command of an image; return its exit code, or 125 if the image is not there."""
+    if arguments[:1] != ["run"]:
+        print(f"docker: {shlex.join(arguments)}: the stand-in knows only run", file=sys.stderr)
+        return NO_CONTAINER
+    asked = _parsed(arguments[1:])
+    if asked.image not in images:
+        print(f"docker: Unable to find image {asked.image!r} locally", file=sys.stderr)
+        return NO_CONTAINER
+    variables = dict(images[asked.image])
+    for given in asked.e:
+        name, equals, value = given.partition("=")
+        if equals or name in os.environ:
+            variables[name] = value if equals else os.environ[name]
+    volumes: list[str] = []
+    for given in asked.v:
+        source, target, *mode = given.split(":")
+        volumes += [source, target, *(mode or ["rw"])]
+    with tempfile.TemporaryDirectory() as root:
+        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", root, *volumes, "--"]
+        path = {"PATH": os.environ["PATH"]}
+        return subprocess.run([*enter, *asked.command], env={**path, **variables}, cwd="/", check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
