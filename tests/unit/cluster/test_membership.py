@@ -660,7 +660,7 @@ class TestLeases:
                     return False
 
                 wait_until(fenced, "the fence", seconds=60)
-                with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s.* --nixl-lease=20s; then start"):
+                with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s.*\n.* --nixl-lease=20s; then start"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
                     member.leave()
