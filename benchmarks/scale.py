@@ -242,7 +242,7 @@ def schedule(server: EmbeddedServer, name: str, size: int, folder: Path) -> None
     arguments = [
         *SCHEDULES[name], "-p", "no:cacheprovider", "--benchmark-quiet", f"--nixl-ranks={size}",
         f"--nixl-etcd={server.endpoint}", f"--nixl-group=bench-{name}", f"--nixl-join-timeout={SECONDS}",
-        "--nixl-timeout=300", "--nixl-start-timeout=600",
+        f"--nixl-lease={LEASE}", "--nixl-timeout=300", "--nixl-start-timeout=600",
     ]  # fmt: skip
     free, least = available(), available()
     with server.client() as client:
@@ -268,7 +268,7 @@ def schedule(server: EmbeddedServer, name: str, size: int, folder: Path) -> None
         f"{size} ranks, {name}: {took:.0f} s, of which {met:.0f} s until all had met; "
         f"{found['requests'] / size:.0f} requests of a rank to etcd in the mean, {found['requests'] / took:.0f} "
         f"a second in all, {found['refreshes'] / took:.1f} refreshes of leases a second "
-        f"(the model says {kept(size):.0f} with renewed watches); "
+        f"(the model says {kept(size, LEASE):.0f} with renewed watches); "
         f"{found['received'] / 1e6:.1f} MB received, {found['sent'] / 1e6:.1f} MB sent; "
         f"{(free - least) / 2**30:.1f} GiB of memory; {verdict[1] if verdict else 'no verdict'}",
         flush=True,

@@ -38,8 +38,10 @@ from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, loa
 from pytest_nixl.etcd.transaction import KeyValue
 
 PREFIX = "/pytest-nixl/groups"
-#: Seconds after which etcd ends the lease of a member that it hears nothing from.
+#: Seconds after which etcd ends the lease of a member that it hears nothing from, unless ``--nixl-lease`` is given.
 TTL = 6
+#: The least and the most seconds of that option. By default etcd grants no lease of less than 2 s.
+LEAST_LEASE, MOST_LEASE = 2, 3600
 #: The valid names of a group.
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _OF_TOKEN = re.compile(r"(?P<group>.+)\.[0-9a-f]{16}")
@@ -65,6 +67,15 @@ class MemberLostError(MembershipError):
 
 class LeaseLostError(MembershipError):
     """The lease of this process has ended, or may have: the process must stop acting as its rank."""
+
+
+def longer_lease(ttl: int) -> str:
+    """Return the remedy for a lease that ended because a host was busy; empty if no longer lease is accepted.
+
+    :param ttl: the seconds of that lease.
+    """
+    longer = min(10 * ttl, MOST_LEASE)
+    return f"if that host is busy with other work, give every rank --nixl-lease={longer}s; " if longer > ttl else ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pytest_nixl.cluster.group import (
     MembershipError,
     MissingRanksError,
     Roster,
+    longer_lease,
 )
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.registration import Registration, Waiting
@@ -84,6 +85,11 @@ class Membership:
         return self._claim.values
 
     @property
+    def ttl(self) -> int:
+        """The seconds after which etcd ends the lease of a member that it hears nothing from."""
+        return self._claim.ttl
+
+    @property
     def lease(self) -> Lease:
         """The lease of this member. Attach keys to it that must be removed with the member."""
         return self._claim.lease
@@ -116,7 +122,7 @@ class Membership:
         :param ask: sends the request; it must be safe to send twice.
         :raises LeaseLostError: if the lease has ended meanwhile.
         """
-        return self._claim.insist(ask, time.monotonic() + self._claim.ttl)
+        return self._claim.insist(ask, time.monotonic() + self.ttl)
 
     def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
         """Wait until every rank has arrived. The first barrier starts the run: the roster is then final.
@@ -266,7 +272,7 @@ class Membership:
         if lost and number > 1:
             raise MemberLostError(
                 f"group {self.group!r} has lost {', '.join(map(str, lost))}: its lease expired, or it left",
-                "read the last output of that rank, then start the run again",
+                f"read the last output of that rank; {longer_lease(self.ttl)}then start the run again",
             )
 
     def _missing(self, number: int, timeout: float) -> MembershipError:

@@ -13,7 +13,7 @@ import pytest
 from pytest_nixl.cluster.command_check import Command, differences
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
-from pytest_nixl.cluster.group import TTL, LeaseLostError, MemberLostError
+from pytest_nixl.cluster.group import LeaseLostError, MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import Membership
@@ -81,6 +81,7 @@ class RankSession:
                 self._client,
                 asked.group,
                 asked.ranks,
+                ttl=settings.lease,
                 wanted=asked.rank,
                 token=settings.group_token,
                 timeout=settings.join_timeout,
@@ -235,12 +236,12 @@ class RankSession:
             self._stack.close()
 
     def _await_others(self) -> None:
-        """Keep the etcd that this rank serves until the others have left, but no longer than a lease lasts."""
+        """Keep the etcd that this rank serves until the others have left, but no longer than a lease or a minute."""
         with suppress(NixlPluginError):
             wait_until(
                 lambda: self._client.count_prefix(f"{self.membership.root}members/") < 2,
                 "the other ranks to leave",
-                seconds=TTL + 2.0,
+                seconds=min(self.settings.lease, LEAVE_SECONDS) + 2.0,
             )
 
     def look(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from pytest_nixl.cluster.group import LeaseLostError
+from pytest_nixl.cluster.group import LeaseLostError, longer_lease
 from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.members import Candidate
 from pytest_nixl.etcd.client import EtcdClient
@@ -113,6 +113,7 @@ class Registration:
             return lease, sent + lease.ttl
 
         self._lease, self._valid_until = self.insist(ask, deadline)
+        self.ttl = max(self.ttl, self._lease.ttl)  # etcd grants more than asked if its election timeout is long
         self._keeping = threading.Thread(target=self._keep, name=f"lease of {self.group}", daemon=True)
         self._keeping.start()
         if self.values.sealed:
@@ -146,7 +147,8 @@ class Registration:
         return LeaseLostError(
             f"this member of group {self.group!r} ({who}) lost its etcd lease: etcd heard nothing from it for "
             f"{self.ttl} s, so its rank may have been reassigned{self._unheard}",
-            "check that etcd runs, and that this host was not suspended or cut off from it; then start the run again",
+            "check that etcd runs, and that this host was not suspended or cut off from it; "
+            f"{longer_lease(self.ttl)}then start the run again",
         )
 
     def insist(self, ask: Callable[[], T], deadline: float) -> T:

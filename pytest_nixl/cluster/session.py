@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from pytest_nixl.cluster.group import Member, MemberLostError
+from pytest_nixl.cluster.group import Member, MemberLostError, longer_lease
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message
@@ -107,19 +107,23 @@ class MembershipWatch:
         if member.rank == self._membership.rank:
             self._lose_own(self._membership.fenced())
         else:
-            self._lost(member, gone(self._membership.group, member))
+            self._lost(member, gone(self._membership.group, member, self._membership.ttl))
 
     def _lose_own(self, error: NixlPluginError) -> None:
         if not self._closed.is_set():
             self._lost(self._membership.members[self._membership.rank], error)
 
 
-def gone(group: str, member: Member) -> MemberLostError:
-    """Return the error that names a member which left during a run."""
+def gone(group: str, member: Member, ttl: int) -> MemberLostError:
+    """Return the error that names a member which left during a run.
+
+    :param ttl: the seconds of its lease.
+    """
     return MemberLostError(
         f"{member} of group {group!r} is gone: its process ended, or its lease expired because etcd heard nothing "
         "from it",
-        "read the last output of that rank, and check that its host still runs",
+        f"read the last output of that rank, and check that its host still runs; {longer_lease(ttl)}then start the run "
+        "again",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 SIZE_FORM = "a number of bytes with an optional unit B, KiB, MiB, GiB (or K, M, G for the same; KB, MB, GB are decimal)"
 RATE_FORM = "a number with a unit GB/s, MB/s, GiB/s, Gb/s or Mb/s"
 TIME_FORM = "a number with a unit ns, us, ms, s, min or h"
+LEASE_FORM = "whole seconds from 2s to 1h, such as 30s or 5min"
 FREQUENCY_FORM = 'a number a second with the unit /s, such as "10000/s"'
 COUNT_FORM = 'a number in quotes without a unit, such as "0.5"'
 BLOCKS_FORM = "a range A..B that doubles from A to B (4KiB..64MiB), or a list A,B,C"

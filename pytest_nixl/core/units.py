@@ -7,7 +7,7 @@ Every ``parse_`` function raises :class:`ValueError` with one sentence that name
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from pytest_nixl.core.forms import BLOCKS_FORM, FREQUENCY_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
@@ -117,6 +117,22 @@ def parse_time(text: str, *, default_unit: str = "") -> float:
     :raises ValueError: if it is not a number with a known unit.
     """
     return _scaled(text, "time", TIME_FORM, _TIMES, default_unit)
+
+
+def whole_seconds(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of a time of whole seconds; a bare number is seconds.
+
+    :param least: the least accepted number of seconds.
+    :param most: the largest.
+    """
+
+    def parse(text: str) -> int:
+        seconds = parse_time(text, default_unit="s")
+        if seconds != int(seconds) or not least <= seconds <= most:
+            raise ValueError(f"{text.strip()!r} is not a whole number of seconds from {least} to {most}")
+        return int(seconds)
+
+    return parse
 
 
 def parse_frequency(text: str) -> float:

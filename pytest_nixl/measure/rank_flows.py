@@ -13,12 +13,12 @@ from typing import Any
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.measure.link import obstacle_between
-from pytest_nixl.measure.worker_pair import connect_agents
+from pytest_nixl.measure.worker_pair import connect_pairs
 from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.flow_samples import ALONE, TOGETHER, FlowSamples, PatternKind, PatternSamples, Window
 from pytest_nixl.model.samples import Corruption
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.model.traffic_pattern import Flow, rounds
+from pytest_nixl.model.traffic_pattern import Flow, factors, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.buffer import Buffer
@@ -94,8 +94,10 @@ class RankFlows:
                 self._workers.append(host.start("agent", environment, *limits))
             self._ranks = self._prepared(agent_options)
             with versions_named(self._workers):
-                for one, other in self._partners():
-                    connect_agents(self._ranks[one].agent, self._ranks[other].agent)
+                partners = self._partners()
+                for met in factors(kind.pattern.ranks):  # the pairs of a round share no rank: they connect at once
+                    connect_pairs([(self.agents[one], self.agents[other]) for one, other in met
+                                   if (one, other) in partners])  # fmt: skip
             for rank in self._used():
                 self._prepare(rank)
         except BaseException:
@@ -168,11 +170,11 @@ class RankFlows:
         touched = [rank for flow in self._flows for rank in flow.ranks]
         return max(self._used(), key=touched.count)
 
-    def _partners(self) -> list[tuple[int, int]]:
+    def _partners(self) -> set[tuple[int, int]]:
         """Return the pairs of ranks that must be connected: those of flows, and the coordinator with each."""
         pairs = [flow.ranks for flow in self._flows]
         pairs += [(self._coordinator, rank) for rank in self._used() if rank != self._coordinator]
-        return sorted({(min(pair), max(pair)) for pair in pairs})
+        return {(min(pair), max(pair)) for pair in pairs}
 
     def _hosts(self) -> list[str]:
         """Return the host of each rank."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
@@ -18,7 +18,7 @@ from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.gpus import choose
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.processes.hosts import Host
-from pytest_nixl.processes.worker_process import Worker, results
+from pytest_nixl.processes.worker_process import Pending, Worker, results
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.
@@ -156,12 +156,42 @@ def connect_agents(here: NixlAgent, there: NixlAgent) -> None:
 
     :raises WorkerError: they cannot connect; their workers may then have ended.
     """
-    # One at a time, while the other polls: LIBFABRIC waits for the peer here, and there is no progress thread.
-    for one, other in ((here, there), (there, here)):
-        metadata = other.get_agent_metadata()
-        serving = other.worker.request("serve", agent=other.ref, patience=other.worker.timeout)
-        adding = one.worker.request("call", agent=one.ref, method="add_remote_agent", arguments=[metadata], keywords={})
-        results([adding], serving=serving)
-    serving = there.worker.request("serve", agent=there.ref, patience=there.worker.timeout)
-    connecting = here.worker.request("connect", agent=here.ref, target=there.name, patience=here.worker.timeout)
-    results([connecting], serving=serving)
+    connect_pairs([(here, there)])
+
+
+def connect_pairs(pairs: Sequence[tuple[NixlAgent, NixlAgent]]) -> None:
+    """Connect several pairs of agents as :func:`connect_agents` does, all of them at the same time.
+
+    :param pairs: no worker is in two of them.
+    :raises WorkerError: a pair cannot connect; workers of each pair may then have ended, or be busy.
+    """
+    agents = [agent for pair in pairs for agent in pair]
+    metadata = dict(zip((agent.name for agent in agents), results([_metadata(agent) for agent in agents]), strict=True))
+
+    def add(one: NixlAgent, other: NixlAgent) -> Pending:
+        arguments = [metadata[other.name]]
+        return one.worker.request("call", agent=one.ref, method="add_remote_agent", arguments=arguments, keywords={})
+
+    def connect(one: NixlAgent, other: NixlAgent) -> Pending:
+        return one.worker.request("connect", agent=one.ref, target=other.name, patience=one.worker.timeout)
+
+    _while_the_other_polls(pairs, add)
+    _while_the_other_polls([(there, here) for here, there in pairs], add)
+    _while_the_other_polls(pairs, connect)
+
+
+def _metadata(agent: NixlAgent) -> Pending:
+    return agent.worker.request("call", agent=agent.ref, method="get_agent_metadata", arguments=[], keywords={})
+
+
+def _while_the_other_polls(
+    pairs: Sequence[tuple[NixlAgent, NixlAgent]], ask: Callable[[NixlAgent, NixlAgent], Pending]
+) -> None:
+    """Send a request to the first agent of each pair, and wait for the answers. The second one polls meanwhile.
+
+    LIBFABRIC waits for its peer in these requests, and there is no progress thread.
+    """
+    serving = [other.worker.request("serve", agent=other.ref, patience=other.worker.timeout) for _, other in pairs]
+    pending = [ask(one, other) for one, other in pairs]
+    for asked, server in zip(pending, serving, strict=True):
+        results([asked], serving=server)

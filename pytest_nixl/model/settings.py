@@ -62,6 +62,8 @@ class Settings:
     #: The traffic pattern to measure; None: none.
     pattern: PatternChoice | None
     join_timeout: float
+    #: Seconds after which etcd ends the lease of a rank that it hears nothing from.
+    lease: int
     log_dir: str
     op: tuple[str, ...]
     memory: tuple[MemoryPair, ...]

@@ -22,6 +22,7 @@ from pytest_nixl.core.forms import (
     FOOTPRINT_FORM,
     KV_DTYPES_FORM,
     KV_MODEL_FORM,
+    LEASE_FORM,
     LEVELS_FORM,
     LISTEN_FORM,
     MEMORY_FORM,
@@ -104,6 +105,8 @@ class Option:
             return format_tp(value)
         if self.field == "kv_rate":
             return f"{value:.9g}/s"
+        if self.field == "lease":
+            return f"{value}s"
         if self.field == "threads":
             return str(value)
         if self.field == "max_regression":
@@ -161,6 +164,9 @@ OPTIONS: tuple[Option, ...] = (
            "suite pattern is not selected", "PATTERN", empty=None),
     Option("join_timeout", TIME_FORM, "5min", "how long to wait for all ranks to join",
            "TIME"),
+    Option("lease", LEASE_FORM, "6s", "how long etcd may hear nothing from a rank before the rank counts as lost, and "
+           "the run ends; the same for all ranks. Give more if hosts are so busy that a rank gets no processor for "
+           "that long; a rank that was killed is then noticed later", "TIME"),
     Option("log_dir", "a directory, which is created if it does not exist", "", "where each rank "
            "writes its verdict and its workers' logs, in a subdirectory for each rank", "DIR"),
     Option("op", "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",

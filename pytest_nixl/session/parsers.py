@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pytest_nixl.cluster.group import LEAST_LEASE, MOST_LEASE
 from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -289,9 +290,7 @@ def parse_compared_image(text: str) -> AlternateImage:
 
 def parse_min_launches(text: str) -> int | None:
     """Parse the least number of launches; return None for ``auto``. :raises ValueError: if it is not 1 to 7."""
-    if text == "auto":
-        return None
-    return _count(text, MOST_LAUNCHES)
+    return None if text == "auto" else _count(text, MOST_LAUNCHES)
 
 
 def parse_baseline(text: str) -> str:
@@ -375,6 +374,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "pairs": RankPairing.parse,
     "pattern": PatternChoice.parse,
     "join_timeout": parse_timeout,
+    "lease": units.whole_seconds(LEAST_LEASE, MOST_LEASE),
     "log_dir": parse_store,
     "op": parse_ops,
     "memory": parse_memories,

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,8 @@ AT_ONCE = 4
 #: Limits in seconds on a busy machine: for all ranks to begin; for the surviving ranks to end; for leases to end and
 #: keys to be removed.
 BEGIN, END, LEASES = 240.0, 240.0, 10.0 * TTL
+#: Seconds of a lease that a busy machine does not miss.
+LONG_LEASE = 120
 
 
 class FaultyRun:
@@ -194,6 +197,36 @@ def a_peer_is_stopped_for_longer_than_its_lease(net: Network, folder: Path) -> N
         *others, stopped = run.end(1, 1, 1)
     assert all(run.gone(2) in one.output for one in others)
     assert run.fenced(2) in stopped.output
+    longer = f"if that host is busy with other work, give every rank --nixl-lease={10 * TTL}s; then start the run again"
+    assert all(longer in one.output for one in (*others, stopped))
+
+
+@fault
+def a_peer_with_a_longer_lease_is_stopped_for_longer_than_the_usual_one(net: Network, folder: Path) -> None:
+    run = FaultyRun(net, folder, "patient", NODES[:2])
+    with run.ranks:
+        for rank in range(2):
+            run.start(rank, f"--nixl-lease={LONG_LEASE}s", f"--nixl-timeout={LONG_LEASE}s")
+        run.wait_for_bytes()
+        os.kill(run.pids[1], signal.SIGSTOP)
+        time.sleep(2 * TTL)
+        os.kill(run.pids[1], signal.SIGCONT)
+        run.wait_for_bytes()
+        run.enough()
+        done = run.end(0, 0)
+    assert not any("lost its etcd lease" in one.output for one in done)
+    assert run.verdict(0)["verdict"] == "HEALTHY", run.verdict(0)
+
+
+@fault
+def a_peer_has_another_lease(net: Network, folder: Path) -> None:
+    run = FaultyRun(net, folder, "unlike", NODES[:2])
+    with run.ranks:
+        for rank, lease in enumerate((LONG_LEASE, LONG_LEASE + 1)):
+            run.start(rank, f"--nixl-lease={lease}s")
+        done = run.end(4, 4)
+    refusal = f"was started with --nixl-lease={LONG_LEASE + 1}s, rank 0 with --nixl-lease={LONG_LEASE}s"
+    assert all(f"rank 1 on node-1 {refusal}" in one.output for one in done)
 
 
 def cut_off(host: Host, *others: Host) -> None:

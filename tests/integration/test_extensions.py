@@ -77,19 +77,18 @@ def run_command(*arguments: str, site: Path | None = None) -> subprocess.Complet
 def test_examples_of_four_kinds_are_used_in_one_run(site: Path, tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
     """Flux's variables place two ranks, whose workers move bytes by the example's backend, judged by its profile."""
     arguments = command(
-        "-p", "helpers.long_leases", BANDWIDTH, "--nixl-backend=ucx_tcp", "--nixl-profile=example-site",
+        "--nixl-lease=120s", BANDWIDTH, "--nixl-backend=ucx_tcp", "--nixl-profile=example-site",
         "--nixl-blocks=64KiB", "--nixl-op=WRITE",
         f"--nixl-etcd={nixl_private_etcd.endpoint}", f"--nixl-report={tmp_path / 'rows.md'}",
     )  # fmt: skip
     # Flux sets PMI's variables too: that they are those of nobody shows which launcher was asked first.
     shared = {"FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f5", "PMI_RANK": "0", "PMI_SIZE": "1"}
-    path = os.pathsep.join((str(site), str(ROOT / "tests")))
     with ExitStack() as started:
         running = [
             started.enter_context(
                 subprocess.Popen(
                     arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                    env=environment(PYTHONPATH=path, FLUX_TASK_RANK=str(rank), **shared),
+                    env=environment(PYTHONPATH=str(site), FLUX_TASK_RANK=str(rank), **shared),
                 )
             )
             for rank in range(2)

@@ -2,8 +2,8 @@
 """Groups of nixlbench and of pytest-nixl in an etcd: which are dead, and what is known of the others.
 
 A group is dead if its ranks registered, and no key of it has a lease any more. nixlbench gives its rank keys a lease of
-30 s that its process renews, and pytest-nixl its members a lease of 6 s. The key ``size`` of nixlbench has none, and
-stays. Older releases of nixlbench give no key a lease: whether such a group lives cannot be known from etcd.
+30 s that its process renews, and pytest-nixl its members that of ``--nixl-lease``. The key ``size`` of nixlbench has no
+lease, and stays. Older releases of nixlbench give no key a lease: whether such a group lives cannot be known from etcd.
 """
 
 from __future__ import annotations

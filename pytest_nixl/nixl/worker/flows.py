@@ -28,8 +28,11 @@ _ARRIVED = re.compile(rb"pytest-nixl:flow-arrived:([0-9]{1,9}):([0-9]{1,18})")
 _READY = re.compile(rb"pytest-nixl:ready:([0-9]{1,18}:[0-9]{1,9})")
 _GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9})")
 
-#: Seconds without progress after which a rank naps between its polls, and the seconds of a nap.
+#: Seconds without progress after which a rank naps between its polls, and the seconds of a nap beside transfers.
 _BUSY_SECONDS, _NAP_SECONDS = 0.0002, 0.00002
+#: The seconds of a nap before the first window of a run and after the last one, when a rank waits for commands that
+#: other ranks are still to get. No byte moves then, and the processes that pass the commands on need the processor.
+_IDLE_NAP_SECONDS = 0.001
 _POLLS_BETWEEN_LOOKS = 64
 
 
@@ -175,7 +178,7 @@ class FlowEndpoint:
         self._gate(run, len(durations), coordinator, members)
         if not coordinator:
             while not self._cancelled():  # its last messages leave it only while it polls
-                self._rest(self._poll())
+                self._rest(self._poll(), _IDLE_NAP_SECONDS)
 
     def close(self) -> None:
         """Release every transfer."""
@@ -194,15 +197,15 @@ class FlowEndpoint:
             self._wait(self._poll() or any(moved), "the transfers of a window to arrive")
 
     def _gate(self, run: int, number: int, coordinator: str, members: Sequence[str]) -> None:
-        token = b"%d:%d" % (run, number)
+        token, nap = b"%d:%d" % (run, number), _NAP_SECONDS if number else _IDLE_NAP_SECONDS
         if coordinator:
             self._agent.send_notif(coordinator, b"pytest-nixl:ready:" + token)
             while token not in self._go:
-                self._wait(self._poll(), "the coordinator to let this rank go")
+                self._wait(self._poll(), "the coordinator to let this rank go", nap)
             self._go.discard(token)
             return
         while not self._ready[token].issuperset(members):
-            self._wait(self._poll(), "the other ranks to be ready")
+            self._wait(self._poll(), "the other ranks to be ready", nap)
         del self._ready[token]
         for member in members:
             self._agent.send_notif(member, b"pytest-nixl:go:" + token)
@@ -228,8 +231,8 @@ class FlowEndpoint:
                 self._agent.send_notif(sender, said)
         return any(told.values())
 
-    def _wait(self, moved: bool, what: str) -> None:
-        self._rest(moved)
+    def _wait(self, moved: bool, what: str, nap: float = _NAP_SECONDS) -> None:
+        self._rest(moved, nap)
         if self._polls % _POLLS_BETWEEN_LOOKS:
             return
         if time.monotonic() > self._deadline:
@@ -237,12 +240,12 @@ class FlowEndpoint:
         if self._cancelled():
             raise StepTimeoutError(f"it was ended while waiting for {what}")
 
-    def _rest(self, moved: bool) -> None:
+    def _rest(self, moved: bool, nap: float) -> None:
         self._polls += 1
         now = time.monotonic()
         if moved:
             self._busy_until = now + _BUSY_SECONDS
         if now > self._busy_until:
-            time.sleep(_NAP_SECONDS)
+            time.sleep(nap)
         else:
             os.sched_yield()

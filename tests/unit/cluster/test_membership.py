@@ -17,6 +17,7 @@ from helpers.etcd import Etcd, running_etcd
 
 from pytest_nixl.cluster import registration
 from pytest_nixl.cluster.group import (
+    MOST_LEASE,
     PREFIX,
     JoinRefusedError,
     LeaseLostError,
@@ -25,7 +26,9 @@ from pytest_nixl.cluster.group import (
     MissingRanksError,
     group_name,
     group_root,
+    longer_lease,
 )
+from pytest_nixl.cluster.group import TTL as USUAL
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
 from pytest_nixl.cluster.membership import Membership
@@ -35,6 +38,8 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.watch import Watched
+from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.session.parsers import PARSERS
 
 #: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
 #: for whose end a process waits that comes too late.
@@ -609,6 +614,17 @@ class TestWords:
 
 
 class TestLeases:
+    def test_the_usual_lease_is_the_default_of_the_option(self) -> None:
+        assert next(item.default for item in OPTIONS if item.field == "lease") == f"{USUAL}s"
+
+    @pytest.mark.parametrize(("ttl", "longer"), [(2, 20), (6, 60), (359, 3590), (361, 3600)])
+    def test_a_lost_lease_names_one_ten_times_as_long(self, ttl: int, longer: int) -> None:
+        assert longer_lease(ttl).endswith(f" give every rank --nixl-lease={longer}s; ")
+        assert PARSERS["lease"](f"{longer}s") == longer
+
+    def test_the_longest_lease_has_no_longer_one(self) -> None:
+        assert longer_lease(MOST_LEASE) == ""
+
     @pytest.mark.long
     def test_a_lease_is_refreshed(self, client: EtcdClient) -> None:
         with join(client, "kept", 1, ttl=12) as member:
@@ -644,13 +660,26 @@ class TestLeases:
                     return False
 
                 wait_until(fenced, "the fence", seconds=60)
-                with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s"):
+                with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s.*\n.* --nixl-lease=20s; then start"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
                     member.leave()
         wait_until(lambda: client.count_prefix("/pytest-nixl/groups/fenced/members/") == 0, "its end", seconds=60)
         with join(client, "fenced", 1, ttl=TTL):  # removes the keys that the first member left
             pass
+
+    @pytest.mark.long
+    def test_a_lease_that_etcd_makes_longer_is_named_by_its_real_length(self) -> None:
+        """Etcd grants at least one and a half times its election timeout."""
+        with running_etcd("--election-timeout=5000") as slow, connect([slow.endpoint], timeout=SECONDS) as client:
+            with join(client, "granted", 1, ttl=2) as member:
+                granted = member.lease.ttl
+                assert granted > 2
+                assert member.ttl == granted
+                stored = client.get("/pytest-nixl/groups/granted/run/frozen")
+                assert stored is not None
+                assert json.loads(stored)["ttl"] == granted
+                assert f"heard nothing from it for {granted} s" in str(member.fenced())
 
     def test_no_thread_is_left(self, client: EtcdClient) -> None:
         before = set(threading.enumerate())

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pytest_nixl.core import forms, units
-from pytest_nixl.core.units import GIB, KIB, MIB
+from pytest_nixl.core.units import GIB, KIB, MIB, whole_seconds
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,17 @@ def test_a_malformed_rate_is_refused(text: str, fault: str) -> None:
 )  # fmt: skip
 def test_a_time_is_read(text: str, seconds: float) -> None:
     assert units.parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2", 2), (" 30s", 30), ("0.5min", 30), ("1h", 3600)])
+def test_whole_seconds_are_read(text: str, seconds: int) -> None:
+    assert whole_seconds(2, 3600)(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["1", "2500ms", "0.01min", "3601", "2h"])
+def test_seconds_that_are_not_whole_or_not_in_the_range_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is not a whole number of seconds from 2 to 3600"):
+        whole_seconds(2, 3600)(text)
 
 
 def test_a_bare_number_is_a_time_only_with_a_default_unit() -> None:

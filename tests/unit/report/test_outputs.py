@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -85,7 +84,7 @@ def test_a_failed_test_is_in_junit_once(tmp_path: Path) -> None:
 
 
 #: The options of runs of which no rank is to be lost.
-LONG_LEASES = ("-p", "helpers.long_leases")
+LONG_LEASES = ("--nixl-lease=120s",)
 
 
 class Ranks:
@@ -100,12 +99,11 @@ class Ranks:
             f"--nixl-etcd={etcd.endpoint}", "--nixl-ranks=2", "--nixl-group=verdicts", f"--nixl-log-dir={folder}/logs",
             f"--nixl-report={folder}/r.html", f"--junit-xml={folder}/r.xml", *arguments,
         ]  # fmt: skip
-        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
         self.processes = [
             subprocess.Popen(
                 command(str(folder / "test_checks.py"), f"--nixl-rank={rank}", *options),
                 cwd=ROOT,
-                env=environment(HOW=how, PYTHONPATH=path),
+                env=environment(HOW=how),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -30,6 +30,7 @@ HEADER = [
     "  --nixl-pairs=ring (default)",
     "  --nixl-pattern=none (default)",
     "  --nixl-join-timeout=300s (default)",
+    "  --nixl-lease=6s (default)",
     "  --nixl-log-dir=none (default)",
     "  --nixl-op=WRITE,READ (default)",
     "  --nixl-memory=DRAM:DRAM (default)",

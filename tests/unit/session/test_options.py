@@ -17,6 +17,7 @@ from pytest_nixl.core.forms import (
     BLOCKS_FORM,
     ENDPOINTS_FORM,
     KV_MODEL_FORM,
+    LEASE_FORM,
     LEVELS_FORM,
     PAIRING_FORM,
     PATTERN_FORM,
@@ -202,6 +203,15 @@ WRONG = (
             "0:1,0:1": "0:1 is named twice",
         },
     ),
+    Wrong(
+        "lease",
+        LEASE_FORM,
+        {
+            text: f"{text!r} is not a whole number of seconds from 2 to 3600"
+            for text in ("0", "1s", "6.5", "2h", "3601")
+        },
+    ),
+    Wrong("lease", TIME_FORM, {text: f"{text!r} is not a time" for text in ("", "-6", "long")}),
     Wrong("join_timeout", TIME_FORM, {"0s": "'0s' is not above zero", "banana": "'banana' is not a time"}),
     Wrong(
         "log_dir", "a directory, which is created if it does not exist", {"/dev/null": "'/dev/null' is not a directory"}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import socket
@@ -133,11 +132,10 @@ def test_every_rank_ends_with_the_code_of_a_run_that_ended_early(tmp_path: Path)
         port = held.getsockname()[1]
     options = [*SUITES, f"--nixl-profile={required}", "--nixl-gate", "--nixl-ranks=2", f"--nixl-group=early-{port}",
                f"--nixl-etcd-listen=127.0.0.1:{port}"]  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    variables = environment(MASTER_ADDR="127.0.0.1", NIXL_GROUP_TOKEN="test", PYTHONPATH=path)
+    variables = environment(MASTER_ADDR="127.0.0.1", NIXL_GROUP_TOKEN="test")
     ranks = [
         subprocess.Popen(
-            command("-p", "helpers.long_leases", *options, f"--nixl-rank={rank}"),
+            command("--nixl-lease=120s", *options, f"--nixl-rank={rank}"),
             cwd=ROOT,
             env=variables,
             stdout=subprocess.PIPE,
