@@ -26,6 +26,7 @@ from pytest_nixl.nixl.gpus import gpus
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_parent import FORK
 from pytest_nixl.processes.worker_process import Worker, results
 
 #: How often each flow is measured alone, and all together, in turn.
@@ -84,7 +85,7 @@ class RankFlows:
         self._flows = list(kind.pattern.flows)
         self._runs = itertools.count(random.getrandbits(48))
         self._places = self._placed()
-        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
+        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None, FORK: "0"}
         wanted = self._backend.environment(os.environ)
         environment |= {name: value for name, value in wanted.items() if name not in os.environ}
         self._workers: list[Worker] = []

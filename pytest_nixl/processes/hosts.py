@@ -10,6 +10,9 @@ from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
+#: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
+MEASURED = ("initiator", "target")
+
 
 class Host(Protocol):
     """A rank on whose host workers are started."""
@@ -63,5 +66,8 @@ class LocalHost:
         start_timeout: float = START_SECONDS,
     ) -> Worker:
         """Start a worker as a child of this process."""
-        process = LocalProcess(self._supervisor, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix)
+        process = LocalProcess(
+            self._supervisor, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix,
+            fork=role not in MEASURED,
+        )  # fmt: skip
         return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)

@@ -24,10 +24,17 @@ class LocalProcess:
     :param name: the name of its log file, without the number that makes it unique.
     :param environment: changes to this process's environment variables; None unsets one.
     :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
+    :param fork: whether it may be forked from a process with Python's modules, instead of being a new Python.
     """
 
     def __init__(
-        self, supervisor: SupervisorClient, name: str, environment: Mapping[str, str | None], prefix: Sequence[str] = ()
+        self,
+        supervisor: SupervisorClient,
+        name: str,
+        environment: Mapping[str, str | None],
+        prefix: Sequence[str] = (),
+        *,
+        fork: bool = True,
     ) -> None:
         self._supervisor = supervisor
         if BLAS_THREADS not in os.environ:
@@ -38,17 +45,21 @@ class LocalProcess:
         whole = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         self.channel, theirs = socket.socketpair()
         self.log = _new_log(supervisor.directory, name)
-        with theirs, self.log.open("wb") as log:
-            forked = None if prefix else fork_worker(supervisor, theirs, log, whole)
-            self._process: ForkedWorker | subprocess.Popen[bytes] = forked or subprocess.Popen(
-                [*prefix, sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=whole,
-                start_new_session=True,
-            )
+        try:
+            with theirs, self.log.open("wb") as log:
+                forked = fork_worker(supervisor, theirs, log, whole) if fork and not prefix else None
+                self._process: ForkedWorker | subprocess.Popen[bytes] = forked or subprocess.Popen(
+                    [*prefix, sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=whole,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.channel.close()
+            raise
         supervisor.watch_process(self._process.pid)
 
     @property

@@ -32,7 +32,11 @@ _READ_FIRST = re.compile(r"LD_|GLIBC_|MALLOC_|PYTHON|OPENBLAS_|GOTO_|OMP_|MKL_|B
 #: The time to import Python's modules on a busy machine or a cold file system, in seconds.
 _START_SECONDS = 180.0
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-_NAMESPACES = ("mnt", "net", "ipc", "uts", "user", "pid_for_children", "cgroup")
+_NAMESPACES = ("mnt", "net", "ipc", "uts", "user", "pid_for_children", "time_for_children", "cgroup")
+#: What a process inherits of its parent's signals, rights and users, as lines of ``/proc/thread-self/status``.
+_INHERITED = re.compile(r"^(?:Umask|Uid|Gid|Groups|SigBlk|SigIgn|Cap\w+|NoNewPrivs|Seccomp):.*", re.MULTILINE)
+#: The loader loads these before Python's first line: they read the variables of the process that is executed.
+_PRELOADED = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class ForkedWorker:
@@ -80,8 +84,12 @@ class ForkedWorker:
             with self._lock:
                 if self._code is None:
                     self._code = self._parent.code_of(self.pid)
-                    os.close(self._handle)
         return self._code
+
+    def __del__(self) -> None:
+        """Release the descriptor. It is not closed before, because another thread may be waiting for it."""
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._handle)
 
 
 class WorkerParent:
@@ -104,8 +112,11 @@ class WorkerParent:
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=dict(environment), start_new_session=True,
             )  # fmt: skip
-        #: Whether it forks: it does not if its modules cannot be imported, or start threads.
+        #: Whether it answers: it does not after its end, nor if its modules cannot be imported.
         self.able = True
+        self._number = 0
+        self._received = b""
+        self._forks: set[int] = set()
         supervisor.watch_process(self._process.pid)
 
     @property
@@ -123,13 +134,17 @@ class WorkerParent:
         directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             pid = self._ask({"environment": dict(environment)}, [channel.fileno(), log.fileno(), directory])
-            self.able = bool(pid)
-            return ForkedWorker(self, pid) if pid else None
-        except ProcessLookupError:  # it has ended with its parent
-            self.able = False
-            return None
         finally:
             os.close(directory)
+        if not pid:
+            return None
+        try:
+            return ForkedWorker(self, pid)
+        except ProcessLookupError:  # it has ended with its parent
+            return None
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)  # its parent keeps the id
+            raise
 
     def code_of(self, pid: int) -> int:
         """Return the exit code of a worker that has ended; that of SIGKILL if this process has ended before it."""
@@ -138,6 +153,7 @@ class WorkerParent:
 
     def close(self) -> None:
         """End it, and its workers with it."""
+        self.able = False
         self._channel.close()
         self._process.kill()
         self._process.wait()
@@ -149,18 +165,42 @@ class WorkerParent:
             os.close(self._channel.detach())
 
     def _ask(self, request: Mapping[str, object], descriptors: list[int]) -> int | None:
-        """Send a request and return the answer; None if the process has ended."""
-        content = json.dumps(request).encode() + b"\n"
-        answer = b""
-        with self._lock, contextlib.suppress(OSError):
-            sent = socket.send_fds(self._channel, [content], descriptors)
-            self._channel.sendall(content[sent:])
-            while not answer.endswith(b"\n"):
-                part = self._channel.recv(64)
-                if not part:
+        """Send a request and return the answer; None if the process has ended, or does not answer and was ended."""
+        with self._lock:
+            if not self.able:
+                return None
+            self._number += 1
+            content = json.dumps({**request, "number": self._number}).encode() + b"\n"
+            if descriptors:
+                self._forks.add(self._number)
+            try:
+                sent = socket.send_fds(self._channel, [content], descriptors)
+                self._channel.sendall(content[sent:])
+            except BaseException as error:  # a part of the request may have been sent
+                self.close()
+                if isinstance(error, OSError):
                     return None
-                answer += part
-        return int(answer) if answer else None
+                raise
+            return self._answer()
+
+    def _answer(self) -> int | None:
+        """Return the answer to the last request. A caller that was interrupted may have left an earlier one unread."""
+        try:
+            while True:
+                while b"\n" not in self._received:
+                    part = self._channel.recv(64)
+                    if not part:
+                        raise ConnectionResetError
+                    self._received += part
+                line, _, self._received = self._received.partition(b"\n")
+                number, answer = map(int, line.split())
+                if number == self._number:
+                    return answer
+                if number in self._forks and answer:
+                    os.kill(answer, signal.SIGKILL)  # nobody knows this worker; its parent keeps its id
+        except OSError:  # a late worker must not share the channel with the one that is executed instead
+            self.close()
+            return None
 
 
 _current: WorkerParent | None = None
@@ -177,7 +217,7 @@ def fork_worker(
     :param environment: all its variables. Its directory, limits, processors and namespaces are those of this process.
     """
     global _current
-    if os.environ.get(FORK) == "0" or not hasattr(os, "pidfd_open"):
+    if environment.get(FORK) == "0" or not _possible(environment):
         return None
     with _lock:
         if _current is None or _current.supervisor is not supervisor:
@@ -186,7 +226,7 @@ def fork_worker(
             _current = WorkerParent(supervisor, {BLAS_THREADS: "1", **os.environ})
         parent = _current
     same = parent.read_first == _read_first(environment) and parent.situation == _situation()
-    return parent.fork(channel, log, environment) if parent.able and same else None
+    return parent.fork(channel, log, environment) if same else None
 
 
 def parent_of_workers() -> int:
@@ -198,12 +238,41 @@ def _read_first(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if _READ_FIRST.match(name)}
 
 
+def _possible(environment: Mapping[str, str]) -> bool:
+    """Whether a worker with these variables may be forked, and the kernel can name it by a descriptor."""
+    if any(environment.get(name) for name in _PRELOADED) or _content("/etc/ld.so.preload").strip():
+        return False
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:  # a forked worker takes more of it
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # an old Python or kernel, or a filter of system calls
+        return False
+    return True
+
+
 def _situation() -> tuple[object, ...]:
     """Return what a process inherits from its parent and a worker must have from this one."""
-    folder = "/proc/self/ns"
-    namespaces = [os.readlink(f"{folder}/{name}") for name in _NAMESPACES if os.path.lexists(f"{folder}/{name}")]
-    limits = [resource.getrlimit(kind) for kind in _LIMITS]
-    return os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.getresuid(), namespaces, limits
+    folder = "/proc/thread-self"
+    namespaces = [f"{folder}/ns/{name}" for name in _NAMESPACES]
+    return (
+        sys.executable,
+        os.sched_getaffinity(0),
+        os.sched_getscheduler(0),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        _INHERITED.findall(_content(f"{folder}/status")),
+        [os.readlink(path) for path in namespaces if os.path.lexists(path)],
+        [_content(f"{folder}/{name}") for name in ("cgroup", "oom_score_adj")],
+        [resource.getrlimit(kind) for kind in _LIMITS],
+    )
+
+
+def _content(path: str) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _close_at_exit() -> None:

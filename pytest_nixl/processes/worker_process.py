@@ -11,8 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
@@ -43,6 +43,11 @@ _END_SECONDS = 30.0
 _STACKS_MARK, _STACKS_SECONDS = "(most recent call first)", 1.0
 
 
+class _Source(Protocol):
+    def fileno(self) -> int: ...
+
+
+_SomeSource = TypeVar("_SomeSource", bound=_Source)
 _NIXL_REMEDY = "read the cause in NIXL's log lines below"
 #: More specific remedies by NIXL's error class.
 _NIXL_REMEDIES = {
@@ -250,7 +255,7 @@ class Worker:
     def _line(self, pending: Pending) -> bytes:
         while b"\n" not in self._buffer:
             left = pending.deadline - time.monotonic()
-            if left <= 0 or not select.select([self._process.channel], [], [], left)[0]:
+            if left <= 0 or not _readable([self._process.channel], left):
                 raise self._hung(pending)
             chunk = self._receive()
             if not chunk:
@@ -380,8 +385,18 @@ def _ready(waiting: Sequence[Pending]) -> list[Pending]:
     if answered := [item for item in heads.values() if item.worker.answered]:
         return answered
     first = min(heads.values(), key=lambda item: item.deadline)
-    ready = select.select(list(heads), [], [], max(0.0, first.deadline - time.monotonic()))[0]
+    ready = _readable(heads, max(0.0, first.deadline - time.monotonic()))
     return [heads[worker] for worker in ready] or [first]
+
+
+def _readable(sources: Iterable[_SomeSource], seconds: float) -> list[_SomeSource]:
+    """Wait until there is something to read, and return where; select(2) knows only descriptors below 1024."""
+    waiting = select.poll()
+    by_descriptor = {}
+    for source in sources:
+        waiting.register(source.fileno(), select.POLLIN)
+        by_descriptor[source.fileno()] = source
+    return [by_descriptor[descriptor] for descriptor, _ in waiting.poll(seconds * 1000)]
 
 
 def _how_it_ended(code: int) -> str:

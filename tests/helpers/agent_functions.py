@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import mmap
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,8 @@ def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:
         "libc": {name: value.decode() for name, value in found.items() if value is not None},
         "address": address,
     }
+
+
+def search(agent: Any, *, folder: str) -> None:
+    """Let this process search for modules in a folder."""
+    sys.path.append(folder)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import resource
 import signal
 import socket
@@ -17,6 +19,8 @@ import pytest
 from helpers.cli_run import environment, eventually
 
 from pytest_nixl.nixl.agent import Agents
+from pytest_nixl.processes import worker_parent
+from pytest_nixl.processes.hosts import MEASURED, LocalHost
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, parent_of_workers
@@ -76,6 +80,143 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert one["python"] == one["libc"] == {"PYTEST_NIXL_TEST": "first", "HOME": os.environ["HOME"]}
     assert other["python"] == other["libc"] == {"PYTEST_NIXL_OTHER": "second"}
     assert one["address"] != other["address"]
+
+
+def test_the_workers_of_measured_rows_are_executed(tmp_path: Path) -> None:
+    host = LocalHost(supervisor())
+    workers = {role: host.start(role, {}, 120) for role in (*MEASURED, "agent")}
+    assert {role: forked(worker) for role, worker in workers.items()} == {
+        "initiator": False, "target": False, "agent": True
+    }  # fmt: skip
+    for worker in workers.values():
+        worker.close()
+
+
+#: A double of the kernel's refusal, because root's processes are not limited in number.
+REFUSED_FORK = """
+import errno, os
+real = os.fork
+def fork():
+    if os.path.exists({flag!r}):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return real()
+os.fork = fork
+"""
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_a_parent_that_cannot_fork_now_ends_no_worker(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "flag"
+    (tmp_path / "sitecustomize.py").write_text(REFUSED_FORK.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    worker = start()
+    assert forked(worker)
+    flag.touch()
+    assert not forked(start())
+    flag.unlink()
+    assert worker.alive
+    assert forked(start())
+
+
+def test_an_interrupted_request_leaves_the_next_answers_right(start: Start) -> None:
+    first = start()
+    assert forked(first)
+    parent = parent_of_workers()
+    os.kill(parent, signal.SIGSTOP)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        os.kill(parent, signal.SIGCONT)
+    workers = [start() for _ in range(2)]
+    assert all(forked(each) for each in workers)
+    codes = {}
+    for each in (first, *workers):
+        each.signal(signal.SIGSEGV)
+        codes[each.pid] = each._process.wait(60)
+    assert set(codes.values()) == {-11}
+    # The worker that nobody knows has ended.
+    assert eventually(lambda: not living_children(parent))
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_a_parent_that_does_not_answer_is_ended_and_the_worker_executed(start: Start) -> None:
+    assert forked(start())
+    parent = parent_of_workers()
+    assert worker_parent._current is not None
+    worker_parent._current._channel.settimeout(0.5)
+    os.kill(parent, signal.SIGSTOP)
+    worker = start()
+    assert parent_of(worker.pid) == os.getpid()
+    assert worker.versions["pid"] == worker.pid
+    assert eventually(lambda: not Path(f"/proc/{parent}").exists())
+
+
+def living_children(pid: int) -> list[int]:
+    """Return the children of a process that are no zombies."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in listed if "zombie" not in Path(f"/proc/{each}/status").read_text()]
+
+
+def test_a_kernel_without_descriptors_of_processes_needs_executed_workers(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert parent_of(start().pid) == os.getpid()
+
+
+@pytest.mark.parametrize("limited", ["umask", "address space", "preload"])
+def test_what_a_forked_worker_would_not_have_needs_an_executed_one(start: Start, limited: str) -> None:
+    assert forked(start())
+    if limited == "preload":
+        assert not forked(start(LD_PRELOAD="libm.so.6"))
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mask = os.umask(0o022)
+    try:
+        if limited == "umask":
+            os.umask(0o077 if mask != 0o077 else 0o027)
+        else:
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))
+        assert not forked(start())
+    finally:
+        os.umask(mask)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("own_supervisor")
+def test_ignored_ends_of_children_lose_no_exit_code(start: Start) -> None:
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        one, other = start(), start()
+        assert forked(one)
+        one.signal(signal.SIGKILL)
+        assert one._process.wait(60) == -9
+        assert other.alive
+        ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{other.pid}/status").read_text())
+        assert ignored is not None
+        assert int(ignored[1], 16) >> (signal.SIGCHLD - 1) & 1
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+
+
+def test_a_new_folder_of_modules_is_found(agents: Agents, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    agents.start("before")
+    late.mkdir()
+    (late / "a_late_module.py").write_text("def answer(agent): return 7")
+    agent = agents.start("after", environment={"PYTEST_NIXL_TEST": "1"})
+    assert forked(agent.worker)
+    agent.run("helpers.agent_functions:search", folder=str(late))
+    assert agent.run("a_late_module:answer") == 7
 
 
 @pytest.mark.parametrize(("name", "value"), [("LD_BIND_NOW", "1"), ("PYTHONHASHSEED", "0"), ("MALLOC_ARENA_MAX", "1")])
