@@ -191,7 +191,10 @@ def _while_the_other_polls(
 
     LIBFABRIC waits for its peer in these requests, and there is no progress thread.
     """
-    serving = [other.worker.request("serve", agent=other.ref, patience=other.worker.timeout) for _, other in pairs]
+    idle = len(pairs) > 1  # the processes of several pairs may share a processor
+    serving = [
+        other.worker.request("serve", agent=other.ref, patience=other.worker.timeout, idle=idle) for _, other in pairs
+    ]
     pending = [ask(one, other) for one, other in pairs]
     for asked, server in zip(pending, serving, strict=True):
         results([asked], serving=server)

@@ -293,9 +293,10 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         )
         return {**found, "counted": counting.plain(), "others": others.cores}
 
-    def do_serve(self, agent: Ref, patience: float) -> int:
+    def do_serve(self, agent: Ref, patience: float, idle: bool = False) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
-        return transfer.serve(self._get(agent), deadline=time.monotonic() + patience, cancelled=self._cancelled)
+        deadline = time.monotonic() + patience
+        return transfer.serve(self._get(agent), deadline=deadline, cancelled=self._cancelled, idle=idle)
 
     def do_free_port(self) -> int:
         """Return a free TCP port of this host, for a program that cannot choose one itself."""

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_nixl.nixl.worker.transfer import StepTimeoutError
+from pytest_nixl.nixl.worker.transfer import IDLE_NAP_SECONDS, StepTimeoutError
 
 _CARRIED = re.compile(rb"pytest-nixl:flow:([0-9]{1,9})")
 _ARRIVED = re.compile(rb"pytest-nixl:flow-arrived:([0-9]{1,9}):([0-9]{1,18})")
@@ -30,9 +30,6 @@ _GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9})")
 
 #: Seconds without progress after which a rank naps between its polls, and the seconds of a nap beside transfers.
 _BUSY_SECONDS, _NAP_SECONDS = 0.0002, 0.00002
-#: The seconds of a nap before the first window of a run and after the last one, when a rank waits for commands that
-#: other ranks are still to get. No byte moves then, and the processes that pass the commands on need the processor.
-_IDLE_NAP_SECONDS = 0.001
 _POLLS_BETWEEN_LOOKS = 64
 
 
@@ -178,7 +175,7 @@ class FlowEndpoint:
         self._gate(run, len(durations), coordinator, members)
         if not coordinator:
             while not self._cancelled():  # its last messages leave it only while it polls
-                self._rest(self._poll(), _IDLE_NAP_SECONDS)
+                self._rest(self._poll(), IDLE_NAP_SECONDS)
 
     def close(self) -> None:
         """Release every transfer."""
@@ -197,7 +194,9 @@ class FlowEndpoint:
             self._wait(self._poll() or any(moved), "the transfers of a window to arrive")
 
     def _gate(self, run: int, number: int, coordinator: str, members: Sequence[str]) -> None:
-        token, nap = b"%d:%d" % (run, number), _NAP_SECONDS if number else _IDLE_NAP_SECONDS
+        token = b"%d:%d" % (run, number)
+        # Before the first window others still wait for their commands, and need the processor to get them.
+        nap = _NAP_SECONDS if number else IDLE_NAP_SECONDS
         if coordinator:
             self._agent.send_notif(coordinator, b"pytest-nixl:ready:" + token)
             while token not in self._go:

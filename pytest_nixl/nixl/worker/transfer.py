@@ -37,6 +37,8 @@ LATENCIES = 1000
 _BUSY_SECONDS = 0.0002
 # With two microseconds, the target's polling would cost a third of the bandwidth of 64 KiB blocks over cma.
 _NAP_SECONDS = 0.00002
+#: The seconds of a nap while nothing is measured.
+IDLE_NAP_SECONDS = 0.001
 _POLLS_BETWEEN_LOOKS = 512
 _NAPS_BETWEEN_LOOKS = 8
 
@@ -331,13 +333,14 @@ def _order_statistics(stamps: array[int]) -> list[int]:
     return [ordered[int((i + 0.5) * len(ordered) / LATENCIES)] for i in range(LATENCIES)]
 
 
-def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool]) -> int:
+def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool = False) -> int:
     """Be the target: acknowledge every window whose notifications have all arrived, until cancelled.
 
     :param agent: the raw agent.
     :param deadline: the value of ``time.monotonic()`` at which the loop ends.
     :param cancelled: called regularly; the loop ends when it returns True. Until then the loop makes progress, so that
         the last notifications are sent.
+    :param idle: whether nothing is measured meanwhile, so that longer naps leave the processor to others.
     :return: the number of acknowledged windows.
     :raises StepTimeoutError: the deadline has passed.
     """
@@ -370,7 +373,7 @@ def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool]) -> int:
                 agent.send_notif(sender, _acknowledgement(number))
         polls += 1
         if time.monotonic() > busy_until:
-            time.sleep(_NAP_SECONDS)
+            time.sleep(IDLE_NAP_SECONDS if idle else _NAP_SECONDS)
             if polls % _NAPS_BETWEEN_LOOKS == 0:
                 if cancelled():
                     return windows
