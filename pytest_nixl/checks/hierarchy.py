@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_nixl.core.errors import NotApplicableError
@@ -17,12 +16,14 @@ from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.s3_server import S3Bucket
-from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
+from pytest_nixl.processes.worker_errors import NixlError
 
 #: The bytes that move.
 SIZE = 4 * MIB
 OBJECT, FILE = "OBJ", "POSIX"
 _KEY = "pytest-nixl/hierarchy"
+#: If NIXL's transfer from the object is not complete in this time, the server is asked by the other client, in seconds.
+ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def move_through(
     :param seconds: the time that each leg may take.
     :raises LateError: a leg was not complete in time.
     :raises NixlError: NIXL refused a transfer.
+    :raises ObjectStoreError: the server has a fault.
     """
     content = random.randbytes(SIZE)
     bucket.client.put(_KEY, content)
@@ -96,24 +98,37 @@ def move_through(
             told = b"" if owner is agent else b"hierarchy"
             handle = agent.initialize_xfer(op, *sides, owner.name, told, backends=[plugin])
             used = agent.query_xfer_backend(handle)
-            took = _complete(agent, handle, owner if told else None, name, seconds)
+            ask = (lambda: bucket.client.probe(f"{_KEY}-probe")) if backend == OBJECT else None
+            took = _complete(agent, handle, owner if told else None, name, seconds, ask)
             agent.release_xfer_handle(handle)
             ends = {OBJECT: near, FILE: file}.get(backend, far)
             legs.append(Leg(name, backend, used, took, _first_wrong(ends.read(), content)))
     finally:
-        with contextlib.suppress(ObjectStoreError):
-            bucket.client.delete(_KEY)
+        bucket.client.discard(_KEY, ASK_SECONDS)
     return legs
 
 
-def _complete(agent: NixlAgent, handle: Ref, target: NixlAgent | None, name: str, seconds: float) -> float:
-    """Post a transfer and wait until it is complete; return the seconds that it took."""
+def _complete(
+    agent: NixlAgent,
+    handle: Ref,
+    target: NixlAgent | None,
+    name: str,
+    seconds: float,
+    ask: Callable[[], None] | None = None,
+) -> float:
+    """Post a transfer and wait until it is complete; return the seconds that it took.
+
+    :param ask: called once after :data:`ASK_SECONDS`, or if NIXL refuses the transfer.
+    """
     began = time.monotonic()
     state = [agent.transfer(handle)]
     arrived = [target is None]
+    asks = [ask] if ask else []
 
     def done() -> bool:
         # Poll both agents in turn, because they make progress only when polled.
+        if asks and time.monotonic() - began > ASK_SECONDS:
+            asks.pop()()
         if state[0] != "DONE":
             state[0] = agent.check_xfer_state(handle)
         if target is not None and not arrived[0]:
@@ -121,7 +136,12 @@ def _complete(agent: NixlAgent, handle: Ref, target: NixlAgent | None, name: str
         return state[0] == "DONE" and arrived[0]
 
     remedy = "read the workers' logs"
-    wait_until(done, f"the leg {name}", seconds=seconds, remedy=lambda: f"its state is {state[0]}; {remedy}")
+    try:
+        wait_until(done, f"the leg {name}", seconds=seconds, remedy=lambda: f"its state is {state[0]}; {remedy}")
+    except NixlError:
+        if ask is not None:
+            ask()
+        raise
     return time.monotonic() - began
 
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check ``object-store``: can the servers of OBJ and AZURE_BLOB be used, by another client and by NIXL?"""
+"""The check ``object-store``: can the servers of OBJ and AZURE_BLOB be used, by another client and by NIXL?
+
+It names a fault of one server within 30 s, without the time that this host needs to start workers: the other client has
+20 s, and NIXL what is left of them, at least 6 s. If NIXL is not done after 5 s, the other client asks the server
+again, and the parameters that may help are tried while NIXL goes on. So a host that is only busy is not accused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from pytest_nixl.core.errors import LateError
-from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.units import KIB
 from pytest_nixl.model.agent_options import AgentOptions, BackendParameter
 from pytest_nixl.model.settings import Settings
@@ -20,15 +24,24 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.backends import plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker.object_stores import MOST_SKEW, ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.object_stores import SECONDS as CLIENT_SECONDS
 from pytest_nixl.nixl.worker.objects import PREFIX, open_store
 from pytest_nixl.nixl.worker.s3 import ObjectClient
 from pytest_nixl.nixl.worker.s3_faults import CHECKSUM
-from pytest_nixl.processes.worker_errors import NixlError
+from pytest_nixl.processes.worker_errors import NixlError, WorkerHungError
 
 #: The bytes of the object.
 SIZE = 64 * KIB
-#: The time that NIXL has for one transfer, in seconds. It would try again for minutes.
-SECONDS = 25.0
+#: The time of the check until NIXL is done, in seconds. NIXL would try again for minutes.
+SECONDS = 20.0
+#: NIXL has at least this time, also after a server that needed long to answer the other client.
+LEAST_SECONDS = 6.0
+#: After this time of NIXL, the other client asks the server, and parameters are tried.
+ASK_SECONDS = 5.0
+#: The time that NIXL has with a parameter that may help.
+TRIAL_SECONDS = 6.0
+#: The time for each step after NIXL's WRITE, and for each request of the other client after that.
+LAST_SECONDS = 4.0
 #: A larger difference of the clocks is a WARN, in seconds.
 _LITTLE_SKEW = 60.0
 _CHECKSUM_MODE = "req_checksum"
@@ -36,6 +49,35 @@ _CHECKSUM_MODE = "req_checksum"
 
 class _RefusedError(Exception):
     """NIXL failed to move or find the object."""
+
+
+class _FaultError(Exception):
+    """The other client found a fault of the server."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        super().__init__(judgement.reason)
+        self.judgement = judgement
+
+
+class _Clock:
+    """The time of the check of one server. It stands still while a worker starts."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def passed(self) -> float:
+        """The seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Do not count the time of the body."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began += time.monotonic() - began
 
 
 def judge_object_store(agents: Agents, settings: Settings, environ: Mapping[str, str] = os.environ) -> Judgement:
@@ -69,15 +111,18 @@ def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[st
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     key = f"{PREFIX}/{secrets.token_hex(8)}/check"
     with contextlib.closing(store) as client:
-        if (fault := _fault(client, key)) is not None:
+        clock = _Clock()
+        if (fault := _fault(client, key, CLIENT_SECONDS)) is not None:
             return fault
+        attempt = _Attempt(agents, name, options, client, key, clock)
         try:
-            found = _by_nixl(agents, name, options, client, key)
+            found = attempt.judge()
+        except _FaultError as error:
+            return error.judgement
         except _RefusedError as error:
-            return _fault(client, key) or _compared(agents, name, options, client, key, str(error))
+            return _fault(client, key, LAST_SECONDS) or attempt.compared(str(error))
         finally:
-            with contextlib.suppress(ObjectStoreError):
-                client.delete(key)
+            client.discard(key, LAST_SECONDS)
         return found or _clock(client) or Judgement(Verdict.PASS, _described(client, options, name))
 
 
@@ -90,10 +135,10 @@ def _described(client: StoreClient, options: AgentOptions, name: str) -> str:
     )
 
 
-def _fault(client: StoreClient, key: str) -> Judgement | None:
-    """Return what the other client finds wrong with the server; None: nothing."""
+def _fault(client: StoreClient, key: str, seconds: float) -> Judgement | None:
+    """Return what the other client finds wrong with the server in some seconds; None: nothing."""
     try:
-        client.probe(key)
+        client.probe(key, seconds)
     except ObjectStoreError as error:
         # Some servers refuse a wrong time as a wrong signature.
         refused = error.kind in ("credentials", "rights", "clock")
@@ -113,23 +158,6 @@ def _clock(client: StoreClient) -> Judgement | None:
 
 def _skew(ahead: float) -> str:
     return f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's"
-
-
-def _compared(
-    agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, reason: str
-) -> Judgement:
-    """Judge what NIXL alone cannot do: does a parameter help?"""
-    says = f"{reason}; another client stores, reads and deletes objects of {client.server}"
-    for trial in _trials(options.parameters_of(name), client) if plugin_of(name) == "OBJ" else ():
-        others = tuple(each for each in options.parameters if (each.backend, each.name) != (name, trial.parameter))
-        with_it = (*others, BackendParameter(name, trial.parameter, trial.value))
-        with contextlib.suppress(_RefusedError):
-            if _by_nixl(agents, name, replace(options, parameters=tuple(sorted(with_it))), client, key) is None:
-                helps = f"so does NIXL with {trial.parameter}={trial.value}"
-                return Judgement(Verdict.FAIL, f"{says}, and {helps}: {trial.means}", trial.remedy)
-    return Judgement(
-        Verdict.FAIL, says, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
-    )
 
 
 class _Trial(NamedTuple):
@@ -155,38 +183,139 @@ def _trials(given: Mapping[str, str], client: StoreClient) -> Iterator[_Trial]:
         yield _Trial(_CHECKSUM_MODE, "required", means, CHECKSUM.remedy)
 
 
-def _by_nixl(agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str) -> Judgement | None:
-    """Write an object, look for it and read it by NIXL, and compare with what the other client sees.
+class _Attempt:
+    """NIXL's attempt to write, find and read an object, and what is known of it.
 
-    :returns: what NIXL does wrong; None: nothing.
-    :raises _RefusedError: NIXL reports an error, or is not done in time.
+    :param key: the object.
+    :param clock: the time of the check.
     """
-    agent = agents.start(backends=[name], agent_options=options, progress_thread=False)
-    try:
-        buffer = agent.allocate(SIZE)
-        agent.register(buffer)
-        agent.register_memory([(0, SIZE, 1, key)], "OBJ")
-        content = secrets.token_bytes(SIZE)
-        buffer.write(content)
-        _transfer(agent, name, "WRITE", buffer.descriptor())
-        if (wrong := _not_stored(client, key, content)) is not None:
-            return wrong
-        if (unfound := _unfound(agent, name, key)) is not None:
-            return unfound
-        buffer.write(bytes(SIZE))
-        _transfer(agent, name, "READ", buffer.descriptor())
-        return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
-    except NixlError as error:
-        raise _RefusedError(error.reason) from None
-    finally:
-        # NIXL's own end would wait for its retries.
-        agent.worker.kill()
+
+    def __init__(
+        self, agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, clock: _Clock
+    ) -> None:
+        self._agents, self._name, self._options = agents, name, options
+        self._client, self._key, self._clock = client, key, clock
+        self._tried = False
+        self._helps: _Trial | None = None
+
+    def judge(self) -> Judgement | None:
+        """Return what NIXL does wrong; None: nothing.
+
+        :raises _RefusedError: NIXL reports an error, or is not done in time.
+        :raises _FaultError: NIXL is not done soon, and the server has a fault.
+        """
+        return self._by_nixl(self._options, max(SECONDS, self._clock.passed + LEAST_SECONDS), self._ask)
+
+    def compared(self, reason: str) -> Judgement:
+        """Judge what NIXL alone cannot do: does a parameter help?
+
+        :param reason: what NIXL reported.
+        """
+        self._try_parameters()
+        says = f"{reason}; another client stores, reads and deletes objects of {self._client.server}"
+        if (trial := self._helps) is not None:
+            helps = f"so does NIXL with {trial.parameter}={trial.value}"
+            return Judgement(Verdict.FAIL, f"{says}, and {helps}: {trial.means}", trial.remedy)
+        return Judgement(
+            Verdict.FAIL, says, "set NIXL_LOG_LEVEL=debug, run it again, and read the worker's log and the server's"
+        )
+
+    def _ask(self) -> None:
+        """Ask the server by the other client. If it has no fault, try what may help NIXL.
+
+        :raises _FaultError: the server has a fault.
+        """
+        if (fault := _fault(self._client, self._key, CLIENT_SECONDS)) is not None:
+            raise _FaultError(fault)
+        self._try_parameters()
+
+    def _try_parameters(self) -> None:
+        """Find the first parameter with which NIXL can use the server. Each is tried once."""
+        if self._tried or plugin_of(self._name) != "OBJ":
+            return
+        self._tried = True
+        for trial in _trials(self._options.parameters_of(self._name), self._client):
+            told = BackendParameter(self._name, trial.parameter, trial.value)
+            others = (each for each in self._options.parameters if (each.backend, each.name) != told[:2])
+            options = replace(self._options, parameters=tuple(sorted((*others, told))))
+            with contextlib.suppress(_RefusedError):
+                if self._by_nixl(options, self._clock.passed + TRIAL_SECONDS) is None:
+                    self._helps = trial
+                    return
+
+    def _by_nixl(self, options: AgentOptions, until: float, ask: Callable[[], None] | None = None) -> Judgement | None:
+        """Write an object, look for it and read it by NIXL, and compare with what the other client sees.
+
+        :param until: the time of the clock at which NIXL must be done, in seconds.
+        :param ask: called once if NIXL is not done soon.
+        :returns: what NIXL does wrong; None: nothing.
+        :raises _RefusedError: NIXL reports an error, or is not done in time.
+        """
+        client, key, name = self._client, f"{self._key}{'' if ask else '-trial'}", self._name
+        with self._clock.stopped():
+            agent = self._agents.start(backends=[name], agent_options=options, progress_thread=False)
+        try:
+            buffer = agent.allocate(SIZE)
+            agent.register(buffer)
+            agent.register_memory([(0, SIZE, 1, key)], "OBJ")
+            content = secrets.token_bytes(SIZE)
+            buffer.write(content)
+            _transfer(agent, name, "WRITE", buffer.descriptor(), self._waiting("WRITE", until, ask))
+            if (wrong := _not_stored(client, key, content, self._left(until))) is not None:
+                return wrong
+            usual, agent.worker.timeout = agent.worker.timeout, self._left(until)  # this step waits for the server
+            if (unfound := _unfound(agent, name, key)) is not None:
+                return unfound
+            agent.worker.timeout = usual
+            buffer.write(bytes(SIZE))
+            until = self._clock.passed + self._left(until)
+            _transfer(agent, name, "READ", buffer.descriptor(), self._waiting("READ", until, ask))
+            return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
+        except (NixlError, WorkerHungError) as error:
+            raise _RefusedError(error.reason) from None
+        finally:
+            # NIXL's own end would wait for its retries.
+            agent.worker.kill()
+            if not ask:
+                client.discard(key, LAST_SECONDS)
+
+    def _left(self, until: float) -> float:
+        """Return the seconds for a step after WRITE."""
+        return max(LAST_SECONDS, until - self._clock.passed)
+
+    def _waiting(self, op: str, until: float, ask: Callable[[], None] | None) -> Callable[[float], None]:
+        """Return what is called while NIXL makes a transfer, with its seconds."""
+        asks = [ask] if ask else []
+
+        def waiting(seconds: float) -> None:
+            if asks and seconds > ASK_SECONDS:
+                asks.pop()()
+            elif self._clock.passed > until:
+                raise _RefusedError(f"NIXL's {op} of an object of {SIZE} bytes is not done after {seconds:.0f} s")
+
+        return waiting
 
 
-def _not_stored(client: StoreClient, key: str, content: bytes) -> Judgement | None:
-    """Return what the other client finds wrong with an object whose WRITE is DONE; None: nothing."""
+def _transfer(
+    agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int], waiting: Callable[[float], None]
+) -> None:
+    """Make a transfer.
+
+    :param waiting: called with the seconds since its post until it is done.
+    """
+    local, remote = agent.get_xfer_descs([memory], "DRAM"), agent.get_xfer_descs([(0, SIZE, 1)], "OBJ")
+    handle = agent.initialize_xfer(op, local, remote, agent.name, b"", backends=[plugin_of(name)])
+    began, state = time.monotonic(), agent.transfer(handle)
+    while state != "DONE" and (state := agent.check_xfer_state(handle)) != "DONE":
+        waiting(time.monotonic() - began)
+        time.sleep(0.01)
+    agent.release_xfer_handle(handle)
+
+
+def _not_stored(client: StoreClient, key: str, content: bytes, seconds: float) -> Judgement | None:
+    """Return what the other client finds wrong in some seconds with an object whose WRITE is DONE; None: nothing."""
     try:
-        found = client.get(key, 0, SIZE)
+        found = client.within(seconds, lambda: client.get(key, 0, SIZE))
     except ObjectStoreError as error:
         if error.kind == "key":
             return _corrupt("NIXL's WRITE", client, key, "the object does not exist")
@@ -208,17 +337,6 @@ def _unfound(agent: NixlAgent, name: str, key: str) -> Judgement | None:
     return Judgement(
         Verdict.FAIL, says, "give this key the rights to read and list objects: query_memory sends HEAD requests"
     )
-
-
-def _transfer(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int]) -> None:
-    local, remote = agent.get_xfer_descs([memory], "DRAM"), agent.get_xfer_descs([(0, SIZE, 1)], "OBJ")
-    handle = agent.initialize_xfer(op, local, remote, agent.name, b"", backends=[plugin_of(name)])
-    state = agent.transfer(handle)
-    try:
-        wait_until(lambda: state == "DONE" or agent.check_xfer_state(handle) == "DONE", "NIXL", seconds=SECONDS)
-    except LateError:
-        raise _RefusedError(f"NIXL's {op} of an object of {SIZE} bytes is not done after {SECONDS:g} s") from None
-    agent.release_xfer_handle(handle)
 
 
 def _corrupt(

@@ -20,16 +20,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl telemetry`` to the command's parsers."""
     telemetry = commands.add_parser(
         "telemetry",
-        help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, post time",
+        help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",
         description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
-        "expired requests and the mean time to post a transfer since the process started. The command exits with 1 if "
-        "a value is above its bound, or a bounded value is unknown and --gate is given.",
+        "expired requests and the mean times to post and to make a transfer since the process started. The command "
+        "exits with 1 if a value is above its bound, or a bounded value is unknown and --gate is given.",
     )
     telemetry.add_argument("url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics")
     telemetry.add_argument("--max-failed", metavar="N", type=_bound, help="the most failed transfers")
     telemetry.add_argument("--max-expired", metavar="N", type=_bound, help="the most requests whose KV blocks expired")
     telemetry.add_argument(
         "--max-post-us", metavar="N", type=_bound, help="the longest mean time to post a transfer, in microseconds"
+    )
+    telemetry.add_argument(
+        "--max-transfer-us", metavar="N", type=_bound, help="the longest mean time of a transfer, in microseconds"
     )
     telemetry.add_argument(
         "--timeout", metavar="SECONDS", type=_seconds, default=_TIMEOUT,
@@ -68,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
         max_failed=arguments.max_failed,
         max_expired=arguments.max_expired,
         max_post_us=arguments.max_post_us,
+        max_transfer_us=arguments.max_transfer_us,
     )
     bounded = [each for each in values if each.at_most is not None]
     failed = [each for each in bounded if outcome(each.judgement.verdict, gate=arguments.gate) is Outcome.FAIL]
@@ -84,7 +88,7 @@ def _summary(bounded: int, failed: int) -> str:
     if failed:
         return f"FAIL: {failed} of {bounded} bounded values do not keep their bounds"
     if not bounded:
-        return "PASS: no bound was given: add --max-failed, --max-expired or --max-post-us"
+        return "PASS: no bound was given: add --max-failed, --max-expired, --max-post-us or --max-transfer-us"
     return f"PASS: no bounded value of {bounded} is above its bound"
 
 

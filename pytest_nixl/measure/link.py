@@ -356,6 +356,7 @@ class Link:
             tag_each=not self._pair.backend.COMPLETION_IMPLIES_DELIVERY,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
+            objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,
             **arguments,
         )
         return results([running], serving=serving)[0]

@@ -25,7 +25,8 @@ pytestmark = [
 
 def reframe(folder: Path, *arguments: str, **changes: str) -> tuple[int, str, dict[str, Any]]:
     """Run the check for one row, and return ReFrame's exit code, its output, and its report of the check."""
-    report = folder / "report.json"
+    report, temporary = folder / "report.json", folder / "temporary"
+    temporary.mkdir()
     # ReFrame starts the pytest that is first on PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -34,10 +35,14 @@ def reframe(folder: Path, *arguments: str, **changes: str) -> tuple[int, str, di
             f"--report-file={report}", "-S", "NixlCheck.level=quick",
             "-S", "NixlCheck.more=--nixl-op=WRITE,--nixl-blocks=64KiB", *arguments,
         ],
-        cwd=folder, env=environment(PATH=path, HOME=str(folder), **changes), capture_output=True, text=True,
-        timeout=300, check=False,
+        cwd=folder, env=environment(PATH=path, HOME=str(folder), TMPDIR=str(temporary), **changes), capture_output=True,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout + done.stderr
+    # ReFrame keeps its logs in the folder of temporary files, which is otherwise the system's.
+    left = [*temporary.iterdir()]
+    assert left
+    assert all(each.match("rfm-*.log") for each in left), left
     [found] = json.loads(report.read_text())["runs"][0]["testcases"]
     return done.returncode, done.stdout, found
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import run
+from helpers.cli_run import environment, run
 from helpers.metrics_server import altered, metrics_server
 
 from pytest_nixl import Agents, NotApplicableError, Settings
@@ -22,6 +23,8 @@ from pytest_nixl.checks.telemetry.exporters import BUFFER, PROMETHEUS, PROMETHEU
 from pytest_nixl.checks.telemetry.measured_agents import INITIATOR, MeasuredAgents
 from pytest_nixl.checks.telemetry.shared_port import share_port
 from pytest_nixl.cli import FAILED, PASSED, main
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.host.listeners import port_holder
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -138,6 +141,64 @@ def test_a_port_that_another_agent_holds_fails_with_both_processes(started: Agen
         re.M,
     )
     assert "remedy: end that process, or set NIXL_TELEMETRY_PROMETHEUS_PORT to a free port" in done.output
+
+
+#: Programs that hold a port until they are ended. They print a line with the port alone.
+HTTP_SERVER = """
+import sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
+sys.stdin.read()
+"""
+NIXL_PROGRAM = """
+import os, sys
+from nixl._api import nixl_agent, nixl_agent_config
+engine = nixl_agent("engine", nixl_agent_config(backends=[]))
+print(os.environ["NIXL_TELEMETRY_PROMETHEUS_PORT"], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(program: str, **variables: str) -> Iterator[tuple[int, int]]:
+    """Start a program that is no worker of pytest-nixl; yield its pid and the port that it holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "a-stranger"], env=environment(**variables), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process.pid, next(int(line) for line in process.stdout if line.strip().isdecimal())  # NIXL logs, too
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("program", [HTTP_SERVER, NIXL_PROGRAM], ids=["http-server", "nixl-program"])
+def test_a_port_that_a_stranger_holds_fails_with_its_process(program: str) -> None:
+    variables = {
+        "NIXL_TELEMETRY_ENABLE": "y",
+        "NIXL_TELEMETRY_EXPORTER": PROMETHEUS,
+        "NIXL_TELEMETRY_PROMETHEUS_LOCAL": "y",
+        "NIXL_TELEMETRY_PROMETHEUS_PORT": str(free_ports(1)[0]),
+    }
+    with holder(program, **variables) as (pid, port):
+        variables["NIXL_TELEMETRY_PROMETHEUS_PORT"] = str(port)
+        done = run("suites/telemetry/test_ports.py", "--nixl-level=extended", env=variables, timeout=600)
+        found = port_holder(port)
+        assert found is not None
+        assert found.pid == pid
+    assert done.code == 1, done.output
+    assert re.search(
+        rf"^FAIL telemetry-port: agent telemetry-first \(pid \d+\) is not measured: port {port} is held by pid {pid} "
+        rf"\({re.escape(found.command)}\); NIXL wrote: .*could not be bound",
+        done.output,
+        re.M,
+    ), done.output
+    assert f"{sys.executable} -c" in found.command
+    assert f"`ss -ltnp 'sport = :{port}'` shows who has it" in done.output
 
 
 def test_the_second_process_of_a_port_is_not_measured(started: Agents) -> None:

@@ -18,25 +18,70 @@ class CounterNames:
     """The metrics that count one kind of event.
 
     :param what: the events, in the plural.
-    :param names: the metrics that count them, in NIXL's and vLLM's spelling. Dynamo passes them on unchanged. Older
-        clients of Prometheus write vLLM's without ``_total``.
+    :param names: the metrics that count them, in the spelling of NIXL and of the engines. Older clients of Prometheus
+        write vLLM's without ``_total``. Those of one entry count different events, and are added.
     """
 
     what: str
-    names: tuple[str, ...]
+    names: tuple[tuple[str, ...], ...]
 
 
-#: vLLM counts the failures of its own calls; NIXL those that it counts at all (not the death of an agent).
+# A worker of Dynamo passes on the metrics of its engine: docs/observability/metrics-comparison.md of ai-dynamo/dynamo.
+# Those of vLLM are in its docs/features/nixl_connector_usage.md, those of SGLang in
+# python/sglang/srt/observability/metrics_collector.py. Dynamo itself adds those of TensorRT-LLM and of its KVBM:
+# modules trtllm_additional and kvbm of lib/runtime/src/metrics/prometheus_names.rs.
+
+#: vLLM and SGLang count the failures of their own calls; NIXL those that it counts at all (not the death of an agent).
+#: KVBM counts blocks that it could not read from objects, or write to them.
 FAILED = CounterNames(
     "failed transfers",
-    ("vllm:nixl_num_failed_transfers_total", "vllm:nixl_num_failed_transfers", "agent_errors_total"),
+    (
+        ("vllm:nixl_num_failed_transfers_total",),
+        ("vllm:nixl_num_failed_transfers",),
+        ("agent_errors_total",),
+        ("sglang:num_transfer_failed_reqs_total",),
+        ("kvbm_object_read_failures", "kvbm_object_write_failures"),
+    ),
 )
-EXPIRED = CounterNames("expired requests", ("vllm:nixl_num_kv_expired_reqs_total", "vllm:nixl_num_kv_expired_reqs"))
-#: Histograms of the time to post a transfer: name without suffix, and microseconds of its unit.
-POST_TIMES = (("vllm:nixl_post_time_seconds", 1e6), ("agent_xfer_post_time_us", 1.0))
-#: NIXL without histograms: the sum of the times in microseconds, and the counts of transfers.
-_POST_SUM, _REQUESTS = "agent_xfer_post_time_total", ("agent_tx_requests_num_total", "agent_rx_requests_num_total")
-_MARKS = ("agent_", "vllm:nixl_")
+EXPIRED = CounterNames(
+    "expired requests", (("vllm:nixl_num_kv_expired_reqs_total",), ("vllm:nixl_num_kv_expired_reqs",))
+)
+
+
+@dataclass(frozen=True)
+class TimeNames:
+    """The metrics of a mean time.
+
+    :param what: the time.
+    :param histograms: names without suffix, and the microseconds of their unit; the first that has transfers is read.
+    :param sum: for a NIXL without histograms: the sum of the times in microseconds.
+    """
+
+    what: str
+    histograms: tuple[tuple[str, float], ...]
+    sum: str
+
+
+POST_TIME = TimeNames(
+    "mean post time",
+    (("vllm:nixl_post_time_seconds", 1e6), ("agent_xfer_post_time_us", 1.0)),
+    "agent_xfer_post_time_total",
+)
+TRANSFER_TIME = TimeNames(
+    "mean transfer time",
+    (
+        ("vllm:nixl_xfer_time_seconds", 1e6),
+        ("agent_xfer_time_us", 1.0),
+        ("trtllm_kv_transfer_latency_seconds", 1e6),
+        ("sglang:kv_transfer_latency_ms", 1e3),
+    ),
+    "agent_xfer_time_total",
+)
+#: The counts of transfers of a NIXL without histograms.
+_REQUESTS = ("agent_tx_requests_num_total", "agent_rx_requests_num_total")
+_MARKS = (
+    "agent_", "vllm:nixl_", "sglang:kv_transfer_", "sglang:num_transfer_failed_reqs", "trtllm_kv_transfer_", "kvbm_",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,50 +127,62 @@ def endpoint_values(
     max_failed: float | None = None,
     max_expired: float | None = None,
     max_post_us: float | None = None,
+    max_transfer_us: float | None = None,
 ) -> list[EndpointValue]:
-    """Return the failed transfers, expired requests and mean time to post of an endpoint.
+    """Return the failed transfers, expired requests and mean times to post and to transfer of an endpoint.
 
     Counters start with the process. All its agents or engines are added.
 
     :param max_failed: the most failed transfers; None: no bound.
     :param max_expired: the most expired requests; None: no bound.
     :param max_post_us: the longest mean time to post a transfer in microseconds; None: no bound.
-    :raises NixlPluginError: it has no metric of NIXL.
+    :param max_transfer_us: the longest mean time of a transfer in microseconds; None: no bound.
+    :raises NixlPluginError: it has no metric of NIXL or of an engine's transfers.
     """
     if not any(each.name.startswith(_MARKS) for each in samples):
         some = ", ".join(sorted({printable(each.name[:60]) for each in samples})[:3])
         raise NixlPluginError(
             f"the endpoint has {len(samples)} series and none of NIXL (it has {some}, …)",
             "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; vLLM has such "
-            "metrics only with NixlConnector",
+            "metrics only with NixlConnector, a worker of Dynamo only on DYN_SYSTEM_PORT",
         )
-    post, source = _mean_post_time(samples)
     return [
         _counted(samples, FAILED, max_failed),
         _counted(samples, EXPIRED, max_expired),
-        EndpointValue("mean post time", post, source, " us", max_post_us),
+        _mean_time(samples, POST_TIME, max_post_us),
+        _mean_time(samples, TRANSFER_TIME, max_transfer_us),
     ]
 
 
 def _counted(samples: Sequence[MetricSample], counter: CounterNames, bound: float | None) -> EndpointValue:
-    found = [(name, value) for name in counter.names if (value := total(samples, name)) is not None]
+    found = [(each, value) for each in counter.names if (value := _sum(samples, each)) is not None]
     if not found:
-        return EndpointValue(counter.what, None, f"the endpoint has none of {', '.join(counter.names)}", "", bound)
-    # vLLM's counter and NIXL's count the same failures, so that their sum would count them twice.
-    name, value = max(found, key=lambda each: (math.isnan(each[1]), each[1]))
-    return EndpointValue(counter.what, value, name, "", bound)
+        listed = ", ".join(" + ".join(each) for each in counter.names)
+        return EndpointValue(counter.what, None, f"the endpoint has none of {listed}", "", bound)
+    # The engine's counter and NIXL's count the same failures, so that their sum would count them twice.
+    names, value = max(found, key=lambda each: (math.isnan(each[1]), each[1]))
+    return EndpointValue(counter.what, value, " + ".join(names), "", bound)
 
 
-def _mean_post_time(samples: Sequence[MetricSample]) -> tuple[float | None, str]:
-    """Return the mean time to post in microseconds with its metrics, or None and why it is unknown."""
+def _sum(samples: Sequence[MetricSample], names: Sequence[str]) -> float | None:
+    """Return the sum of several metrics; None if the endpoint has none of them."""
+    values = [value for name in names if (value := total(samples, name)) is not None]
+    return sum(values) if values else None
+
+
+def _mean_time(samples: Sequence[MetricSample], time: TimeNames, bound: float | None) -> EndpointValue:
+    """Return a mean time in microseconds with its metrics, or why it is unknown."""
     idle = ""
-    for name, unit in POST_TIMES:
+    for name, unit in time.histograms:
         spent, count = total(samples, f"{name}_sum"), total(samples, f"{name}_count")
         if spent is not None and count is not None:
             if count > 0:
-                return unit * spent / count, f"{name}, {count:.15g} transfers"
+                source = f"{name}, {count:.15g} transfers"
+                return EndpointValue(time.what, unit * spent / count, source, " us", bound)
             idle = f"{name}_count is {count:.15g}"
-    spent, counts = total(samples, _POST_SUM), [total(samples, name) or 0 for name in _REQUESTS]
+    spent, counts = total(samples, time.sum), [total(samples, name) or 0 for name in _REQUESTS]
     if spent is not None and sum(counts) > 0:
-        return spent / sum(counts), f"{_POST_SUM}, {sum(counts):.15g} transfers"
-    return None, idle or "the endpoint has no metric of it, or no transfer was made"
+        source = f"{time.sum}, {sum(counts):.15g} transfers"
+        return EndpointValue(time.what, spent / sum(counts), source, " us", bound)
+    why = idle or "the endpoint has no metric of it, or no transfer was made"
+    return EndpointValue(time.what, None, why, " us", bound)

@@ -87,7 +87,8 @@ class BlobClient(StoreClient):
         parts = urlsplit(container.primary_endpoint)
         host = parts.netloc.rpartition("@")[2]
         account = f"the Azure storage account {parts.scheme}://{host}"
-        super().__init__(account, f"container {container.container_name}", f"{parts.scheme}/{host}", _CLOCK)
+        space = f"container {container.container_name}"
+        super().__init__(account, space, f"{parts.scheme}/{host}", _CLOCK, CONNECTION_FAULTS)
         self._container = container
 
     @classmethod

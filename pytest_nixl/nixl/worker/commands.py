@@ -343,6 +343,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         tag_each: bool,
         announced: bool = False,
         storage: Ref | None = None,
+        objects: Ref | None = None,
         walk: Ref | None = None,
         depth: int | None = None,
     ) -> transfer.Initiator:
@@ -357,6 +358,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             tag_each=tag_each,
             announced=announced,
             sync=self._get(storage).sync if storage is not None else None,
+            watch=self._get(objects) if objects is not None else None,
             deadline=time.monotonic() + patience,
         )
 

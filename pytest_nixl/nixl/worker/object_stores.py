@@ -12,15 +12,19 @@ import http.client
 import secrets
 import socket
 import ssl
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pytest_nixl.core.errors import NixlPluginError
 
-#: The time for a connection and for each part of an answer, in seconds.
+T = TypeVar("T")
+
+#: The time for a connection and for each part of an answer, and for a whole :meth:`StoreClient.probe`, in seconds.
 SECONDS = 20.0
 #: Where Debian and Ubuntu have the certificates that they trust.
 SYSTEM_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -70,13 +74,16 @@ class StoreClient(ABC):
     :param space: where the objects are on it, such as ``bucket models``.
     :param transport: how it is reached: ``http/HOST:PORT`` or ``https/HOST:PORT``.
     :param clock: what to do if its clock differs from this host's.
+    :param faults: what to do about a connection that fails.
     """
 
-    def __init__(self, server: str, space: str, transport: str, clock: StoreFault) -> None:
+    def __init__(self, server: str, space: str, transport: str, clock: StoreFault, faults: ConnectionFaults) -> None:
         self.server = server
         self.space = space
         self.transport = transport
         self.clock = clock
+        self._faults = faults
+        self._silent: ObjectStoreError | None = None
         #: The seconds by which the server's clock is ahead of this host's, from its last answer; None: unknown.
         self.ahead: float | None = None
 
@@ -100,11 +107,60 @@ class StoreClient(ABC):
         """Return what may keep NIXL from a server that answers this client; None: nothing that it could know."""
         return None
 
-    def probe(self, key: str) -> None:
+    def abandon(self) -> None:
+        """End the request that another thread makes, if that is possible."""
+        return
+
+    def within(self, seconds: float, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, which makes requests, unless they take too long all together.
+
+        A server that sends an answer bit by bit, a name that does not resolve, and several addresses none of which
+        answers would otherwise take longer than each single wait. Work that takes too long goes on in its thread, so
+        this client then makes no further requests here: it only repeats the error.
+
+        :param seconds: the time for all of them.
+        :raises ObjectStoreError: a request fails, or the time is up.
+        """
+        if self._silent is not None:
+            raise self._silent
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="pytest-nixl object store", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            words, fault = fault_of(TimeoutError(), self._faults, seconds)
+            self._silent = ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
+            self.abandon()
+            raise self._silent
+        if failed:
+            raise failed[0]
+        return found[0]
+
+    def discard(self, key: str, seconds: float) -> None:
+        """Delete an object that may be missing. Give up after some seconds, or if the server fails.
+
+        :param seconds: the time for it.
+        """
+        with contextlib.suppress(ObjectStoreError):
+            self.within(seconds, lambda: self.delete(key))
+
+    def probe(self, key: str, seconds: float = SECONDS) -> None:
         """Store an object, read it back and delete it.
 
-        :raises ObjectStoreError: it cannot be stored, read or deleted, or other bytes are read.
+        :param seconds: the time for all of it.
+        :raises ObjectStoreError: it cannot be stored, read or deleted, other bytes are read, or the time is up.
         """
+        self.within(seconds, lambda: self._probe(key))
+
+    def _probe(self, key: str) -> None:
         content = secrets.token_bytes(1024)
         self.put(key, content)
         try:
@@ -134,16 +190,17 @@ def clock_ahead(date: str | None) -> float | None:
         return None
 
 
-def fault_of(error: BaseException, faults: ConnectionFaults) -> tuple[str, StoreFault]:
+def fault_of(error: BaseException, faults: ConnectionFaults, seconds: float = SECONDS) -> tuple[str, StoreFault]:
     """Return what a failed connection or request means: a sentence without its subject, and the fault.
 
     :param error: the :class:`OSError` or :class:`http.client.HTTPException`.
     :param faults: the faults of that kind of server.
+    :param seconds: the time that the server had.
     """
     if isinstance(error, socket.gaierror):
         return f"has a host name that does not resolve ({error.strerror})", faults.address
     if isinstance(error, TimeoutError):
-        return f"did not answer within {SECONDS:g} s", faults.address
+        return f"did not answer within {seconds:.3g} s", faults.address
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"has a certificate that is not trusted ({error.verify_message})", faults.untrusted
     if isinstance(error, ssl.SSLError):

@@ -4,17 +4,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_nixl.core.units import MIB
 from pytest_nixl.nixl.worker.memory import PatternBuffer
-from pytest_nixl.nixl.worker.object_stores import ObjectStoreError, StoreClient
+from pytest_nixl.nixl.worker.object_stores import SECONDS, ObjectStoreError, StoreClient
 from pytest_nixl.nixl.worker.pattern import chunks
 
 #: The keys of all objects begin with this.
 PREFIX = "pytest-nixl"
+#: For how long the objects of a row are looked for one by one, in seconds.
+_LOOKING_SECONDS = SECONDS / 2
+#: If nothing has arrived in this time, in seconds, and all objects of a row have at most this many bytes, NIXL cannot
+#: use the server.
+_DOUBT_SECONDS, _DOUBT_BYTES = 20.0, 8 * MIB
 
 
 def open_store(plugin: str, parameters: Mapping[str, str], environ: Mapping[str, str]) -> StoreClient:
@@ -53,6 +61,7 @@ class ObjectBuffer(PatternBuffer):
         self._name = f"{PREFIX}/{secrets.token_hex(8)}"
         self._block = self._count = 0
         self._registered: Any = None
+        self._arrived = False
         print(f"pytest-nixl: objects {client.transport}", file=sys.stderr, flush=True)
         self.probe()
 
@@ -62,8 +71,11 @@ class ObjectBuffer(PatternBuffer):
         :raises ObjectStoreError: the store cannot be used, or one of them is missing; with the reason.
         """
         self._client.probe(f"{self._name}/probe")
-        for index in range(self._count):
-            self._client.get(self._key(index), 0, 1)
+        until = time.monotonic() + _LOOKING_SECONDS
+        for key in map(self._key, range(self._count)):
+            if time.monotonic() > until:  # there are many, and the server answers
+                break
+            self._client.within(SECONDS - _LOOKING_SECONDS, functools.partial(self._client.get, key, 0, 1))
 
     def name_fault(self) -> None:
         """Do nothing if the store has no fault and NIXL has no known reason to fail.
@@ -72,6 +84,21 @@ class ObjectBuffer(PatternBuffer):
         """
         self.probe()
         if (doubt := self._client.doubt()) is not None:
+            raise doubt
+
+    def arrived(self) -> None:
+        """Note that NIXL has moved bytes, so that it can use the server."""
+        self._arrived = True
+
+    def stalled(self, seconds: float) -> None:
+        """Do nothing if the store has no fault, although no transfer has ended for a while.
+
+        :param seconds: how long NIXL has been waiting.
+        :raises ObjectStoreError: as :meth:`name_fault`.
+        """
+        self._client.probe(f"{self._name}/probe")
+        small = self._block * self._count <= _DOUBT_BYTES
+        if seconds >= _DOUBT_SECONDS and small and not self._arrived and (doubt := self._client.doubt()) is not None:
             raise doubt
 
     def prepare(self, agent: Any, block: int, count: int) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
 import os
 import re
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,7 +125,8 @@ class ObjectClient(StoreClient):
 
     def __init__(self, store: ObjectStore) -> None:
         where, transport = f"the S3 server {store.url}", f"{store.scheme}/{store.address}"
-        super().__init__(where, f"bucket {store.bucket}", transport, BY_CODE["RequestTimeTooSkewed"])
+        clock = BY_CODE["RequestTimeTooSkewed"]
+        super().__init__(where, f"bucket {store.bucket}", transport, clock, CONNECTION_FAULTS)
         self.store = store
         self._connection: http.client.HTTPConnection | None = None
 
@@ -163,6 +166,12 @@ class ObjectClient(StoreClient):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def abandon(self) -> None:
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def doubt(self) -> ObjectStoreError | None:
         """Return that NIXL may not trust the server's certificate, if it was told none that it trusts."""

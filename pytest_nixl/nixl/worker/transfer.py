@@ -26,7 +26,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 WINDOWS = 10
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
@@ -40,6 +40,8 @@ _NAP_SECONDS = 0.00002
 #: The seconds of a nap while nothing is measured.
 IDLE_NAP_SECONDS = 0.001
 _POLLS_BETWEEN_LOOKS = 512
+#: If no transfer ends in this time, a watch is asked, and again after the same time, in seconds.
+STALLED_SECONDS = 5.0
 _NAPS_BETWEEN_LOOKS = 8
 
 
@@ -52,6 +54,16 @@ _ARRIVED = re.compile(rb"pytest-nixl:arrived:([0-9]+)")
 
 class StepTimeoutError(Exception):
     """A wait in the worker passed its deadline."""
+
+
+class Watch(Protocol):
+    """What knows why transfers may not end, such as the client of a server."""
+
+    def arrived(self) -> None:
+        """Note that a window has ended."""
+
+    def stalled(self, seconds: float) -> None:
+        """Raise an error if it knows why no transfer has ended for this time, in seconds."""
 
 
 def stamps_for(transfers: int) -> array[int]:
@@ -84,6 +96,7 @@ class Initiator:
     :param deadline: the value of ``time.monotonic()`` at which every wait ends.
     :param announced: whether tagged transfers carry :data:`COUNTED`, with which their handles were created.
     :param sync: called at the end of a window (WRITE to storage); None for nothing.
+    :param watch: asked if no transfer ends for :data:`STALLED_SECONDS`; None: nothing is.
     """
 
     def __init__(
@@ -99,6 +112,7 @@ class Initiator:
         deadline: float,
         announced: bool = False,
         sync: Callable[[], None] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._agent = agent
         self._target = target
@@ -110,6 +124,9 @@ class Initiator:
         self._tag_each = tag_each
         self._announced = announced
         self._sync = sync
+        self._watch = watch
+        #: The times of the first look since a transfer ended, and of the watch's last answer; 0: none.
+        self._since = self._asked = 0.0
         #: The value of ``time.monotonic()`` at which every wait ends.
         self.deadline = deadline
         self._window = 0
@@ -145,6 +162,8 @@ class Initiator:
             self._wait_for(_acknowledgement(self._window))
         if self._sync is not None:
             self._sync()
+        if self._watch is not None:
+            self._watch.arrived()
         return (time.perf_counter_ns() - start) / 1e9
 
     def greet(self) -> None:
@@ -213,7 +232,9 @@ class Initiator:
                     moved = True
                 elif state != "PROC":
                     raise RuntimeError(f"a transfer ended in state {state}")
-            if not moved and begun:
+            if moved:
+                self._since = 0.0
+            elif begun:
                 polls += 1
                 self._pause(polls, "a transfer to complete")
 
@@ -244,6 +265,7 @@ class Initiator:
         :raises RuntimeError: the transfer failed.
         """
         polls = 0
+        self._since = 0.0
         while state == "PROC":
             polls += 1
             self._pause(polls, "a transfer to complete")
@@ -262,8 +284,20 @@ class Initiator:
 
     def _pause(self, polls: int, what: str) -> None:
         os.sched_yield()
-        if polls % _POLLS_BETWEEN_LOOKS == 0 and time.monotonic() > self.deadline:
-            raise StepTimeoutError(f"the deadline passed while waiting for {what}")
+        if polls % _POLLS_BETWEEN_LOOKS == 0:
+            now = time.monotonic()
+            if now > self.deadline:
+                raise StepTimeoutError(f"the deadline passed while waiting for {what}")
+            if self._watch is not None:
+                self._ask(self._watch, now)
+
+    def _ask(self, watch: Watch, now: float) -> None:
+        """Ask the watch why no transfer has ended, if it is time to."""
+        if not self._since:
+            self._since = self._asked = now
+        elif now - self._asked > STALLED_SECONDS:
+            watch.stalled(now - self._since)
+            self._asked = time.monotonic()
 
 
 def measure(

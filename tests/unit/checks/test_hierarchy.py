@@ -5,20 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.cli_run import run
 
+from pytest_nixl.checks import hierarchy
 from pytest_nixl.checks.hierarchy import SIZE, Leg, add_storage, judge_legs, move_through
 from pytest_nixl.core.errors import NotApplicableError
+from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.s3_server import S3Bucket, open_bucket
+from pytest_nixl.nixl.worker.object_stores import ObjectStoreError
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import NixlError
 
 NAMES = ["object to host memory", "host memory to host memory", "host memory to file"]
 
@@ -102,3 +106,31 @@ def test_nixl_without_the_plugin_is_not_asked(
     monkeypatch.setattr(NixlAgent, "get_plugin_list", lambda _: ["UCX", "POSIX"])
     with pytest.raises(NotApplicableError, match="no plugin OBJ: it has UCX, POSIX"):
         add_storage(*pair, bucket)
+
+
+class Stalled:
+    """A double of an agent whose transfer never ends, or fails."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def transfer(self, handle: Ref) -> str:
+        return "PROC"
+
+    def check_xfer_state(self, handle: Ref) -> str:
+        if self._error is not None:
+            raise self._error
+        return "PROC"
+
+
+@pytest.mark.parametrize("error", [None, NixlError("it failed", "", "", "nixlBackendError")], ids=["stalls", "fails"])
+def test_a_server_with_a_fault_is_named_before_the_leg_is_late(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> None:
+        raise ObjectStoreError("the server has a fault")
+
+    if error is None:
+        monkeypatch.setattr(hierarchy, "ASK_SECONDS", 0.01)
+    with pytest.raises(ObjectStoreError, match="the server has a fault"):
+        hierarchy._complete(cast(NixlAgent, Stalled(error)), Ref(1, "handle"), None, NAMES[0], 300, ask)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.message import Message
 from typing import Any
 
@@ -223,7 +225,74 @@ def test_object_that_is_missing_fails_a_read_quickly_and_query_memory_knows_it(
         assert agent.query_memory([(0, 1, 0, "absent")], "OBJ", "OBJ") == [None]
         began = time.monotonic()
         with pytest.raises(NixlError, match="NIXL_ERR_BACKEND"):
-            object_store._transfer(agent, "OBJ", "READ", buffer.descriptor())
+            object_store._transfer(agent, "OBJ", "READ", buffer.descriptor(), lambda _: None)
         assert time.monotonic() - began < object_store.SECONDS + 30
         agent.worker.kill()
     assert os.environ["AWS_ACCESS_KEY_ID"] == KEYS["AWS_ACCESS_KEY_ID"]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short deadlines, none of which a working server or NIXL must keep."""
+    monkeypatch.setattr(object_store, "ASK_SECONDS", 0.5)
+    monkeypatch.setattr(object_store, "SECONDS", 8.0)
+
+
+@contextmanager
+def stalling(server: S3Server, stalls: Callable[[Message], bool]) -> Iterator[str]:
+    """Serve a proxy that does not answer some requests, and yield its URL."""
+    ended = threading.Event()
+
+    def refuse(method: str, path: str, headers: Message) -> str:
+        if stalls(headers):
+            ended.wait()
+            return "InternalError"
+        return ""
+
+    with faulty_s3(server.url, refuse) as (url, _):
+        try:
+            yield url
+        finally:
+            ended.set()
+
+
+@pytest.mark.long
+def test_server_that_stops_while_nixl_waits_is_named(
+    ask: Ask, server: S3Server, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[bool] = []
+
+    def stalls(headers: Message) -> bool:
+        if "x-amz-trailer" in headers:
+            monkeypatch.setattr(object_store, "CLIENT_SECONDS", 1.0)
+            stopped.append(True)
+        return bool(stopped)
+
+    with stalling(server, stalls) as url:
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert judged.reason == f"the S3 server {url} did not answer within 1 s"
+    assert "check that the server runs" in judged.remedy
+
+
+@pytest.mark.long
+def test_parameter_that_helps_nixl_is_found_while_nixl_still_waits(ask: Ask, server: S3Server, soon: None) -> None:
+    with stalling(server, lambda headers: "x-amz-trailer" in headers) as url:
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert "NIXL's WRITE of an object of 65536 bytes is not done after " in judged.reason
+    assert "so does NIXL with req_checksum=required" in judged.reason
+    assert judged.remedy.startswith("use --nixl-backend-params=OBJ:req_checksum=required")
+
+
+@pytest.mark.long
+def test_server_that_only_nixl_waits_for_is_told_at_the_deadline(
+    ask: Ask, server: S3Server, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "TRIAL_SECONDS", 1.0)
+    with stalling(server, lambda headers: "aws-sdk" in headers.get("user-agent", "")) as url:
+        judged = ask(url)
+    assert judged.verdict is Verdict.FAIL
+    assert "NIXL's WRITE of an object of 65536 bytes is not done after " in judged.reason
+    assert "another client stores, reads and deletes objects" in judged.reason
+    assert "NIXL_LOG_LEVEL=debug" in judged.remedy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pytest-nixl telemetry`` with metrics as vLLM and NIXL write them, and with servers that answer something else."""
+"""``pytest-nixl telemetry`` with metrics as vLLM, NIXL and Dynamo write them, and with servers of something else."""
 
 from __future__ import annotations
 
@@ -22,14 +22,47 @@ vllm:nixl_num_kv_expired_reqs_total{engine="0"} 4.0
 vllm:nixl_post_time_seconds_bucket{engine="0",le="0.1"} 8.0
 vllm:nixl_post_time_seconds_count{engine="0"} 8.0
 vllm:nixl_post_time_seconds_sum{engine="0"} 0.002
+vllm:nixl_xfer_time_seconds_count{engine="0"} 8.0
+vllm:nixl_xfer_time_seconds_sum{engine="0"} 0.004
 """
 NIXL = b"""agent_errors_total{agent_name="a",status="backend"} 2
 agent_errors_total{agent_name="b",status="not_found"} 1
 agent_tx_requests_num_total{agent_name="a"} 3
 agent_rx_requests_num_total{agent_name="b"} 1
 agent_xfer_post_time_total{agent_name="a"} 100
+agent_xfer_time_total{agent_name="a"} 300
 """
-BOUNDS = ("--max-failed=3", "--max-expired=4", "--max-post-us=250")
+#: The runtime's own metrics of a worker of Dynamo: docs/observability/metrics-comparison.md of ai-dynamo/dynamo.
+DYNAMO = b"""# TYPE dynamo_component_requests_total counter
+dynamo_component_requests_total{dynamo_namespace="default",dynamo_component="prefill",dynamo_endpoint="generate"} 42
+# TYPE dynamo_component_errors_total counter
+dynamo_component_errors_total{dynamo_component="prefill",dynamo_endpoint="generate"} 5
+# TYPE dynamo_component_request_duration_seconds histogram
+dynamo_component_request_duration_seconds_sum{dynamo_component="prefill"} 2.5
+dynamo_component_request_duration_seconds_count{dynamo_component="prefill"} 42
+"""
+#: What Dynamo adds for TensorRT-LLM: docs/backends/trtllm/trtllm-observability.md of ai-dynamo/dynamo.
+TRTLLM = b"""# TYPE trtllm_kv_transfer_success_total counter
+trtllm_kv_transfer_success_total{disaggregation_mode="decode",engine_type="trtllm"} 4.0
+# TYPE trtllm_kv_transfer_latency_seconds histogram
+trtllm_kv_transfer_latency_seconds_bucket{disaggregation_mode="decode",le="0.1"} 4.0
+trtllm_kv_transfer_latency_seconds_count{disaggregation_mode="decode",engine_type="trtllm"} 4.0
+trtllm_kv_transfer_latency_seconds_sum{disaggregation_mode="decode",engine_type="trtllm"} 0.002
+"""
+#: What SGLang writes: python/sglang/srt/observability/metrics_collector.py of sgl-project/sglang.
+SGLANG = b"""sglang:num_transfer_failed_reqs_total{model_name="m"} 2.0
+sglang:kv_transfer_latency_ms_count{model_name="m"} 10.0
+sglang:kv_transfer_latency_ms_sum{model_name="m"} 5.0
+"""
+#: What Dynamo's block manager writes on a port of its own: module kvbm of
+#: lib/runtime/src/metrics/prometheus_names.rs of ai-dynamo/dynamo.
+KVBM = b"""# TYPE kvbm_object_read_failures counter
+kvbm_object_read_failures 1
+# TYPE kvbm_object_write_failures counter
+kvbm_object_write_failures 2
+kvbm_offload_blocks_d2o 40
+"""
+BOUNDS = ("--max-failed=3", "--max-expired=4", "--max-post-us=250", "--max-transfer-us=500")
 
 
 def ask(text: bytes, *options: str) -> int:
@@ -43,7 +76,8 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
         "PASS: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3\n"
         "PASS: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), at most 4\n"
         "PASS: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), at most 250 us\n"
-        "PASS: no bounded value of 3 is above its bound\n"
+        "PASS: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), at most 500 us\n"
+        "PASS: no bounded value of 4 is above its bound\n"
     )
 
 
@@ -53,6 +87,7 @@ def test_values_of_all_engines_are_added_and_at_their_bounds_pass(capsys: pytest
         ("--max-failed=2", "FAIL: failed transfers: 3 (vllm:nixl_num_failed_transfers_total), above its bound of 2"),
         ("--max-expired=3.5", "FAIL: expired requests: 4 (vllm:nixl_num_kv_expired_reqs_total), above its bound of 3"),
         ("--max-post-us=249", "FAIL: mean post time: 250 us (vllm:nixl_post_time_seconds, 8 transfers), above its"),
+        ("--max-transfer-us=499", "FAIL: mean transfer time: 500 us (vllm:nixl_xfer_time_seconds, 8 transfers), above"),
     ],
 )  # fmt: skip
 def test_each_value_above_its_bound_fails(bound: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +102,44 @@ def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "NO-EXPECTATION: failed transfers: 3 (agent_errors_total), no bound\n" in out
     assert "NO-EXPECTATION: mean post time: 25 us (agent_xfer_post_time_total, 4 transfers), no bound\n" in out
+    assert "NO-EXPECTATION: mean transfer time: 75 us (agent_xfer_time_total, 4 transfers), no bound\n" in out
     assert "no bound was given" in out
 
 
 def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(VLLM + NIXL.replace(b" 2\n", b" 9\n"), "--max-failed=10") == PASSED
     assert "failed transfers: 10 (agent_errors_total), at most 10\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds", "said"),
+    [
+        (VLLM, BOUNDS, "failed transfers: 3 (vllm:nixl_num_failed_transfers_total), at most 3"),
+        (TRTLLM, ("--max-transfer-us=500",),
+         "mean transfer time: 500 us (trtllm_kv_transfer_latency_seconds, 4 transfers), at most 500 us"),
+        (SGLANG, ("--max-failed=2",), "failed transfers: 2 (sglang:num_transfer_failed_reqs_total), at most 2"),
+        (SGLANG, ("--max-transfer-us=500",),
+         "mean transfer time: 500 us (sglang:kv_transfer_latency_ms, 10 transfers), at most 500 us"),
+        (KVBM, ("--max-failed=3",),
+         "failed transfers: 3 (kvbm_object_read_failures + kvbm_object_write_failures), at most 3"),
+    ],
+    ids=["vllm", "tensorrt-llm", "sglang", "sglang-time", "kvbm"],
+)  # fmt: skip
+def test_a_worker_of_dynamo_is_judged_by_the_metrics_of_its_engine(
+    text: bytes, bounds: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(DYNAMO + text, "--gate", *bounds) == PASSED
+    assert f"PASS: {said}\n" in capsys.readouterr().out
+    name, _, bound = bounds[0].partition("=")
+    assert ask(DYNAMO + text, f"{name}={int(bound) - 1}") == FAILED
+    assert f"FAIL: {said.partition(', at most')[0]}, above its bound of {int(bound) - 1}" in capsys.readouterr().out
+
+
+def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(DYNAMO) == COULD_NOT_RUN
+    error = capsys.readouterr().err
+    assert "none of NIXL (it has dynamo_component_errors_total, dynamo_component_request_duration_seconds_" in error
+    assert "a worker of Dynamo only on DYN_SYSTEM_PORT" in error
 
 
 @pytest.mark.parametrize(
@@ -105,6 +172,7 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
         ("failed transfers", "NO-EXPECTATION", 3.0, None),
         ("expired requests", "FAIL", 4.0, 1.0),
         ("mean post time", "NO-EXPECTATION", 250.0, None),
+        ("mean transfer time", "NO-EXPECTATION", 500.0, None),
     ]
 
 
@@ -115,7 +183,7 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
         (b"\xff\xfe", "is not Prometheus metrics: it is not UTF-8"),
         (b"", "is not Prometheus metrics: it has no series"),
         (b"go_threads 7\n", "the endpoint has 1 series and none of NIXL (it has go_threads, …)"),
-        (VLLM + b"broken{\n", "is not Prometheus metrics: line 9 has the labels"),
+        (VLLM + b"broken{\n", "is not Prometheus metrics: line 11 has the labels"),
         (b"#" * ((16 << 20) + 1), "has more than 16 MiB"),
     ],
     ids=["html", "binary", "empty", "another-program", "one-broken-line", "large"],
@@ -155,7 +223,9 @@ def test_a_bad_url_is_one_sentence(url: str, said: str, capsys: pytest.CaptureFi
     assert "\x1b" not in error
 
 
-@pytest.mark.parametrize("option", ["--max-failed=-1", "--max-expired=nan", "--max-post-us=inf", "--timeout=0"])
+@pytest.mark.parametrize(
+    "option", ["--max-failed=-1", "--max-expired=nan", "--max-post-us=inf", "--max-transfer-us=x", "--timeout=0"]
+)
 def test_a_bound_that_is_not_a_number_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["telemetry", "http://h:1", option])

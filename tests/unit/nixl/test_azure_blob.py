@@ -257,7 +257,7 @@ def test_a_probe_that_may_not_read_leaves_nothing(account: Azurite, monkeypatch:
 def test_a_write_that_stores_nothing_is_corrupt(
     account: Azurite, judge: Callable[[], Judgement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int]) -> None:
+    def lose(agent: NixlAgent, name: str, op: str, memory: tuple[int, int, int], waiting: object) -> None:
         """Report a WRITE as DONE without moving anything: no server here can be made to."""
 
     monkeypatch.setattr(object_store, "_transfer", lose)
