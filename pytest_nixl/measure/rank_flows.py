@@ -26,7 +26,6 @@ from pytest_nixl.nixl.gpus import gpus
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import WorkerError
-from pytest_nixl.processes.worker_parent import FORK
 from pytest_nixl.processes.worker_process import Worker, results
 
 #: How often each flow is measured alone, and all together, in turn.
@@ -85,14 +84,14 @@ class RankFlows:
         self._flows = list(kind.pattern.flows)
         self._runs = itertools.count(random.getrandbits(48))
         self._places = self._placed()
-        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None, FORK: "0"}
+        environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
         wanted = self._backend.environment(os.environ)
         environment |= {name: value for name, value in wanted.items() if name not in os.environ}
         self._workers: list[Worker] = []
         try:
             for host in hosts[: kind.pattern.ranks]:
                 limits = settings.timeout, settings.start_timeout
-                self._workers.append(host.start("agent", environment, *limits))
+                self._workers.append(host.start("flows", environment, *limits))
             self._ranks = self._prepared(agent_options)
             with versions_named(self._workers):
                 partners = self._partners()

@@ -11,7 +11,7 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
-MEASURED = ("initiator", "target")
+MEASURED = ("initiator", "target", "flows")
 
 
 class Host(Protocol):
@@ -28,7 +28,7 @@ class Host(Protocol):
     ) -> Worker:
         """Start a worker without waiting for it; its first request waits.
 
-        :param role: ``initiator``, ``target``, ``agent`` or ``tool``.
+        :param role: ``initiator``, ``target``, ``flows`` (of a traffic pattern), ``agent`` or ``tool``.
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
         :param start_timeout: the deadline to start, and to create an agent, in seconds.

@@ -47,9 +47,9 @@ from pytest_nixl.measure.link import Link
 from pytest_nixl.processes import local_process as local
 start = local.LocalProcess.__init__
 
-def slowed(self, supervisor, name, environment, prefix=()):
+def slowed(self, supervisor, name, environment, *arguments, **more):
     tiny = {"UCX_TCP_SNDBUF": "2k", "UCX_TCP_RCVBUF": "2k"} if "tool" not in name else {}
-    start(self, supervisor, name, {**environment, **tiny}, prefix)
+    start(self, supervisor, name, {**environment, **tiny}, *arguments, **more)
 
 local.LocalProcess.__init__ = slowed
 timed = Link._timed

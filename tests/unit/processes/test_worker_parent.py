@@ -86,7 +86,7 @@ def test_the_workers_of_measured_rows_are_executed(tmp_path: Path) -> None:
     host = LocalHost(supervisor())
     workers = {role: host.start(role, {}, 120) for role in (*MEASURED, "agent")}
     assert {role: forked(worker) for role, worker in workers.items()} == {
-        "initiator": False, "target": False, "agent": True
+        "initiator": False, "target": False, "flows": False, "agent": True
     }  # fmt: skip
     for worker in workers.values():
         worker.close()
