@@ -51,7 +51,7 @@ class _RefusedError(Exception):
     """NIXL failed to move or find the object."""
 
 
-class _FaultError(Exception):
+class _StoreFaultError(Exception):
     """The other client found a fault of the server."""
 
     def __init__(self, judgement: Judgement) -> None:
@@ -117,7 +117,7 @@ def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[st
         attempt = _Attempt(agents, name, options, client, key, clock)
         try:
             found = attempt.judge()
-        except _FaultError as error:
+        except _StoreFaultError as error:
             return error.judgement
         except _RefusedError as error:
             return _fault(client, key, LAST_SECONDS) or attempt.compared(str(error))
@@ -202,7 +202,7 @@ class _Attempt:
         """Return what NIXL does wrong; None: nothing.
 
         :raises _RefusedError: NIXL reports an error, or is not done in time.
-        :raises _FaultError: NIXL is not done soon, and the server has a fault.
+        :raises _StoreFaultError: NIXL is not done soon, and the server has a fault.
         """
         return self._by_nixl(self._options, max(SECONDS, self._clock.passed + LEAST_SECONDS), self._ask)
 
@@ -223,10 +223,10 @@ class _Attempt:
     def _ask(self) -> None:
         """Ask the server by the other client. If it has no fault, try what may help NIXL.
 
-        :raises _FaultError: the server has a fault.
+        :raises _StoreFaultError: the server has a fault.
         """
         if (fault := _fault(self._client, self._key, CLIENT_SECONDS)) is not None:
-            raise _FaultError(fault)
+            raise _StoreFaultError(fault)
         self._try_parameters()
 
     def _try_parameters(self) -> None:

@@ -26,8 +26,8 @@ class CounterNames:
     names: tuple[tuple[str, ...], ...]
 
 
-# A worker of Dynamo passes on the metrics of its engine: docs/observability/metrics-comparison.md of ai-dynamo/dynamo.
-# Those of vLLM are in its docs/features/nixl_connector_usage.md, those of SGLang in
+# A worker of Dynamo passes on the metrics of its engine: page metrics-comparison of ai-dynamo/dynamo.
+# Those of vLLM are in its page nixl_connector_usage, those of SGLang in
 # python/sglang/srt/observability/metrics_collector.py. Dynamo itself adds those of TensorRT-LLM and of its KVBM:
 # modules trtllm_additional and kvbm of lib/runtime/src/metrics/prometheus_names.rs.
 

@@ -41,7 +41,7 @@ dynamo_component_errors_total{dynamo_component="prefill",dynamo_endpoint="genera
 dynamo_component_request_duration_seconds_sum{dynamo_component="prefill"} 2.5
 dynamo_component_request_duration_seconds_count{dynamo_component="prefill"} 42
 """
-#: What Dynamo adds for TensorRT-LLM: docs/backends/trtllm/trtllm-observability.md of ai-dynamo/dynamo.
+#: What Dynamo adds for TensorRT-LLM: page trtllm-observability of ai-dynamo/dynamo.
 TRTLLM = b"""# TYPE trtllm_kv_transfer_success_total counter
 trtllm_kv_transfer_success_total{disaggregation_mode="decode",engine_type="trtllm"} 4.0
 # TYPE trtllm_kv_transfer_latency_seconds histogram
