@@ -32,7 +32,7 @@ agent_rx_requests_num_total{agent_name="b"} 1
 agent_xfer_post_time_total{agent_name="a"} 100
 agent_xfer_time_total{agent_name="a"} 300
 """
-#: The runtime's own metrics of a worker of Dynamo: docs/observability/metrics-comparison.md of ai-dynamo/dynamo.
+#: The runtime's own metrics of a worker of Dynamo: page metrics-comparison of ai-dynamo/dynamo.
 DYNAMO = b"""# TYPE dynamo_component_requests_total counter
 dynamo_component_requests_total{dynamo_namespace="default",dynamo_component="prefill",dynamo_endpoint="generate"} 42
 # TYPE dynamo_component_errors_total counter
