@@ -59,7 +59,7 @@ class _StoreFaultError(Exception):
         self.judgement = judgement
 
 
-class _Clock:
+class _Stopwatch:
     """The time of the check of one server. It stands still while a worker starts."""
 
     def __init__(self) -> None:
@@ -111,10 +111,10 @@ def _judge(agents: Agents, name: str, options: AgentOptions, environ: Mapping[st
         return Judgement(Verdict.FAIL, error.reason, error.remedy)
     key = f"{PREFIX}/{secrets.token_hex(8)}/check"
     with contextlib.closing(store) as client:
-        clock = _Clock()
+        watch = _Stopwatch()
         if (fault := _fault(client, key, CLIENT_SECONDS)) is not None:
             return fault
-        attempt = _Attempt(agents, name, options, client, key, clock)
+        attempt = _Attempt(agents, name, options, client, key, watch)
         try:
             found = attempt.judge()
         except _StoreFaultError as error:
@@ -187,14 +187,14 @@ class _Attempt:
     """NIXL's attempt to write, find and read an object, and what is known of it.
 
     :param key: the object.
-    :param clock: the time of the check.
+    :param watch: the time of the check.
     """
 
     def __init__(
-        self, agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, clock: _Clock
+        self, agents: Agents, name: str, options: AgentOptions, client: StoreClient, key: str, watch: _Stopwatch
     ) -> None:
         self._agents, self._name, self._options = agents, name, options
-        self._client, self._key, self._clock = client, key, clock
+        self._client, self._key, self._watch = client, key, watch
         self._tried = False
         self._helps: _Trial | None = None
 
@@ -204,7 +204,7 @@ class _Attempt:
         :raises _RefusedError: NIXL reports an error, or is not done in time.
         :raises _StoreFaultError: NIXL is not done soon, and the server has a fault.
         """
-        return self._by_nixl(self._options, max(SECONDS, self._clock.passed + LEAST_SECONDS), self._ask)
+        return self._by_nixl(self._options, max(SECONDS, self._watch.passed + LEAST_SECONDS), self._ask)
 
     def compared(self, reason: str) -> Judgement:
         """Judge what NIXL alone cannot do: does a parameter help?
@@ -239,20 +239,20 @@ class _Attempt:
             others = (each for each in self._options.parameters if (each.backend, each.name) != told[:2])
             options = replace(self._options, parameters=tuple(sorted((*others, told))))
             with contextlib.suppress(_RefusedError):
-                if self._by_nixl(options, self._clock.passed + TRIAL_SECONDS) is None:
+                if self._by_nixl(options, self._watch.passed + TRIAL_SECONDS) is None:
                     self._helps = trial
                     return
 
     def _by_nixl(self, options: AgentOptions, until: float, ask: Callable[[], None] | None = None) -> Judgement | None:
         """Write an object, look for it and read it by NIXL, and compare with what the other client sees.
 
-        :param until: the time of the clock at which NIXL must be done, in seconds.
+        :param until: the time of the check at which NIXL must be done, in seconds.
         :param ask: called once if NIXL is not done soon.
         :returns: what NIXL does wrong; None: nothing.
         :raises _RefusedError: NIXL reports an error, or is not done in time.
         """
         client, key, name = self._client, f"{self._key}{'' if ask else '-trial'}", self._name
-        with self._clock.stopped():
+        with self._watch.stopped():
             agent = self._agents.start(backends=[name], agent_options=options, progress_thread=False)
         try:
             buffer = agent.allocate(SIZE)
@@ -268,7 +268,7 @@ class _Attempt:
                 return unfound
             agent.worker.timeout = usual
             buffer.write(bytes(SIZE))
-            until = self._clock.passed + self._left(until)
+            until = self._watch.passed + self._left(until)
             _transfer(agent, name, "READ", buffer.descriptor(), self._waiting("READ", until, ask))
             return None if buffer.read() == content else _corrupt("NIXL's READ", client, key)
         except (NixlError, WorkerHungError) as error:
@@ -281,7 +281,7 @@ class _Attempt:
 
     def _left(self, until: float) -> float:
         """Return the seconds for a step after WRITE."""
-        return max(LAST_SECONDS, until - self._clock.passed)
+        return max(LAST_SECONDS, until - self._watch.passed)
 
     def _waiting(self, op: str, until: float, ask: Callable[[], None] | None) -> Callable[[float], None]:
         """Return what is called while NIXL makes a transfer, with its seconds."""
@@ -290,7 +290,7 @@ class _Attempt:
         def waiting(seconds: float) -> None:
             if asks and seconds > ASK_SECONDS:
                 asks.pop()()
-            elif self._clock.passed > until:
+            elif self._watch.passed > until:
                 raise _RefusedError(f"NIXL's {op} of an object of {SIZE} bytes is not done after {seconds:.0f} s")
 
         return waiting

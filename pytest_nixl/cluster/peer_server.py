@@ -16,7 +16,7 @@ from pytest_nixl.cluster.messages import Message, PeerRequest, WorkerLine, check
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.core.wire import decode, encode
-from pytest_nixl.processes.hosts import MEASURED
+from pytest_nixl.processes.hosts import start_process
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
 
@@ -172,8 +172,7 @@ class PeerServer:
                     "libfabric or CUDA that names no file or directory",
                     f"set {name} in the environment of the command that starts that rank",
                 )
-        whole, fork = {**environment, **self._own}, role not in MEASURED
-        process = LocalProcess(self._supervisor, f"rank{self._rank}-{role}", whole, fork=fork)
+        process = start_process(self._supervisor, self._rank, role, {**environment, **self._own})
         self._processes[worker] = process
         self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()

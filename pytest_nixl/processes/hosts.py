@@ -14,6 +14,22 @@ from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 MEASURED = ("initiator", "target", "flows")
 
 
+def start_process(
+    supervisor: SupervisorClient,
+    rank: int,
+    role: str,
+    environment: Mapping[str, str | None],
+    prefix: Sequence[str] = (),
+) -> LocalProcess:
+    """Start the process of a worker on this host. It is not forked if its figures decide verdicts of rows.
+
+    :param role: as for :meth:`Host.start`.
+    :param environment: changes to this process's environment variables; None unsets one.
+    :param prefix: a command that executes the worker without forking.
+    """
+    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=role not in MEASURED)
+
+
 class Host(Protocol):
     """A rank on whose host workers are started."""
 
@@ -65,9 +81,6 @@ class LocalHost:
         timeout: float,
         start_timeout: float = START_SECONDS,
     ) -> Worker:
-        """Start a worker as a child of this process."""
-        process = LocalProcess(
-            self._supervisor, f"rank{self.rank}-{role}", {**environment, **self._own}, self._prefix,
-            fork=role not in MEASURED,
-        )  # fmt: skip
+        """Start a worker on this host."""
+        process = start_process(self._supervisor, self.rank, role, {**environment, **self._own}, self._prefix)
         return Worker(process, rank=self.rank, role=role, timeout=timeout, start_timeout=start_timeout)

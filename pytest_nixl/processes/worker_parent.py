@@ -234,6 +234,14 @@ def parent_of_workers() -> int:
     return 0 if _current is None else _current.pid
 
 
+def starts_workers(pid: int) -> bool:
+    """Whether a process starts the workers of this run: it is this process, or the one from which they are forked.
+
+    :param pid: its id; 0, which a process from outside of a container has as its parent, is neither.
+    """
+    return pid in {os.getpid(), parent_of_workers()} - {0}
+
+
 def _read_first(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if _READ_FIRST.match(name)}
 

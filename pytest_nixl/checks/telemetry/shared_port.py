@@ -17,7 +17,7 @@ from pytest_nixl.host.listeners import PortHolder, port_holder
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.worker_errors import WorkerError
-from pytest_nixl.processes.worker_parent import parent_of_workers
+from pytest_nixl.processes.worker_parent import starts_workers
 
 #: The port that NIXL uses if none is set.
 DEFAULT_PORT = 9090
@@ -114,9 +114,7 @@ def _share_port(agents: Agents, given: int, *, own: bool) -> list[UnmeasuredProc
 def judge_taken_port(unmeasured: list[UnmeasuredProcess]) -> Judgement | None:
     """Return a failure if a process that is not of this run has the port; None if no such process has it."""
     for each in unmeasured:
-        if each.agent == NAMES[0] and (
-            each.holder is None or each.holder.parent not in (os.getpid(), parent_of_workers())
-        ):
+        if each.agent == NAMES[0] and (each.holder is None or not starts_workers(each.holder.parent)):
             return Judgement(
                 Verdict.FAIL,
                 str(each),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from helpers.process_parent import parent_of
 from helpers.two_ranks import Two, two
 
 from pytest_nixl.cluster.group import MemberLostError
@@ -19,9 +20,10 @@ from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.nixl.agent import NixlAgent
-from pytest_nixl.processes.hosts import LocalHost
+from pytest_nixl.processes.hosts import MEASURED, LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
+from pytest_nixl.processes.worker_parent import parent_of_workers
 
 
 @pytest.mark.long
@@ -54,6 +56,15 @@ def test_a_dead_worker_of_a_peer_is_named_with_its_signal(nixl_private_etcd: Pri
         with pytest.raises(WorkerDiedError, match=rf"rank 1 \(agent worker, pid {worker.pid}\) was ended by SIGKILL"):
             worker.call("serve", agent=None, patience=60.0)
         assert not worker.alive
+
+
+def test_a_peer_executes_the_workers_of_measured_rows_and_forks_others(nixl_private_etcd: PrivateEtcd) -> None:
+    with two(nixl_private_etcd) as ranks:
+        workers = {role: ranks.peer.start(role, {}, 120) for role in (*MEASURED, "agent")}
+        parents = {role: parent_of(worker.pid) for role, worker in workers.items()}
+        assert parents == {**dict.fromkeys(MEASURED, os.getpid()), "agent": parent_of_workers()}
+        for worker in workers.values():
+            worker.close()
 
 
 def test_a_peer_refuses_commands_outside_its_list(nixl_private_etcd: PrivateEtcd) -> None:

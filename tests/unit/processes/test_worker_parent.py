@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import environment, eventually
+from helpers.process_parent import parent_of
 
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
@@ -51,10 +52,6 @@ def own_supervisor() -> Iterator[None]:
     close_supervisor()
     yield
     close_supervisor()
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def forked(worker: Worker) -> bool:
