@@ -1,69 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped files for clusters, run as written: they are green for a healthy subject, and red for a broken one.
+"""The shipped files for Slurm and MPI, run as written: green for a healthy subject, and red for a broken one.
 
-Real are Slurm, ``mpirun``, kustomize, etcd and NIXL; nodes are network namespaces. What a file marks with "yours" is
-replaced by options at the end of its command line, which also leave one row of the level quick.
+Real are Slurm, ``mpirun`` and NIXL; nodes are network namespaces. What a file marks with "yours" is replaced by options
+at the end of its command line, which also leave one row of the level quick.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.cli_run import ROOT, Finished, environment, eventually
-from helpers.kubelet import Given, command_of, container_of, variables_of
-from helpers.kubernetes_rules import Manifest, Pod, pods_of
-from helpers.kustomize import OVERLAYS, built, rank_pod
+from helpers.cli_run import ROOT, Finished
 from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
 from helpers.needs import need_programs
-from ranks import Ranks, all_end_with, reports, run_ranks
-from servers import ETCD_PORT, Slurm, keys, require_slurm, slurm
+from ranks import run_ranks
+from servers import Slurm, require_slurm, slurm
+from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
 
-from pytest_nixl.etcd_servers.binary import etcd_binary
-
-NODES, PODS = ("node-0", "node-1"), ("nixl-0", "nixl-1")
+NODES = ("node-0", "node-1")
 SBATCH, RUN = ROOT / "deploy" / "slurm" / "pytest-nixl.sbatch", ROOT / "deploy" / "mpi" / "run.sh"
-#: One row of the checks that take seconds.
-SHORT = ("--nixl-level=quick", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms")
-#: What a user of nodes without GPU and RDMA device gives in place of the lines that are marked with "yours".
-OVER_TCP = ("--nixl-backend=UCX", "--nixl-profile=tcp-loopback", "--nixl-memory=DRAM:DRAM")
-#: A later option wins: no byte that goes over TCP is what this profile expects.
-NOT_TCP = "--nixl-profile=loopback"
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two nodes and the host on which jobs are started; the pods of a Job, and the one behind the Service of etcd."""
+    """Two nodes, and the host on which jobs are started."""
     require_tools()
-    with network(tmp_path_factory.mktemp("network"), *NODES, "login", *PODS, "nixl-etcd") as made:
+    with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
         yield made
-
-
-def variables(**more: str) -> dict[str, str]:
-    """Return the environment of a user whose PATH begins with the programs of this Python."""
-    return environment(PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), **more)
-
-
-def passed(folder: Path, hosts: Sequence[str]) -> None:
-    """Assert that every rank reports that the gate is passed and that the one row was measured."""
-    found = reports(folder, len(hosts), logs=".", junit="junit")
-    assert [report["host"] for report in found] == list(hosts)
-    for report in found:
-        told = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])
-        assert told == ("PASS", True, 0, 1, [])
-
-
-def failures(folder: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what failed by its check, after an assertion that every rank reports that the gate is not passed."""
-    found = reports(folder, len(hosts), logs=".", junit="junit")
-    assert [report["host"] for report in found] == list(hosts)
-    assert {(report["verdict"], report["gate"], report["exit_code"]) for report in found} == {("FAIL", True, 1)}
-    return {each["check"]: each for each in found[0]["failing"]}
 
 
 class TestSlurm:
@@ -100,9 +65,7 @@ class TestSlurm:
         done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, NOT_TCP)
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
-        failed = failures(results, NODES)["bandwidth"]
-        assert failed["verdict"] == "WRONG-TRANSPORT"
-        assert "tcp" in failed["reason"]
+        went_over_tcp(results, NODES)
 
     def test_nodes_that_are_not_those_of_the_file_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
         """Without any option: the file expects the GPUs and the network cards of a p5.48xlarge."""
@@ -153,9 +116,7 @@ class TestMpi:
         done = self.run(net, tmp_path, (), *SHORT, UCX_TLS="tcp")
         assert done.code == 1, done.output
         assert f"pytest-nixl: exit code 1, results in {tmp_path / 'results'}\n" in done.output
-        failed = failures(tmp_path / "results", ("login", "login"))["bandwidth"]
-        assert failed["verdict"] == "WRONG-TRANSPORT"
-        assert "tcp" in failed["reason"]
+        went_over_tcp(tmp_path / "results", ("login", "login"))
 
     @pytest.mark.parametrize(("more", "code"), [((), 0), ((NOT_TCP,), 1)], ids=["healthy", "unhealthy"])
     def test_two_hosts(self, net: Network, tmp_path: Path, more: tuple[str, ...], code: int) -> None:
@@ -164,76 +125,4 @@ class TestMpi:
         if code == 0:
             passed(tmp_path / "results", NODES)
         else:
-            assert failures(tmp_path / "results", NODES)["bandwidth"]["verdict"] == "WRONG-TRANSPORT"
-
-
-class TestTcpOverlay:
-    """The overlay ``tcp``: the containers of its pods, started by :mod:`helpers.kubelet`."""
-
-    @pytest.fixture(scope="class")
-    def manifest(self, net: Network) -> Manifest:
-        return built(OVERLAYS / "tcp")
-
-    @pytest.fixture(scope="class")
-    def etcd(self, net: Network, manifest: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-        """The etcd of the overlay, with the program of this Python, behind the name of its Service."""
-        folder, host = tmp_path_factory.mktemp("etcd"), net["nixl-etcd"]
-        (pod,) = (pod for each in manifest.documents for pod in pods_of(each) if not pod.runs_ranks)
-        program = container_of(pod)["command"]
-        assert program == ["/usr/local/bin/etcd"]
-        program[:] = [etcd_binary()]
-        given = Given(folder)
-        log = folder / "etcd.log"
-        env = environment(**variables_of(pod, given))
-        with host.running(*ENDS_WITH_ALL, *command_of(pod, given), log=log, env=env):
-            assert eventually(lambda: host.listens(ETCD_PORT)), log.read_text()
-            yield host
-
-    def run(
-        self, net: Network, pod: Pod, folder: Path, images: Sequence[Mapping[str, str]]
-    ) -> tuple[list[Finished], Path]:
-        """Run the pods of the Job, and wait until all have ended.
-
-        :param images: the variables of the image that each pod gets.
-        :returns: how each pod ended, and the folder of the results in the volume.
-        """
-        uid = str(uuid.uuid4())
-        container_of(pod)["args"] += SHORT
-        with Ranks(folder / "pods") as ranks:
-            for index, (name, image) in enumerate(zip(PODS, images, strict=True)):
-                given = Given(
-                    folder / name,
-                    claims={"nixl-results": folder / "volume"},
-                    secrets={"nixl-group": {"token": "hunter2"}},
-                    labels={"batch.kubernetes.io/controller-uid": uid},
-                    # The controller of Jobs adds the index, and a kubelet the address of the API server.
-                    variables={**image, "JOB_COMPLETION_INDEX": str(index), "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
-                )
-                ranks.start(net[name], *ENDS_WITH_ALL, *command_of(pod, given), **variables_of(pod, given))
-            return ranks.finish(), folder / "volume" / uid
-
-    def pod(self, manifest: Manifest) -> Pod:
-        """The pod of the Job, of which there is one for each of two hosts."""
-        pod = rank_pod(Manifest(manifest.name, manifest.text))
-        assert pod.owner["spec"]["completions"] == len(PODS)
-        return pod
-
-    def test_healthy_pods_pass(self, net: Network, manifest: Manifest, etcd: Host, tmp_path: Path) -> None:
-        done, results = self.run(net, self.pod(manifest), tmp_path, [variables(), variables()])
-        all_end_with(0, done)
-        assert "NIXL gate: PASS (" in done[0].output
-        passed(results, PODS)
-        assert "hunter2" not in "".join(one.output for one in done)
-        assert keys(etcd) == []
-
-    def test_a_node_with_an_image_without_plugins_fails(
-        self, net: Network, manifest: Manifest, etcd: Host, tmp_path: Path
-    ) -> None:
-        """As if the second node had an older image of the same name."""
-        (tmp_path / "none").mkdir()
-        images = [variables(), variables(NIXL_PLUGIN_DIR=str(tmp_path / "none"))]
-        done, results = self.run(net, self.pod(manifest), tmp_path, images)
-        all_end_with(1, done)
-        failed = failures(results, PODS)
-        assert "nixl-1" in failed["nixl-loads"]["reason"]
-        assert keys(etcd) == []
+            went_over_tcp(tmp_path / "results", NODES)

@@ -2,7 +2,7 @@
 """A stand-in for a kubelet, of which none can be had here: it starts the container of a pod on a host of a network.
 
 The image is this machine, with variables of its own. The command, the arguments, the variables and the volumes are
-those of the manifest; resources, probes, security contexts and placement have no effect.
+those of the manifest; resources, huge pages, probes, security contexts and placement have no effect.
 """
 
 from __future__ import annotations
@@ -60,10 +60,16 @@ def command_of(pod: Pod, given: Given) -> list[str]:
     mounts = [
         (str(_folder(volumes[mount["name"]], given)), mount["mountPath"], "ro" if mount.get("readOnly") else "rw")
         for mount in container.get("volumeMounts", ())
+        if not _is_of_huge_pages(volumes[mount["name"]])
     ]
     root = given.folder / "root"
     root.mkdir(parents=True)
     return in_own_root(str(root), mounts, *words)
+
+
+def _is_of_huge_pages(volume: Document) -> bool:
+    """Whether a volume is of huge pages, which this machine need not have."""
+    return str(volume.get("emptyDir", {}).get("medium", "")).startswith("HugePages")
 
 
 def _folder(volume: Document, given: Given) -> Path:
