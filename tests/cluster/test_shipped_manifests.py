@@ -144,7 +144,8 @@ class TestTcpOverlay:
         hosts = [net[name] for name in PODS]
         done, results = run_pods(hosts, self.pod(overlay), Controller(variables=OF_JOB), tmp_path, [variables()] * 2)
         all_end_with(0, done)
-        assert "NIXL gate: PASS (" in done[0].output
+        # It warns that the names of Services do not resolve, because a kubelet would write /etc/resolv.conf.
+        assert "NIXL gate: PASS, with warnings (" in done[0].output
         passed(results, PODS)
 
     def test_a_node_with_an_image_without_plugins_fails(
@@ -155,7 +156,7 @@ class TestTcpOverlay:
         hosts, images = [net[name] for name in PODS], [variables(), variables(NIXL_PLUGIN_DIR=str(tmp_path / "none"))]
         done, results = run_pods(hosts, self.pod(overlay), Controller(variables=OF_JOB), tmp_path, images)
         all_end_with(1, done)
-        assert "nixl-1" in failures(results, PODS)["nixl-loads"]["reason"]
+        assert failures(results, PODS)["nixl-plugins"]["reason"].startswith("rank 1 on nixl-1: NIXL cannot ")
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
