@@ -104,15 +104,19 @@ def report_options(folder: Path) -> list[str]:
     return [f"--nixl-log-dir={folder / 'logs'}", f"--junitxml={folder / 'run.xml'}"]
 
 
-def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Return the ``verdict.json`` of each rank, after a check that every rank left that file and a JUnit file."""
-    junit = {"run.xml", *(f"run.rank{rank}.xml" for rank in range(1, ranks))}
-    assert {path.name for path in folder.glob("*.xml")} == junit
-    for name in junit:
+def reports(folder: Path, ranks: int, *, logs: str = "logs", junit: str = "run") -> list[dict[str, Any]]:
+    """Return the ``verdict.json`` of each rank, after a check that every rank left that file and a JUnit file.
+
+    :param logs: the folder of --nixl-log-dir in ``folder``.
+    :param junit: the name of rank 0's JUnit file in ``folder``, without ``.xml``.
+    """
+    names = {f"{junit}.xml", *(f"{junit}.rank{rank}.xml" for rank in range(1, ranks))}
+    assert {path.name for path in folder.glob("*.xml")} == names
+    for name in names:
         assert int(ElementTree.parse(folder / name).getroot()[0].attrib["tests"]) > 0
-    names = {f"rank-{rank}" for rank in range(ranks)}
-    assert {path.parent.name for path in folder.glob("logs/*/verdict.json")} == names
-    found = [json.loads((folder / "logs" / f"rank-{rank}" / "verdict.json").read_text()) for rank in range(ranks)]
+    paths = [folder / logs / f"rank-{rank}" / "verdict.json" for rank in range(ranks)]
+    assert set((folder / logs).glob("rank-*/verdict.json")) == set(paths)
+    found = [json.loads(path.read_text()) for path in paths]
     own = ("rank", "host", "pid", "fault")
     told = [{name: value for name, value in report.items() if name not in own} for report in found]
     assert all(report == told[0] for report in told), "every rank reports the same verdict"

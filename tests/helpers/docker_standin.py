@@ -18,31 +18,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from helpers.own_root import in_own_root
+
 #: The exit code of ``docker run`` if there is no container.
 NO_CONTAINER = 125
-#: Arguments: the new root, then source, target and mode of each volume, then ``--`` and the command.
-_ENTER = """
-set -e
-root=$1
-shift
-mount -t tmpfs none "$root"
-for top in /*; do
-    if [ -L "$top" ]; then
-        cp -P "$top" "$root$top"
-    elif [ -d "$top" ]; then
-        mkdir "$root$top"
-        mount --rbind "$top" "$root$top"
-    fi
-done
-while [ "$1" != -- ]; do
-    mkdir -p "$1" "$root$2"
-    mount --bind "$1" "$root$2"
-    [ "$3" != ro ] || mount -o remount,bind,ro "$root$2"
-    shift 3
-done
-shift
-exec chroot "$root" "$@"
-"""
 
 
 def install(folder: Path, images: Mapping[str, Mapping[str, str]]) -> None:
@@ -51,8 +30,9 @@ def install(folder: Path, images: Mapping[str, Mapping[str, str]]) -> None:
     :param images: the variables of each image, by its name.
     """
     program = folder / "docker"
-    words = [sys.executable, __file__, json.dumps({name: dict(values) for name, values in images.items()})]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    told = json.dumps({name: dict(values) for name, values in images.items()})
+    words = [f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", "helpers.docker_standin", told]
+    program.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} "$@"\n')
     program.chmod(0o755)
 
 
@@ -82,14 +62,14 @@ def main(images: Mapping[str, Mapping[str, str]], arguments: list[str]) -> int:
         name, equals, value = given.partition("=")
         if equals or name in os.environ:
             variables[name] = value if equals else os.environ[name]
-    volumes: list[str] = []
+    volumes = []
     for given in asked.v:
         source, target, *mode = given.split(":")
-        volumes += [source, target, *(mode or ["rw"])]
+        volumes.append((source, target, mode[0] if mode else "rw"))
     with tempfile.TemporaryDirectory() as root:
-        enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", root, *volumes, "--"]
+        command = in_own_root(root, volumes, *asked.command)
         path = {"PATH": os.environ["PATH"]}
-        return subprocess.run([*enter, *asked.command], env={**path, **variables}, cwd="/", check=False).returncode
+        return subprocess.run(command, env={**path, **variables}, cwd="/", check=False).returncode
 
 
 if __name__ == "__main__":

@@ -360,7 +360,7 @@ until [ "$(ls "$logs"/rank-*/verdict.json | wc -l)" -eq "${#codes[@]}" ] || [ -n
 exit "${codes[rank]}"
 """
 #: A stand-in for srun, for what it does where no task could start, and for starting tasks without a Slurm. The real one
-#: is in the tests of launchers.
+#: is in tests/cluster/test_shipped_files.py.
 SRUN = """#!/bin/bash
 [ -n "$CODES" ] || exit 0
 codes=($CODES) worst=0

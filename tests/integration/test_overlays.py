@@ -18,35 +18,13 @@ import kubernetes_validate
 import pytest
 import yaml
 from helpers.cli_run import ROOT
-from helpers.kubernetes_rules import Manifest, Pod, complaints, pods_of
+from helpers.kubernetes_rules import complaints
+from helpers.kustomize import OVERLAYS, SECONDS, build, built, rank_pod
 from helpers.needs import program
 from helpers.shipped_commands import Command, shipped
 
-OVERLAYS = ROOT / "deploy" / "overlays"
 NAMES = sorted(path.parent.name for path in OVERLAYS.glob("*/cluster.yaml"))
 WAIT = ROOT / "deploy" / "kubernetes" / "wait.sh"
-#: Longer than a busy machine needs to start kubectl.
-SECONDS = 240
-
-
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build an overlay as ``kubectl apply -k`` does."""
-    return subprocess.run(
-        [program("kubectl"), "kustomize", str(folder)], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-
-
-def built(folder: Path) -> Manifest:
-    """What is applied, with the comment of the file that people change."""
-    done = build(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    comment = [line for line in (folder / "cluster.yaml").read_text().splitlines() if line.startswith("#")]
-    return Manifest(folder.name, "\n".join([*comment, done.stdout]))
-
-
-def rank_pod(manifest: Manifest) -> Pod:
-    (pod,) = (pod for document in manifest.documents for pod in pods_of(document) if pod.runs_ranks)
-    return pod
 
 
 @pytest.fixture

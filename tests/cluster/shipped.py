@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the shipped files for clusters share: the options of a short run, and what its ranks report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from helpers.cli_run import environment
+from ranks import reports
+
+#: One row, and the checks of the level quick without the two that take most of its time.
+SHORT = (
+    "--nixl-level=quick", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-duration=20ms",
+    "-k", "not every_variable_is_known and not memory_is_taken_for",
+)  # fmt: skip
+#: What a user of nodes without GPU and RDMA device gives in place of the lines that are marked with "yours".
+OVER_TCP = ("--nixl-backend=UCX", "--nixl-profile=tcp-loopback", "--nixl-memory=DRAM:DRAM")
+#: Behind the others, because the last one counts. This profile accepts no byte that goes over TCP.
+NOT_TCP = "--nixl-profile=loopback"
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Return the environment of a user whose PATH begins with the programs of this Python."""
+    return environment(PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), **more)
+
+
+def passed(folder: Path, hosts: Sequence[str]) -> None:
+    """Assert that every rank reports that the gate is passed and that the one row was measured."""
+    found = reports(folder, len(hosts), logs=".", junit="junit")
+    assert [report["host"] for report in found] == list(hosts)
+    for report in found:
+        told = (report["verdict"], report["gate"], report["exit_code"], report["rows"], report["failing"])
+        assert told == ("PASS", True, 0, 1, [])
+
+
+def failures(folder: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what failed by its check, after an assertion that every rank reports that the gate is not passed."""
+    found = reports(folder, len(hosts), logs=".", junit="junit")
+    assert [report["host"] for report in found] == list(hosts)
+    assert {(report["verdict"], report["gate"], report["exit_code"]) for report in found} == {("FAIL", True, 1)}
+    return {each["check"]: each for each in found[0]["failing"]}
+
+
+def went_over_tcp(folder: Path, hosts: Sequence[str]) -> None:
+    """Assert that every rank reports that the gate is not passed, because bytes went over TCP."""
+    failed = failures(folder, hosts)["bandwidth"]
+    assert failed["verdict"] == "WRONG-TRANSPORT"
+    assert "tcp" in failed["reason"]

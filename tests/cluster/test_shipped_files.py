@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped files for Slurm and MPI, run as written: green for a healthy subject, and red for a broken one.
+
+Real are Slurm, ``mpirun`` and NIXL; nodes are network namespaces. What a file marks with "yours" is replaced by options
+at the end of its command line, which also leave one row of the level quick.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import ROOT, Finished
+from helpers.namespaces import ENDS_WITH_ALL, Host, Network, network, require_tools
+from helpers.needs import need_programs
+from ranks import run_ranks
+from servers import Slurm, require_slurm, slurm
+from shipped import NOT_TCP, OVER_TCP, SHORT, failures, passed, variables, went_over_tcp
+
+NODES = ("node-0", "node-1")
+SBATCH, RUN = ROOT / "deploy" / "slurm" / "pytest-nixl.sbatch", ROOT / "deploy" / "mpi" / "run.sh"
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """Two nodes, and the host on which jobs are started."""
+    require_tools()
+    with network(tmp_path_factory.mktemp("network"), *NODES, "login") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def started(net: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    require_slurm()
+    need_programs("sbatch", packages="slurm-client")
+    with slurm(net, tmp_path_factory.mktemp("slurm"), "login", NODES) as running:
+        yield running
+
+
+class TestSlurm:
+    """``pytest-nixl.sbatch``, submitted with the real ``sbatch``."""
+
+    def submit(self, net: Network, started: Slurm, folder: Path, *options: str) -> tuple[Finished, Path, str]:
+        """Submit the job in a folder, and wait for its end.
+
+        :returns: how ``sbatch`` ended, the folder of the results, and the output of the job.
+        """
+        # The nodes have no GPU.
+        command = ["env", f"--chdir={folder}", "sbatch", "--wait", "--gpus-per-node=0", str(SBATCH), *options]
+        env = variables(UCX_TLS="tcp", **started.env)
+        [done] = run_ranks([net["login"]], folder / "sbatch", *ENDS_WITH_ALL, *command, env=env)
+        outputs = list(folder.glob("nixl-*.out"))
+        assert len(outputs) == 1, done.output
+        return done, outputs[0].with_suffix(""), outputs[0].read_text()
+
+    def test_a_healthy_cluster_passes(self, net: Network, started: Slurm, tmp_path: Path) -> None:
+        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT)
+        assert done.code == 0, done.output + output
+        assert "NIXL gate: PASS (" in output
+        assert f"pytest-nixl: exit code 0, results in {results}\n" in output
+        passed(results, NODES)
+
+    def test_bytes_over_another_transport_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
+        done, results, output = self.submit(net, started, tmp_path, *OVER_TCP, *SHORT, NOT_TCP)
+        assert done.code == 1, done.output + output
+        assert f"pytest-nixl: exit code 1, results in {results}\n" in output
+        went_over_tcp(results, NODES)
+
+    def test_nodes_that_are_not_those_of_the_file_fail(self, net: Network, started: Slurm, tmp_path: Path) -> None:
+        """Without any option: the file expects the GPUs of a p5.48xlarge."""
+        done, results, output = self.submit(net, started, tmp_path)
+        assert done.code == 1, done.output + output
+        assert f"pytest-nixl: exit code 1, results in {results}\n" in output
+        assert "all 2 ranks: 0 GPUs instead of the 8 in the profile" in failures(results, NODES)["gpus"]["reason"]
+
+
+class TestMpi:
+    """``run.sh``, with the real ``mpirun``."""
+
+    def ssh(self, folder: Path, hosts: Sequence[Host]) -> None:
+        """Write a stand-in for ``ssh``, because the nodes have no server of it. Variables of ours do not cross."""
+        cases = "".join(f"    {host.name}) pid={host.pid} ;;\n" for host in hosts)
+        folder.mkdir()
+        (folder / "ssh").write_text(
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1\nshift\n'
+            f"case $host in\n{cases}    *) exit 255 ;;\nesac\n"
+            "unset NIXL_GROUP_TOKEN MASTER_ADDR UCX_TLS\n"
+            'exec nsenter --target="$pid" --net --uts --mount --wd=/ sh -c "$*"\n'
+        )
+        (folder / "ssh").chmod(0o755)
+
+    def run(self, net: Network, folder: Path, nodes: Sequence[str], *options: str, **env: str) -> Finished:
+        """Run the script with two ranks: on two nodes, or on the host of the script if ``nodes`` is empty."""
+        given = variables(RESULTS=str(folder / "results"), MPIRUN_OPTIONS="--allow-run-as-root", **env)
+        ending: Sequence[str] = ENDS_WITH_ALL
+        if nodes:
+            # The stand-in for ssh looks for the processes of this machine, and therefore the limit ends all.
+            ending, given["TIME_LIMIT"] = (), "240"
+            self.ssh(folder / "bin", [net[name] for name in nodes])
+            path = os.pathsep.join((str(folder / "bin"), given["PATH"]))
+            given |= {"HOSTS": ",".join(nodes), "PATH": path}
+            given["MPIRUN_OPTIONS"] += " -x UCX_TLS"
+        [done] = run_ranks([net["login"]], folder / "mpirun", *ending, str(RUN), "2", *options, env=given)
+        return done
+
+    def test_one_healthy_host_passes(self, net: Network, tmp_path: Path) -> None:
+        """With the default profile, as the file says for a first test."""
+        done = self.run(net, tmp_path, (), *SHORT)
+        assert done.code == 0, done.output
+        assert "NIXL gate: PASS (" in done.output
+        assert f"pytest-nixl: exit code 0, results in {tmp_path / 'results'}\n" in done.output
+        passed(tmp_path / "results", ("login", "login"))
+
+    def test_a_host_that_falls_back_to_tcp_fails(self, net: Network, tmp_path: Path) -> None:
+        done = self.run(net, tmp_path, (), *SHORT, UCX_TLS="tcp")
+        assert done.code == 1, done.output
+        assert f"pytest-nixl: exit code 1, results in {tmp_path / 'results'}\n" in done.output
+        went_over_tcp(tmp_path / "results", ("login", "login"))
+
+    @pytest.mark.parametrize(("more", "code"), [((), 0), ((NOT_TCP,), 1)], ids=["healthy", "unhealthy"])
+    def test_two_hosts(self, net: Network, tmp_path: Path, more: tuple[str, ...], code: int) -> None:
+        done = self.run(net, tmp_path, NODES, *OVER_TCP, *SHORT, *more, UCX_TLS="tcp")
+        assert done.code == code, done.output
+        if code == 0:
+            passed(tmp_path / "results", NODES)
+        else:
+            went_over_tcp(tmp_path / "results", NODES)
