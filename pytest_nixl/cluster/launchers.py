@@ -55,12 +55,15 @@ class _Launcher:
 
 
 # Only a Slurm step sets SLURM_STEP_NUM_TASKS. In a batch script without a step, SLURM_PROCID is 0 and SLURM_NTASKS may
-# be more than one. Under srun, Open MPI and PMI set their variables as well; the numbers are the same as Slurm's.
+# be more than one.
+_SLURM = _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+                   ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), needs=("SLURM_STEP_NUM_TASKS",))  # fmt: skip
+_OPEN_MPI = _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",))
+_PMI = _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",))
 _LAUNCHERS = (
-    _Launcher("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-              ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), needs=("SLURM_STEP_NUM_TASKS",)),
-    _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("PMIX_NAMESPACE",)),
-    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), ("PMI_JOBID",)),
+    _SLURM,
+    _OPEN_MPI,
+    _PMI,
     _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",), ("MASTER_ADDR",), needs=("WORLD_SIZE",)),
     _Launcher("an Indexed Job of Kubernetes", "JOB_COMPLETION_INDEX"),
     _Launcher("a LeaderWorkerSet of Kubernetes", "LWS_WORKER_INDEX", ("LWS_GROUP_SIZE",), (), ("LWS_LEADER_ADDRESS",)),
@@ -108,6 +111,19 @@ def _placement(launcher: _Launcher, environ: Mapping[str, str]) -> LauncherPlace
     return LauncherPlacement(launcher.name, launcher.rank, rank, ranks, group, first_host(first))
 
 
+def _placement_in_slurm(environ: Mapping[str, str]) -> LauncherPlacement | None:
+    """Return what Slurm says, or what MPI says if the two differ.
+
+    Under ``srun``, MPI has the same numbers, if it has any. In a job of Slurm, ``mpirun`` starts one process on each
+    other node by ``srun``, which starts the ranks: they inherit the variables of Slurm, which number those processes.
+    """
+    step = _placement(_SLURM, environ)
+    if step is None:
+        return None
+    ranks = (found for mpi in (_OPEN_MPI, _PMI) if (found := _placement(mpi, environ)) is not None)
+    return next((found for found in ranks if (found.rank, found.ranks) != (step.rank, step.ranks)), step)
+
+
 def _number(name: str, environ: Mapping[str, str]) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", environ[name]):
         raise ValueError(f"{name}={environ[name]!r} is not a non-negative integer: unset it if no launcher set it")
@@ -136,5 +152,7 @@ def _accept(extension: Extension, loaded: Any) -> Launcher:
 
 #: By name: ours, and those that other distributions add.
 LAUNCHERS: Registry[Launcher] = Registry(
-    extensions.LAUNCHERS, {launcher.name: partial(_placement, launcher) for launcher in _LAUNCHERS}, _accept
+    extensions.LAUNCHERS,
+    {each.name: partial(_placement, each) for each in _LAUNCHERS} | {_SLURM.name: _placement_in_slurm},
+    _accept,
 )

@@ -8,6 +8,7 @@ at the end of its command line, which also leave one row of the level quick.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -74,6 +75,22 @@ class TestSlurm:
         assert done.code == 1, done.output + output
         assert f"pytest-nixl: exit code 1, results in {results}\n" in output
         assert "all 2 ranks: 0 GPUs instead of the 8 in the profile" in failures(results, NODES)["gpus"]["reason"]
+
+    def test_ranks_of_mpirun_are_numbered_by_mpirun(self, net: Network, started: Slurm, tmp_path: Path) -> None:
+        """On each other node Slurm's variables number the processes that start the ranks of ``mpirun``."""
+        told = "import os; from pytest_nixl.cluster.launchers import find_placement as f; p = f(os.environ); "
+        told += "print('placed:', p.launcher, p.rank, p.ranks, 'step:', os.environ.get('SLURM_STEP_NUM_TASKS'))"
+        script = tmp_path / "job.sh"
+        script.write_text(
+            f'#!/bin/sh\nexec mpirun --allow-run-as-root --map-by ppr:1:node "{sys.executable}" -c "{told}"\n'
+        )
+        command = ["sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/job.out", str(script)]
+        env = variables(**started.env)
+        [done] = run_ranks([net["login"]], tmp_path / "sbatch", *ENDS_WITH_ALL, *command, env=env)
+        output = (tmp_path / "job.out").read_text()
+        assert done.code == 0, done.output + output
+        placed = sorted(line for line in output.splitlines() if line.startswith("placed:"))
+        assert placed == ["placed: Open MPI 0 2 step: None", "placed: Open MPI 1 2 step: 1"]
 
 
 class TestMpi:

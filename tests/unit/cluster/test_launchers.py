@@ -23,7 +23,10 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "TORCHELA
     ("environ", "expected"),
     [
         (SLURM, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
-        ({**OPEN_MPI, **SLURM}, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        # A step with the variables of MPI: srun started this rank if the numbers are the same, and else mpirun.
+        ({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "4"}, LauncherPlacement("Slurm", "SLURM_PROCID", 3, 4, "17-0", "n07")),
+        ({**SLURM, **OPEN_MPI}, LauncherPlacement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
+        ({**SLURM, "PMI_RANK": "7", "PMI_SIZE": "8"}, LauncherPlacement("PMI", "PMI_RANK", 7, 8)),
         (OPEN_MPI, LauncherPlacement("Open MPI", "OMPI_COMM_WORLD_RANK", 1, 2, "prterun-n1-5-1")),
         ({"PMI_RANK": "2", "PMI_SIZE": "3"}, LauncherPlacement("PMI", "PMI_RANK", 2, 3)),
         (TORCHRUN, LauncherPlacement("torchrun", "RANK", 0, 8, "abc", "10.0.0.1")),
