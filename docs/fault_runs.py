@@ -69,6 +69,8 @@ class FaultRun:
     def of_misuse(cls, date: str, machine: str, outcome: MisuseOutcome) -> FaultRun:
         """Return the record of a misuse."""
         found = {"ending": outcome.ending.value, "said": outcome.said, "wrong_bytes": outcome.wrong_bytes}
+        if outcome.after:
+            found["after"] = outcome.after
         return cls(date, machine, outcome.nixl, outcome.backend, "", True, outcome.kind.id, "", found)
 
     @property
@@ -219,5 +221,7 @@ def _misuse(id: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"refused, `{said}`"
     else:
         yield "**accepted**" if KINDS[id].must_refuse else "accepted"
-    if found["wrong_bytes"]:
+    if found.get("after"):
+        yield f"**no transfer to that agent after it, `{found['after']}`**"
+    elif found["wrong_bytes"]:
         yield "**the next transfer has wrong bytes**"

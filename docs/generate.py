@@ -533,7 +533,7 @@ def _misuse_rows(runs: Sequence[FaultRun]) -> Iterator[list[str]]:
             finding = f"NIXL-{id.upper()}"
             remedy = "catch the error" if "refused" in seen else "nothing"
             if "**" in seen:
-                remedy = "remove the call"
+                remedy = "remove the call" if "**SIG" in seen else "as the finding says"
                 remedy += f" ([{finding}](findings.md#{finding.lower()}))" if finding in FINDINGS else ""
             rows.append((name, cells, remedy))
         yield from ([kind.what, *row] for row in merged_rows(rows))

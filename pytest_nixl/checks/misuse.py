@@ -14,7 +14,7 @@ from pytest_nixl.processes.worker_errors import WorkerDiedError, WorkerError
 from pytest_nixl.processes.worker_process import Pending
 
 _REPORT = "report it with this output at https://github.com/ai-dynamo/nixl/issues, and remove from your program: {}"
-_ANSWER = {"raised": Text(256), "wrong_bytes": Number(0, 1 << 40, whole=True)}
+_ANSWER = {"raised": Text(256), "after": Text(256), "wrong_bytes": Number(0, 1 << 40, whole=True)}
 #: The deadline of one transfer, as a share of the deadline of the whole misuse.
 _SHARE = 3
 
@@ -48,6 +48,7 @@ class MisuseOutcome:
 
     :param said: NIXL's error class, or how the process ended; empty if the call was accepted.
     :param wrong_bytes: of a transfer after the misuse; None if there was none, because the process has ended.
+    :param after: NIXL's error class of the transfer after the misuse, which then was not made; empty: none.
     :param nixl: the release.
     """
 
@@ -57,6 +58,7 @@ class MisuseOutcome:
     ending: MisuseEnding
     said: str = ""
     wrong_bytes: int | None = None
+    after: str = ""
 
     def __str__(self) -> str:
         """Return it as part of a sentence."""
@@ -70,6 +72,8 @@ class MisuseOutcome:
             return str(self)
         if self.ending is MisuseEnding.ACCEPTED and self.kind.must_refuse:
             return f"{self.kind.what}: accepted, but only an error is right"
+        if self.after:
+            return f"{self}; no transfer to that agent can be made after it ({self.after})"
         if self.wrong_bytes:
             return f"{self}; {self.wrong_bytes} bytes of the next transfer are wrong"
         return ""
@@ -92,15 +96,15 @@ SURVIVED = (
     MisuseKind("posted-twice", "a transfer is posted while it is in flight"),
     MisuseKind("released-twice", "a transfer's handle is released twice"),
     MisuseKind("handles-kept", "10,000 transfer handles are not released"),
-    MisuseKind("cut-metadata", "the second half of another agent's metadata is missing", must_refuse=True),
 )
-#: The misuses that crash some backend of some release, each with a finding of its own.
-CRASHING = (
+#: The misuses that crash or spoil some backend of some release, each with a finding of its own.
+DEFECTIVE = (
     MisuseKind("duplicate-descriptor", "deregister_memory gets a list that names a region twice"),
     MisuseKind("released-handle", "a transfer's handle is posted after it was released"),
     MisuseKind("deregistered-source", "a transfer is posted after its own region was deregistered"),
+    MisuseKind("cut-metadata", "the last byte of another agent's metadata is missing", must_refuse=True),
 )
-KINDS = {kind.id: kind for kind in (*SURVIVED, *CRASHING)}
+KINDS = {kind.id: kind for kind in (*SURVIVED, *DEFECTIVE)}
 
 
 def start_misuse(agent: NixlAgent, kind: MisuseKind, backend: str) -> Pending:
@@ -129,7 +133,7 @@ def misuse_outcome(agent: NixlAgent, kind: MisuseKind, backend: str, pending: Pe
         raise WorkerError(f"{agent.worker.name} sent a wrong answer to {kind.id}: {error}") from None
     raised = answer["raised"]
     ending = MisuseEnding.REFUSED if raised else MisuseEnding.ACCEPTED
-    return MisuseOutcome(kind, backend, nixl, ending, raised, answer["wrong_bytes"])
+    return MisuseOutcome(kind, backend, nixl, ending, raised, answer["wrong_bytes"], answer["after"])
 
 
 def misuse(agent: NixlAgent, kind: MisuseKind, backend: str) -> MisuseOutcome:
@@ -157,6 +161,8 @@ def judge_misuses(outcomes: Sequence[MisuseOutcome]) -> Judgement:
 def misuse_reason(outcome: MisuseOutcome) -> str:
     """Return what NIXL did, as the reason of a finding's verdict."""
     after = "" if outcome.wrong_bytes is None else f", and the next transfer has {outcome.wrong_bytes} wrong bytes"
+    if outcome.after:
+        after = f", and no transfer to that agent can be made after it ({outcome.after})"
     return f"with {outcome.backend} of NIXL {outcome.nixl}, {outcome}{after}"
 
 

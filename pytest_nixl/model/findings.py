@@ -184,6 +184,15 @@ _ALL = (
         "NIXL 1.0.1 to 1.5.1 with LIBFABRIC: every release that was tried",
     ),
     Finding(
+        "NIXL-CUT-METADATA",
+        "after add_remote_agent() has refused the metadata of an agent because its end is missing, it also refuses the "
+        "whole metadata of that agent (compare ai-dynamo/nixl#1159)",
+        "send the length of the metadata with it, and compare it before add_remote_agent(); after such an error delete "
+        "the agent and create it again, because remove_remote_agent() does not help",
+        "a program carries metadata itself, for example through a socket or a queue, and its end may get lost",
+        "NIXL 1.0.1 to 1.5.1 with UCX: every release that was tried; not with LIBFABRIC",
+    ),
+    Finding(
         "NIXL-RELEASED-IN-FLIGHT",
         "release_xfer_handle() of a transfer in flight returns at once, and its bytes are written after that",
         "wait until check_xfer_state() no longer returns PROC before the memory is used again; after a timeout, do not "

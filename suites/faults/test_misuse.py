@@ -81,6 +81,14 @@ def test_a_transfer_of_deregistered_memory_is_survived(
     finding("NIXL-DEREGISTERED-SOURCE", bool(outcome.fault), misuse_reason(outcome))
 
 
+@pytest.mark.nixl_check("misuse-cut-metadata", level="extended")
+def test_an_agent_can_be_added_after_cut_metadata(agents: Agents, agent_backend: str, finding: FindingFixture) -> None:
+    """Metadata without its last byte is refused, and the agent whose metadata it is can be added and written to."""
+    (agent,) = _start(agents, 1)
+    outcome = misuse(agent, KINDS["cut-metadata"], agent_backend)
+    finding("NIXL-CUT-METADATA", bool(outcome.fault), misuse_reason(outcome))
+
+
 @pytest.mark.nixl_check("misuse-survived", level="extended")
 def test_every_other_misuse_is_refused_or_survived(agents: Agents, agent_backend: str, verdict: Decide) -> None:
     """Wrong lengths, overlaps, unknown agents and repeated calls end in an error or are carried out.

@@ -73,6 +73,20 @@ def refuse_deregistered_source(agent: Any) -> None:
     kind.initialize_xfer, kind.transfer, kind.deregister_memory = initialize_xfer, transfer, deregister_memory
 
 
+def refuse_cut_metadata(agent: Any) -> None:
+    """Let ``add_remote_agent`` refuse metadata that is shorter than before, as a NIXL without the defect may do."""
+    kind, original = type(agent), type(agent).add_remote_agent
+    lengths: list[int] = []
+
+    def add_remote_agent(self: Any, metadata: bytes) -> Any:
+        lengths.append(len(metadata))
+        if len(metadata) < max(lengths):
+            _refuse()
+        return original(self, metadata)
+
+    kind.add_remote_agent = add_remote_agent
+
+
 def crash(agent: Any, method: str) -> None:
     """Let a method of the agent end the process with SIGSEGV."""
 

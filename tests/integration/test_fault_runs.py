@@ -66,19 +66,21 @@ def test_each_outcome_of_a_fault_has_its_words(fault_runs: Any, changed: dict[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending", "said", "wrong", "words"),
+    ("kind", "ending", "said", "wrong", "after", "words"),
     [
-        ("empty-region", MisuseEnding.ACCEPTED, "", 0, "accepted"),
-        ("unknown-agent", MisuseEnding.ACCEPTED, "", 0, "**accepted**"),
-        ("unknown-agent", MisuseEnding.REFUSED, "nixlNotFoundError", 0, "refused, `nixlNotFoundError`"),
-        ("released-handle", MisuseEnding.CRASHED, "was ended by SIGSEGV", None, "**SIGSEGV**"),
-        ("empty-region", MisuseEnding.ACCEPTED, "", 3, "accepted, **the next transfer has wrong bytes**"),
+        ("empty-region", MisuseEnding.ACCEPTED, "", 0, "", "accepted"),
+        ("unknown-agent", MisuseEnding.ACCEPTED, "", 0, "", "**accepted**"),
+        ("unknown-agent", MisuseEnding.REFUSED, "nixlNotFoundError", 0, "", "refused, `nixlNotFoundError`"),
+        ("released-handle", MisuseEnding.CRASHED, "was ended by SIGSEGV", None, "", "**SIGSEGV**"),
+        ("empty-region", MisuseEnding.ACCEPTED, "", 3, "", "accepted, **the next transfer has wrong bytes**"),
+        ("cut-metadata", MisuseEnding.REFUSED, "nixlNotFoundError", 0, "nixlInvalidParamError",
+         "refused, `nixlNotFoundError`, **no transfer to that agent after it, `nixlInvalidParamError`**"),
     ],
-)
+)  # fmt: skip
 def test_each_outcome_of_a_misuse_has_its_words(
-    fault_runs: Any, kind: str, ending: MisuseEnding, said: str, wrong: int | None, words: str
+    fault_runs: Any, kind: str, ending: MisuseEnding, said: str, wrong: int | None, after: str, words: str
 ) -> None:
-    outcome = MisuseOutcome(KINDS[kind], "UCX", "1.5.1", ending, said, wrong)
+    outcome = MisuseOutcome(KINDS[kind], "UCX", "1.5.1", ending, said, wrong, after)
     assert fault_runs.FaultRun.of_misuse(DATE, MACHINE, outcome).cell == words
 
 

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 from helpers.cli_run import ROOT, command, environment, eventually, repeats, run
+from helpers.marked import MARK, marked
 
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import supervisor
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
-
-MARK = "PYTEST_NIXL_TEST_MARK"
 
 #: The suites that a gate requires, without the slowest ones.
 REQUIRED = (
@@ -80,23 +79,11 @@ class Scene:
 
     def left(self) -> list[str]:
         """Return what is left, one sentence each."""
-        found = [f"process {pid}: {line}" for pid, line in _marked(self.mark)]
+        found = [f"process {pid}: {line}" for pid, line in marked(self.mark)]
         found += [f"directory {path}" for path in self.directory.glob("pytest-nixl*")]
         with self.etcd.client() as client:
             found += [f"key {key}" for key in client.get_prefix("/pytest-nixl/")]
         return found + [f"shared memory {name}" for name in _segments() - self.segments]
-
-
-def _marked(mark: str) -> Iterator[tuple[int, str]]:
-    """Yield pid and command line of every process with the mark in its environment."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes():
-                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":  # a zombie only waits for its parent: this test or the init process
-                    yield int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue  # it ended in the meantime
 
 
 def _segments() -> frozenset[str]:
@@ -130,7 +117,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 )
 def test_an_ended_run_leaves_nothing(scene: Scene, number: signal.Signals, code: int, said: str, repeat: int) -> None:
     process = scene.start()
-    assert len(list(_marked(scene.mark))) >= 6, "pytest, its supervisor, at least three workers and an etcd"
+    assert len(list(marked(scene.mark))) >= 6, "pytest, its supervisor, at least three workers and an etcd"
     assert [key for key in scene.left() if key.startswith("key")], "keys of the run are in etcd"
     process.send_signal(number)
     output, _ = process.communicate(timeout=300)
@@ -201,7 +188,7 @@ def test_a_run_ended_while_workers_start_leaves_nothing(tmp_path: Path, number: 
         assert process.wait(300) != 0
 
     def left() -> list[str]:
-        found = [f"process {pid}: {line}" for pid, line in _marked(mark)]
+        found = [f"process {pid}: {line}" for pid, line in marked(mark)]
         found += [f"directory {path}" for path in tmp_path.glob("*/pytest-nixl*")]
         return found + [f"shared memory {name}" for name in _segments() - segments if _is_free(name)]
 

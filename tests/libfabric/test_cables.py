@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from helpers.cli_run import eventually
+from helpers.cli_run import eventually, repeats
 from helpers.namespaces import Host, require_tools, two_hosts
 
 from pytest_nixl.checks.fault_outcome import FaultOutcome, judge_faults
@@ -24,6 +24,8 @@ from pytest_nixl.processes.supervisor import supervisor
 BACKENDS = {"UCX": {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "veth0"}, "LIBFABRIC": {}}
 #: A queue that holds packets for up to half a second.
 SLOW = ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "500ms")
+SCENES = [("UCX", "WRITE"), ("UCX", "READ"), ("LIBFABRIC", "WRITE"), ("LIBFABRIC", "READ")]
+Fault = Callable[[FaultScene, tuple[Host, Host]], FaultOutcome]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield made
 
 
-@pytest.fixture(params=[("UCX", "WRITE"), ("UCX", "READ"), ("LIBFABRIC", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join)
+@pytest.fixture
 def scene(
     request: pytest.FixtureRequest, hosts: tuple[Host, Host], make_settings: Callable[..., Settings],
 ) -> Iterator[FaultScene]:  # fmt: skip
@@ -53,17 +55,16 @@ def mend(hosts: tuple[Host, Host]) -> None:
     hosts[1].wait_for("veth0")
 
 
-def test_transfers_go_on_when_a_cut_cable_is_mended(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+def cut_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
     def passing() -> None:
         cut(hosts)
         time.sleep(2)  # the fault itself
         mend(hosts)
 
-    passes(kept_while(scene, passing))
+    return kept_while(scene, passing)
 
 
-@pytest.mark.parametrize("scene", [("UCX", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join, indirect=True)
-def test_transfers_go_on_over_a_cable_that_loses_packets(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+def losing_packets(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
     chance = ["-m", "statistic", "--mode", "random", "--probability", "0.02"]
 
     def lost() -> int:
@@ -77,11 +78,10 @@ def test_transfers_go_on_over_a_cable_that_loses_packets(scene: FaultScene, host
         hosts[1].run("iptables", "-F", "INPUT")
         assert found, "no packet was lost"
 
-    passes(kept_while(scene, passing))
+    return kept_while(scene, passing)
 
 
-@pytest.mark.parametrize("scene", [("UCX", "WRITE"), ("LIBFABRIC", "READ")], ids="-".join, indirect=True)
-def test_transfers_go_on_over_a_cable_that_is_slow_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
+def slow_for_a_while(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
     """The queue before a slow cable delays every packet."""
 
     def passing() -> None:
@@ -91,14 +91,40 @@ def test_transfers_go_on_over_a_cable_that_is_slow_for_a_while(scene: FaultScene
         for host in hosts:
             host.unshape("veth0")
 
-    passes(kept_while(scene, passing))
+    return kept_while(scene, passing)
 
 
-def test_the_initiator_lives_when_the_cable_stays_cut(scene: FaultScene, hosts: tuple[Host, Host]) -> None:
-    """Neither backend reports a cut cable soon; the initiator can still write to an agent on its own host."""
+def cut_for_good(scene: FaultScene, hosts: tuple[Host, Host]) -> FaultOutcome:
+    """Neither backend reports it soon; the initiator can still write to an agent on its own host."""
     outcome = lost_with(scene, lambda: cut(hosts))
     assert outcome.said == "PROC"
-    passes(outcome)
+    return outcome
+
+
+FAULTS: list[Fault] = [cut_for_a_while, losing_packets, slow_for_a_while, cut_for_good]
+#: Faults that are made with each backend once, because its operation makes no difference.
+ONCE = (losing_packets, slow_for_a_while)
+
+
+@pytest.mark.parametrize(
+    ("scene", "fault"),
+    [
+        pytest.param(scene, fault, id=f"{fault.__name__}-{'-'.join(scene)}")
+        for fault in FAULTS
+        for scene in (SCENES if fault not in ONCE else [("UCX", "WRITE"), ("LIBFABRIC", "READ")])
+    ],
+    indirect=["scene"],
+)
+def test_the_agents_go_on(scene: FaultScene, hosts: tuple[Host, Host], fault: Fault) -> None:
+    passes(fault(scene, hosts))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("repeat", repeats())
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("scene", SCENES, ids="-".join, indirect=True)
+def test_the_agents_go_on_every_time(scene: FaultScene, hosts: tuple[Host, Host], fault: Fault, repeat: int) -> None:
+    passes(fault(scene, hosts))
 
 
 def passes(outcome: FaultOutcome) -> None:

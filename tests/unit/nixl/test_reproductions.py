@@ -52,6 +52,18 @@ def test_a_script_counts_the_bytes_that_are_written_too_late(id: str, tmp_path: 
     assert counted == "DEFECT: 65536 bytes were overwritten after that"
 
 
+def test_a_script_shows_that_whole_metadata_is_refused_after_cut_metadata(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-"], input=reproduction("NIXL-CUT-METADATA"), cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [
+        "metadata without its last byte was refused with nixlNotFoundError",
+        "DEFECT: the whole metadata was refused after that with nixlInvalidParamError",
+    ]
+
+
 def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> None:
     script = reproduction("NIXL-DEREGISTERED-SOURCE")
     done = subprocess.run(
