@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError
 from pytest_nixl.processes.worker_process import Pending
 
+#: How a process ends that uses memory which it has freed.
+_UNMAPPED = ("was ended by SIGSEGV", "was ended by SIGBUS")
 _SECONDS = Number(0, 1e9)
 _COUNT = Number(0, 1 << 53, whole=True)
 _KEPT = {"said": Text(256), "completed": _COUNT, "longest": _SECONDS, "unended": _COUNT}
@@ -97,8 +100,16 @@ def _initiator_paused(scene: FaultScene) -> FaultOutcome:
 
 
 def _target_unmapped(scene: FaultScene) -> FaultOutcome:
-    memory = {"address": scene.destination.address, "size": scene.destination.size}
-    return lost_with(scene, lambda: scene.target.run(TRAFFIC + "unmap", **memory))
+    """Free the memory of the target. The target itself may then crash, because bytes that arrive are written to it."""
+
+    def unmap() -> None:
+        try:
+            scene.target.run(TRAFFIC + "unmap", address=scene.destination.address, size=scene.destination.size)
+        except WorkerDiedError as error:
+            if error.ending not in _UNMAPPED:
+                raise
+
+    return lost_with(scene, unmap)
 
 
 def _target_restarted(scene: FaultScene) -> FaultOutcome:
@@ -240,9 +251,15 @@ def make_fault(
     return replace(FAULTS[fault](FaultScene(agents, backend, op, environment, places, port)), fault=fault)
 
 
-def environments(backend: str) -> list[dict[str, str | None]]:
-    """Return variables for workers, one set for each way in which a backend of this host is tried."""
-    return [{}, {"UCX_TLS": "tcp"}] if backend == "UCX" else [{}]
+def environments(backend: str, environ: Mapping[str, str] = os.environ) -> list[dict[str, str | None]]:
+    """Return variables for workers, one set for each way in which a backend of this host is tried.
+
+    :param environ: the environment of this process, which workers inherit.
+    """
+    over_tcp: dict[str, str | None] = {"UCX_TLS": "tcp"}
+    if backend != "UCX":
+        return [{}]
+    return [over_tcp] if environ.get("UCX_TLS") == "tcp" else [{}, over_tcp]
 
 
 def _kept(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:

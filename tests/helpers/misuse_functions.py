@@ -101,6 +101,26 @@ def refuse(agent: Any, method: str) -> None:
     setattr(type(agent), method, lambda *_, **__: _refuse())
 
 
+def use_what_is_unmapped(agent: Any) -> None:
+    """Let the process read memory that it has given back, as the thread that receives bytes may do."""
+    from pytest_nixl.nixl.worker import fault_traffic
+
+    original = fault_traffic.unmap
+
+    def unmap(agent: Any, address: int, size: int) -> None:
+        original(agent, address, size)
+        ctypes.string_at(address + size // 2, 1)
+
+    setattr(fault_traffic, "unmap", unmap)  # noqa: B010 - the type checker allows no assignment to a function
+
+
+def end_at_unmap(agent: Any) -> None:
+    """Let the process end by SIGTERM when it gives memory back."""
+    from pytest_nixl.nixl.worker import fault_traffic
+
+    setattr(fault_traffic, "unmap", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))  # noqa: B010
+
+
 def accept_every_transfer(agent: Any) -> None:
     """Let ``initialize_xfer`` cut the target's side to the length of its first descriptor that is registered: none."""
     kind, original = type(agent), type(agent).initialize_xfer

@@ -75,7 +75,7 @@ def test_every_fault_over_tcp_has_an_outcome_and_leaves_nothing_every_time(
     mark, folder = secrets.token_hex(8), tmp_path / "tmp"
     folder.mkdir()
     done = run_in(
-        host, "suites/faults", f"--nixl-backend={backend}", "--nixl-level=extended", timeout=1500,
+        host, "suites/faults/test_transfers.py", f"--nixl-backend={backend}", "--nixl-level=extended", timeout=1500,
         prefix=("unshare", "--mount", "--ipc", "sh", "-c", f'{OWN_SHARED_MEMORY}; "$@"; code=$?; {SHOW_SHARED_MEMORY}; '
                 "exit $code", "sh"),
         UCX_TLS="tcp", UCX_NET_DEVICES="veth0", TMPDIR=str(folder), **{MARK: mark},

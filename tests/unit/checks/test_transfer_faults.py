@@ -18,6 +18,7 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.processes.worker_errors import WorkerDiedError
 
 GOOD = FaultOutcome("target-killed", "UCX", "WRITE", "1.5.1", "nixlRemoteDisconnectError", 0.02, wrong_bytes=0)
 Make = Callable[..., FaultOutcome]
@@ -25,14 +26,18 @@ Make = Callable[..., FaultOutcome]
 
 @pytest.fixture
 def make(nixl_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Make a fault with UCX over tcp, with a call of the initiator's NIXL replaced by a function."""
+    """Make a fault with UCX over tcp, with a call of the initiator's or the target's NIXL replaced by a function."""
 
-    def made(fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, **given: object) -> FaultOutcome:
+    def made(
+        fault: str, op: str = "WRITE", function: str = "", timeout: float = 60, *, target: str = "", **given: object
+    ) -> FaultOutcome:
         class Replaced(FaultScene):
             def __init__(self, *arguments: object) -> None:
                 super().__init__(*arguments)  # type: ignore[arg-type]
                 if function:
                     self.initiator.run(f"helpers.misuse_functions:{function}", **given)
+                if target:
+                    self.target.run(f"helpers.misuse_functions:{target}")
 
         monkeypatch.setattr(transfer_faults, "FaultScene", Replaced)
         with Agents(LocalHost(supervisor()), replace(nixl_settings, timeout=timeout)) as agents:
@@ -90,8 +95,12 @@ def test_lost_requests_are_counted_in_words() -> None:
 
 
 def test_ucx_is_also_tried_over_tcp() -> None:
-    assert environments("UCX") == [{}, {"UCX_TLS": "tcp"}]
-    assert environments("LIBFABRIC") == [{}]
+    assert environments("UCX", {}) == environments("UCX", {"UCX_TLS": "cma,self"}) == [{}, {"UCX_TLS": "tcp"}]
+    assert environments("LIBFABRIC", {}) == [{}]
+
+
+def test_ucx_is_tried_over_tcp_once_if_the_deployment_has_nothing_else() -> None:
+    assert environments("UCX", {"UCX_TLS": "tcp"}) == [{"UCX_TLS": "tcp"}]
 
 
 @pytest.mark.long
@@ -137,6 +146,19 @@ def test_a_survivor_that_reaches_no_other_agent_is_caught(make: Make) -> None:
 def test_a_crash_while_memory_is_withdrawn_is_caught(make: Make) -> None:
     outcome = make("source-deregistered", function="crash", method="deregister_memory")
     assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGSEGV")
+
+
+@pytest.mark.long
+def test_a_target_that_crashes_on_the_memory_that_it_freed_is_no_fault_of_the_initiator(make: Make) -> None:
+    outcome = make("target-unmapped", target="use_what_is_unmapped")
+    assert judge_faults([outcome]).verdict is Verdict.PASS, str(outcome)
+    assert (outcome.said, outcome.wrong_bytes) == ("nixlRemoteDisconnectError", 0)
+
+
+@pytest.mark.long
+def test_a_target_that_ends_in_another_way_is_an_error(make: Make) -> None:
+    with pytest.raises(WorkerDiedError, match="SIGTERM"):
+        make("target-unmapped", target="end_at_unmap")
 
 
 @pytest.mark.long
