@@ -222,6 +222,6 @@ def _misuse(id: str, found: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield "**accepted**" if KINDS[id].must_refuse else "accepted"
     if found.get("after"):
-        yield f"**no transfer to that agent after it, `{found['after']}`**"
+        yield f"**a transfer to the peer is refused after that, `{found['after']}`**"
     elif found["wrong_bytes"]:
         yield "**the next transfer has wrong bytes**"

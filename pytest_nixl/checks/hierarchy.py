@@ -118,7 +118,7 @@ def _complete(
 ) -> float:
     """Post a transfer and wait until it is complete; return the seconds that it took.
 
-    :param ask: called once after :data:`ASK_SECONDS`, or if NIXL refuses the transfer.
+    :param ask: called after :data:`ASK_SECONDS`, and if NIXL then reports an error.
     """
     began = time.monotonic()
     state = [agent.transfer(handle)]

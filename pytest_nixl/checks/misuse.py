@@ -47,8 +47,8 @@ class MisuseOutcome:
     """What NIXL did.
 
     :param said: NIXL's error class, or how the process ended; empty if the call was accepted.
-    :param wrong_bytes: of a transfer after the misuse; None if there was none, because the process has ended.
-    :param after: NIXL's error class of the transfer after the misuse, which then was not made; empty: none.
+    :param wrong_bytes: of a transfer after the misuse; 0 also if NIXL refused it; None if the process has ended.
+    :param after: the class of the error with which NIXL refused that transfer; empty if it did not.
     :param nixl: the release.
     """
 
@@ -73,7 +73,7 @@ class MisuseOutcome:
         if self.ending is MisuseEnding.ACCEPTED and self.kind.must_refuse:
             return f"{self.kind.what}: accepted, but only an error is right"
         if self.after:
-            return f"{self}; no transfer to that agent can be made after it ({self.after})"
+            return f"{self}; after that, NIXL refuses a transfer to the peer ({self.after})"
         if self.wrong_bytes:
             return f"{self}; {self.wrong_bytes} bytes of the next transfer are wrong"
         return ""
@@ -162,7 +162,7 @@ def misuse_reason(outcome: MisuseOutcome) -> str:
     """Return what NIXL did, as the reason of a finding's verdict."""
     after = "" if outcome.wrong_bytes is None else f", and the next transfer has {outcome.wrong_bytes} wrong bytes"
     if outcome.after:
-        after = f", and no transfer to that agent can be made after it ({outcome.after})"
+        after = f"; after that, NIXL refuses a transfer to the peer ({outcome.after})"
     return f"with {outcome.backend} of NIXL {outcome.nixl}, {outcome}{after}"
 
 

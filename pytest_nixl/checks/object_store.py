@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check ``object-store``: can the servers of OBJ and AZURE_BLOB be used, by another client and by NIXL?
 
-It names a fault of one server within 30 s, without the time that this host needs to start workers: the other client has
-20 s, and NIXL what is left of them, at least 6 s. If NIXL is not done after 5 s, the other client asks the server
-again, and the parameters that may help are tried while NIXL goes on. So a host that is only busy is not accused.
+It names a fault of one server within 30 s, or within 50 s if the server is slow to answer the first request. The time
+that this host needs to start workers is not counted. The other client has 20 s, and NIXL what is left of them, at least
+6 s. If NIXL is not done after 5 s, the other client asks the server again, for at most 20 s, and the parameters that
+may help are tried while NIXL goes on. So a host that is only busy is not accused.
 """
 
 from __future__ import annotations

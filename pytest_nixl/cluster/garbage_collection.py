@@ -52,8 +52,8 @@ class RemovedGroups:
         if self.refused:
             raise JoinRefusedError(
                 "; ".join(map(str, self.refused)),
-                f"end these processes first; a killed process stays a member until its lease expires ({TTL} s, or "
-                "what --nixl-lease said)",
+                f"end these processes first; a killed process stays a member until its lease expires ({TTL} s, "
+                "unless that run had another --nixl-lease)",
             )
 
 

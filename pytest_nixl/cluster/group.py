@@ -69,13 +69,14 @@ class LeaseLostError(MembershipError):
     """The lease of this process has ended, or may have: the process must stop acting as its rank."""
 
 
-def longer_lease(ttl: int) -> str:
+def longer_lease(ttl: int, host: str) -> str:
     """Return the remedy for a lease that ended because a host was busy; empty if no longer lease is accepted.
 
     :param ttl: the seconds of that lease.
+    :param host: the words for that host.
     """
     longer = min(10 * ttl, MOST_LEASE)
-    return f"if that host is busy with other work, give every rank --nixl-lease={longer}s; " if longer > ttl else ""
+    return f"if {host} is busy with other work, give every rank --nixl-lease={longer}s; " if longer > ttl else ""
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ class Membership:
         if lost and number > 1:
             raise MemberLostError(
                 f"group {self.group!r} has lost {', '.join(map(str, lost))}: its lease expired, or it left",
-                f"read the last output of that rank; {longer_lease(self.ttl)}then start the run again",
+                f"read the last output of each lost rank; {longer_lease(self.ttl, 'its host')}then start the run again",
             )
 
     def _missing(self, number: int, timeout: float) -> MembershipError:

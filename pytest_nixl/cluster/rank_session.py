@@ -236,7 +236,7 @@ class RankSession:
             self._stack.close()
 
     def _await_others(self) -> None:
-        """Keep the etcd that this rank serves until the others have left, but no longer than a lease or a minute."""
+        """Keep the etcd that this rank serves until the others have left, for a lease and 2 s, or a minute and 2 s."""
         with suppress(NixlPluginError):
             wait_until(
                 lambda: self._client.count_prefix(f"{self.membership.root}members/") < 2,

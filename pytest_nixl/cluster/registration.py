@@ -148,7 +148,7 @@ class Registration:
             f"this member of group {self.group!r} ({who}) lost its etcd lease: etcd heard nothing from it for "
             f"{self.ttl} s, so its rank may have been reassigned{self._unheard}",
             "check that etcd runs, and that this host was not suspended or cut off from it; "
-            f"{longer_lease(self.ttl)}then start the run again",
+            f"{longer_lease(self.ttl, 'this host')}then start the run again",
         )
 
     def insist(self, ask: Callable[[], T], deadline: float) -> T:

@@ -122,8 +122,8 @@ def gone(group: str, member: Member, ttl: int) -> MemberLostError:
     return MemberLostError(
         f"{member} of group {group!r} is gone: its process ended, or its lease expired because etcd heard nothing "
         "from it",
-        f"read the last output of that rank, and check that its host still runs; {longer_lease(ttl)}then start the run "
-        "again",
+        f"read the last output of that rank, and check that its host still runs; {longer_lease(ttl, 'its host')}then "
+        "start the run again",
     )
 
 

@@ -185,11 +185,12 @@ _ALL = (
     ),
     Finding(
         "NIXL-CUT-METADATA",
-        "after add_remote_agent() has refused the metadata of an agent because its end is missing, it also refuses the "
-        "whole metadata of that agent (compare ai-dynamo/nixl#1159)",
-        "send the length of the metadata with it, and compare it before add_remote_agent(); after such an error delete "
-        "the agent and create it again, because remove_remote_agent() does not help",
-        "a program carries metadata itself, for example through a socket or a queue, and its end may get lost",
+        "after add_remote_agent() has refused the metadata of an agent because the last byte is missing, it also "
+        "refuses the whole metadata of that agent (compare ai-dynamo/nixl#1159)",
+        "send the length of the metadata first, and compare it with what arrived before add_remote_agent(); after such "
+        "an error delete the agent that called add_remote_agent(), and create it again: remove_remote_agent() does not "
+        "help",
+        "a program carries metadata itself, for example through a socket or a queue, and the end may get lost",
         "NIXL 1.0.1 to 1.5.1 with UCX: every release that was tried; not with LIBFABRIC",
     ),
     Finding(

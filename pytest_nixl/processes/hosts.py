@@ -25,7 +25,7 @@ def start_process(
 
     :param role: as for :meth:`Host.start`.
     :param environment: changes to this process's environment variables; None unsets one.
-    :param prefix: a command that executes the worker without forking.
+    :param prefix: a command that replaces itself by the worker, such as ``nsenter --net=FILE``.
     """
     return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=role not in MEASURED)
 
@@ -44,7 +44,8 @@ class Host(Protocol):
     ) -> Worker:
         """Start a worker without waiting for it; its first request waits.
 
-        :param role: ``initiator``, ``target``, ``flows`` (of a traffic pattern), ``agent`` or ``tool``.
+        :param role: names the worker in messages and its log, such as ``agent``. A role of :data:`MEASURED` is never
+            forked.
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
         :param start_timeout: the deadline to start, and to create an agent, in seconds.
@@ -57,7 +58,7 @@ class LocalHost:
 
     :param supervisor: the supervisor that ends workers if this process is killed.
     :param rank: the rank of its workers. Without a cluster this process also starts the workers of rank 1.
-    :param prefix: a command that executes the worker without forking, such as ``nsenter --net=FILE``.
+    :param prefix: a command that replaces itself by the worker, such as ``nsenter --net=FILE``.
     :param own: variables with the paths of external programs, from
         :func:`~pytest_nixl.model.tools.own_variables`; None to search PATH.
     """

@@ -93,7 +93,7 @@ class ForkedWorker:
 
 
 class WorkerParent:
-    """The process from which workers are forked. It ends when this process has ended.
+    """The process from which workers are forked. It ends when pytest's process ends.
 
     :param supervisor: ends it if this process is killed.
     :param environment: its environment variables.
@@ -147,7 +147,7 @@ class WorkerParent:
             raise
 
     def code_of(self, pid: int) -> int:
-        """Return the exit code of a worker that has ended; that of SIGKILL if this process has ended before it."""
+        """Return the exit code of a worker that has ended; -SIGKILL if the parent ended before it."""
         code = self._ask({"ended": pid}, [])
         return -signal.SIGKILL if code is None else code
 
@@ -159,7 +159,7 @@ class WorkerParent:
         self._process.wait()
 
     def forget(self) -> None:
-        """Close the descriptor in a process that was forked from this one, of which it is no child."""
+        """Close this end of the channel in a child of pytest, which is not the parent of this process."""
         self._process.returncode = 0
         with contextlib.suppress(OSError):
             os.close(self._channel.detach())

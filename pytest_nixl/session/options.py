@@ -165,8 +165,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("join_timeout", TIME_FORM, "5min", "how long to wait for all ranks to join",
            "TIME"),
     Option("lease", LEASE_FORM, "6s", "how long etcd may hear nothing from a rank before the rank counts as lost, and "
-           "the run ends; the same for all ranks. Give more if hosts are so busy that a rank gets no processor for "
-           "that long; a rank that was killed is then noticed later", "TIME"),
+           "the run ends. Use the same value on every rank, and more than 1.5 times the longest pause of a rank on a "
+           "busy host. With a longer lease a killed rank is noticed later", "TIME"),
     Option("log_dir", "a directory, which is created if it does not exist", "", "where each rank "
            "writes its verdict and its workers' logs, in a subdirectory for each rank", "DIR"),
     Option("op", "WRITE, READ or both separated by a comma", "WRITE,READ", "operations to measure",

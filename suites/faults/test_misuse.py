@@ -83,7 +83,7 @@ def test_a_transfer_of_deregistered_memory_is_survived(
 
 @pytest.mark.nixl_check("misuse-cut-metadata", level="extended")
 def test_an_agent_can_be_added_after_cut_metadata(agents: Agents, agent_backend: str, finding: FindingFixture) -> None:
-    """Metadata without its last byte is refused, and the agent whose metadata it is can be added and written to."""
+    """NIXL refuses metadata without its last byte, then accepts the whole metadata, and a transfer is correct."""
     (agent,) = _start(agents, 1)
     outcome = misuse(agent, KINDS["cut-metadata"], agent_backend)
     finding("NIXL-CUT-METADATA", bool(outcome.fault), misuse_reason(outcome))

@@ -74,7 +74,7 @@ def test_each_outcome_of_a_fault_has_its_words(fault_runs: Any, changed: dict[st
         ("released-handle", MisuseEnding.CRASHED, "was ended by SIGSEGV", None, "", "**SIGSEGV**"),
         ("empty-region", MisuseEnding.ACCEPTED, "", 3, "", "accepted, **the next transfer has wrong bytes**"),
         ("cut-metadata", MisuseEnding.REFUSED, "nixlNotFoundError", 0, "nixlInvalidParamError",
-         "refused, `nixlNotFoundError`, **no transfer to that agent after it, `nixlInvalidParamError`**"),
+         "refused, `nixlNotFoundError`, **a transfer to the peer is refused after that, `nixlInvalidParamError`**"),
     ],
 )  # fmt: skip
 def test_each_outcome_of_a_misuse_has_its_words(

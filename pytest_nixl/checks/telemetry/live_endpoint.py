@@ -142,9 +142,9 @@ def endpoint_values(
     if not any(each.name.startswith(_MARKS) for each in samples):
         some = ", ".join(sorted({printable(each.name[:60]) for each in samples})[:3])
         raise NixlPluginError(
-            f"the endpoint has {len(samples)} series and none of NIXL (it has {some}, …)",
-            "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; vLLM has such "
-            "metrics only with NixlConnector, a worker of Dynamo only on DYN_SYSTEM_PORT",
+            f"the endpoint has {len(samples)} series and none of NIXL or of an engine's transfers (it has {some}, …)",
+            "set NIXL_TELEMETRY_ENABLE=y and NIXL_TELEMETRY_EXPORTER=prometheus before NIXL is loaded; start vLLM with "
+            "NixlConnector; for a worker of Dynamo give the port from its variable DYN_SYSTEM_PORT",
         )
     return [
         _counted(samples, FAILED, max_failed),

@@ -115,8 +115,8 @@ class StoreClient(ABC):
         """Return what ``work`` returns, which makes requests, unless they take too long all together.
 
         A server that sends an answer bit by bit, a name that does not resolve, and several addresses none of which
-        answers would otherwise take longer than each single wait. Work that takes too long goes on in its thread, so
-        this client then makes no further requests here: it only repeats the error.
+        answers would otherwise take longer than each single wait. Work that takes too long goes on in its thread.
+        Every later call raises the same error, and makes no request.
 
         :param seconds: the time for all of them.
         :raises ObjectStoreError: a request fails, or the time is up.

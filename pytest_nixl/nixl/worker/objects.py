@@ -91,7 +91,7 @@ class ObjectBuffer(PatternBuffer):
         self._arrived = True
 
     def stalled(self, seconds: float) -> None:
-        """Do nothing if the store has no fault, although no transfer has ended for a while.
+        """Ask the server why no transfer has ended, and raise an error if it has a fault.
 
         :param seconds: how long NIXL has been waiting.
         :raises ObjectStoreError: as :meth:`name_fault`.

@@ -57,7 +57,7 @@ class StepTimeoutError(Exception):
 
 
 class Watch(Protocol):
-    """What knows why transfers may not end, such as the client of a server."""
+    """An object that can tell why no transfer ends, such as the client of a server."""
 
     def arrived(self) -> None:
         """Note that a window has ended."""

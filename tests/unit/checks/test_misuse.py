@@ -110,9 +110,9 @@ def test_a_crash_of_the_real_nixl_is_an_outcome(agent: NixlAgent, id: str) -> No
 def test_cut_metadata_of_the_real_nixl_spoils_its_agent(agent: NixlAgent) -> None:
     found = misuse(agent, KINDS["cut-metadata"], "UCX")
     assert (found.ending, found.said) == (MisuseEnding.REFUSED, "nixlNotFoundError")
-    after = "no transfer to that agent can be made after it (nixlInvalidParamError)"
-    assert found.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError); {after}"
-    assert misuse_reason(found).endswith(f"refused (nixlNotFoundError), and {after}")
+    after = "; after that, NIXL refuses a transfer to the peer (nixlInvalidParamError)"
+    assert found.fault == f"{KINDS['cut-metadata'].what}: refused (nixlNotFoundError){after}"
+    assert misuse_reason(found).endswith(f"refused (nixlNotFoundError){after}")
 
 
 def test_a_new_crash_is_caught(agent: NixlAgent) -> None:

@@ -138,8 +138,8 @@ def test_a_worker_of_dynamo_is_judged_by_the_metrics_of_its_engine(
 def test_a_frontend_of_dynamo_has_no_metrics_of_transfers(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(DYNAMO) == COULD_NOT_RUN
     error = capsys.readouterr().err
-    assert "none of NIXL (it has dynamo_component_errors_total, dynamo_component_request_duration_seconds_" in error
-    assert "a worker of Dynamo only on DYN_SYSTEM_PORT" in error
+    assert "none of NIXL or of an engine's transfers (it has dynamo_component_errors_total, dynamo_component_" in error
+    assert "for a worker of Dynamo give the port from its variable DYN_SYSTEM_PORT" in error
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,10 @@ def test_json_has_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
         (b"<html>hello</html>", "is not Prometheus metrics: line 1 is '<html>hello</html>'"),
         (b"\xff\xfe", "is not Prometheus metrics: it is not UTF-8"),
         (b"", "is not Prometheus metrics: it has no series"),
-        (b"go_threads 7\n", "the endpoint has 1 series and none of NIXL (it has go_threads, …)"),
+        (
+            b"go_threads 7\n",
+            "has 1 series and none of NIXL or of an engine's transfers (it has go_threads, …)",
+        ),
         (VLLM + b"broken{\n", "is not Prometheus metrics: line 11 has the labels"),
         (b"#" * ((16 << 20) + 1), "has more than 16 MiB"),
     ],
