@@ -98,7 +98,8 @@ def surroundings(agent: Any, *, names: list[str]) -> dict[str, Any]:
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_char_p
     found = {name: libc.getenv(name.encode()) for name in names}
-    buffer = mmap.mmap(-1, 64 << 20)
+    # More than fits between what the parent of workers has mapped, which is the same in all of them.
+    buffer = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     return {
         "python": {name: os.environ[name] for name in names if name in os.environ},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from helpers.etcd import Etcd, running_etcd
+from helpers.stopped import stopped
 
 from pytest_nixl.cluster.forensics import forensics
 from pytest_nixl.cluster.group import Member
@@ -127,14 +127,10 @@ def test_an_etcd_that_is_gone_is_one_line() -> None:
 
 
 def test_an_etcd_that_hangs_is_not_waited_for(etcd: Etcd) -> None:
-    os.kill(etcd.pid, signal.SIGSTOP)
-    try:
-        with connect([etcd.endpoint], timeout=100) as hanging:
-            start = time.monotonic()
-            lines = forensics(hanging, "/g/", MEMBERS, worker_logs={"w": "last"}, seconds=0.5)
-            assert time.monotonic() - start < 60, "no request ends before 100 s"
-    finally:
-        os.kill(etcd.pid, signal.SIGCONT)
+    with stopped(etcd.pid), connect([etcd.endpoint], timeout=100) as hanging:
+        start = time.monotonic()
+        lines = forensics(hanging, "/g/", MEMBERS, worker_logs={"w": "last"}, seconds=0.5)
+        assert time.monotonic() - start < 60, "no request ends before 100 s"
     assert lines[0].endswith(": etcd took more than 0.5 s")
     assert lines[1:] == ["the last lines of w:", "  last"]
 

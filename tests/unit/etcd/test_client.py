@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers.etcd import Certificates, Etcd, running_etcd, turn_authentication_on, wait_until
+from helpers.stopped import stopped
 
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -229,8 +230,7 @@ class TestUnreachable:
         assert "no answer within 0.3 s" in error.reason
 
     def test_a_stopped_etcd(self) -> None:
-        with running_etcd() as etcd:
-            os.kill(etcd.pid, signal.SIGSTOP)
+        with running_etcd() as etcd, stopped(etcd.pid):
             assert failure(etcd.endpoint, timeout=0.3).cause == "timeout"
 
     def test_proxy_variables_are_ignored(self, plain: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
