@@ -232,7 +232,8 @@ _ALL = (
         "the process of an agent dies while others have transfers with it in flight, or before their next one",
         "NIXL 1.0.1 and 1.4.1 with LIBFABRIC over tcp, in 10 of 10 rounds of the script each; NIXL 1.5.0 in none of "
         "10, because a transfer in flight raises nixlBackendError there, but one posted after the death stayed PROC in "
-        "15 of 16 tries (watched for 10 s); with NIXL 1.0.1, a transfer() after the death once did not return in 100 min",
+        "15 of 16 tries (watched for 10 s); with NIXL 1.0.1 a transfer() after the death once did not return within "
+        "100 min",
     ),
     Finding(
         "NIXL-RESTARTED-LISTENER-LOSES-FETCH",
