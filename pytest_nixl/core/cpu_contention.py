@@ -19,10 +19,12 @@ class CpuContention:
     Only processors that this process may run on count: a pod may have two of a host's 192.
 
     :param own: the pids of other processes on this host that belong to the row.
+    :param needed: how many of the row's processes each keep a core busy; 0: all.
     """
 
-    def __init__(self, own: Iterable[int] = ()) -> None:
+    def __init__(self, own: Iterable[int] = (), needed: int = 0) -> None:
         self._own = {os.getpid(), *own}
+        self._needed = needed or len(self._own)
         self._start = (0.0, 0.0, 0.0)
         self._processors = own_processors()
         #: The cores that other processes took, on average.
@@ -37,7 +39,7 @@ class CpuContention:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         busy, own, now = (end - start for end, start in zip(self._read(), self._start, strict=True))
         self.taken = max(0.0, (busy - own) / now) if now > 0 else 0.0
-        self.cores = too_many(self.taken, len(self._processors), len(self._own))
+        self.cores = too_many(self.taken, len(self._processors), self._needed)
 
     def _read(self) -> tuple[float, float, float]:
         """Return the CPU seconds of all processes, the CPU seconds of the row's processes, and the clock in seconds."""

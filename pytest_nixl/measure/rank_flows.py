@@ -7,11 +7,12 @@ import itertools
 import os
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.measure.flow_steps import SAME_VERSION, FlowStep, MeasuredFlows
 from pytest_nixl.measure.link import obstacle_between
 from pytest_nixl.measure.worker_pair import connect_pairs
 from pytest_nixl.model.agent_options import AgentOptions
@@ -61,8 +62,8 @@ class _FlowPlace:
 class RankFlows:
     """The workers of a traffic pattern, one for each rank, connected where a flow needs it.
 
-    The flows start and stop on the data path (:mod:`pytest_nixl.nixl.worker.flows`): this process sends one command to
-    each rank and then waits.
+    The flows start and stop on the data path (:mod:`pytest_nixl.nixl.worker.flows`): for all rounds together this
+    process sends one command to each rank, waits, and asks for what was measured.
 
     :param hosts: the host of each rank.
     :param names: a name for each rank, with its host.
@@ -82,6 +83,8 @@ class RankFlows:
         self._kind, self._settings, self._names = kind, settings, tuple(names)
         self._backend = BACKENDS[kind.backend]
         self._flows = list(kind.pattern.flows)
+        #: The rank that posts each flow, and the number of the flow.
+        self._posts = {flow: (kind.initiator(flow), number) for number, flow in enumerate(self._flows)}
         self._runs = itertools.count(random.getrandbits(48))
         self._places = self._placed()
         environment: dict[str, str | None] = {"NIXL_ETCD_ENDPOINTS": None}
@@ -127,11 +130,9 @@ class RankFlows:
             windows: dict[str, dict[Flow, list[Window]]] = {load: {} for load in (ALONE, TOGETHER)}
             others: dict[str, dict[Flow, float]] = {load: {} for load in (ALONE, TOGETHER)}
             alone = [[[flow] for flow in each] for each in rounds(self._kind.pattern, self._hosts())]
-            timed = [(load, groups, self._duration(groups)) for load, groups in
-                     (*((ALONE, groups) for groups in alone), (TOGETHER, [self._flows]))]  # fmt: skip
+            steps = self._with_durations([*(FlowStep(ALONE, groups) for groups in alone), self._all_flows])
             for _ in range(repeats):
-                for load, groups, duration in timed:
-                    self._timed(groups, duration, windows[load], others[load])
+                self._timed(steps, windows, others)
             self._compare("after the timed transfers", seeds, corruption)
             self._verify("in the transfers after the timed ones", corruption)
         except BaseException:
@@ -165,8 +166,12 @@ class RankFlows:
         return sorted({rank for flow in self._flows for rank in flow.ranks})
 
     @property
+    def _all_flows(self) -> FlowStep:
+        return FlowStep(TOGETHER, [self._flows])
+
+    @property
     def _coordinator(self) -> int:
-        """The rank that most flows touch, which starts the windows of all."""
+        """The rank that most flows touch, which starts the steps of all."""
         touched = [rank for flow in self._flows for rank in flow.ranks]
         return max(self._used(), key=touched.count)
 
@@ -236,7 +241,7 @@ class RankFlows:
         kind, rank = self._kind, self._ranks[number]
         flows = []
         for place, flow in enumerate(self._flows):
-            if kind.initiator(flow) != number:
+            if self._posts[flow][0] != number:
                 continue
             partner = self._ranks[flow.target if number == flow.source else flow.source]
             slots = []
@@ -293,99 +298,93 @@ class RankFlows:
     def _verify(self, phase: str, corruption: dict[Flow, Corruption]) -> None:
         """Post each transfer once with new patterns, and compare every byte."""
         seeds = self._fill(poison=True)
-        self._run([self._flows], [0.0])
+        self._run([self._all_flows])
         self._compare(phase, seeds, corruption)
 
-    def _duration(self, groups: Sequence[Sequence[Flow]]) -> float:
-        """Return the seconds of a window of these groups, by the time that their transfers in flight take."""
-        found = self._run(groups, [0.0, 0.0])  # the very first transfers also connect
-        slowest = max(windows[-1][1] for windows in found.values())
-        return min(max(self._settings.duration, LEAST_SECONDS, LEAST_TURNS * slowest), self._settings.timeout / 4)
+    def _with_durations(self, steps: Sequence[FlowStep]) -> list[FlowStep]:
+        """Return steps with windows that are long enough for the transfers in flight of their slowest flow."""
+        tried = self._run([replace(step, durations=(0.0, 0.0)) for step in steps])  # the first transfers also connect
+        timed = []
+        for step, found in zip(steps, tried, strict=True):
+            slowest = max(windows[-1][1] for windows in found.windows.values())
+            least = max(self._settings.duration, LEAST_SECONDS, LEAST_TURNS * slowest)
+            duration = min(least, self._settings.timeout / 4)
+            timed.append(replace(step, durations=(_WARM_UP * duration, duration)))
+        return timed
 
     def _timed(
         self,
-        groups: Sequence[Sequence[Flow]],
-        duration: float,
-        windows: dict[Flow, list[Window]],
-        others: dict[Flow, float],
+        steps: Sequence[FlowStep],
+        windows: dict[str, dict[Flow, list[Window]]],
+        others: dict[str, dict[Flow, float]],
     ) -> None:
-        contention: dict[int, float] = {}
-        found = self._run(groups, [_WARM_UP * duration, duration], contention)
-        for flow, measured in found.items():
-            windows.setdefault(flow, []).append(measured[-1])
-            others[flow] = max(others.get(flow, 0.0), *(contention[rank] for rank in flow.ranks))
+        """Measure each step once, and add the windows and the cores that others took, by load and flow."""
+        for step, found in zip(steps, self._run(steps), strict=True):
+            for flow, measured in found.windows.items():
+                windows[step.load].setdefault(flow, []).append(measured[-1])
+                most = max(found.others[rank] for rank in flow.ranks)
+                others[step.load][flow] = max(others[step.load].get(flow, 0.0), most)
 
-    def _run(
-        self,
-        groups: Sequence[Sequence[Flow]],
-        durations: Sequence[float],
-        contention: dict[int, float] | None = None,
-    ) -> dict[Flow, list[Window]]:
-        """Run the flows of several groups at the same time. The flows of a group start together.
+    def _run(self, steps: Sequence[FlowStep]) -> list[MeasuredFlows]:
+        """Run steps one after another, and return what was measured in each."""
+        patience = self._settings.timeout + 3 * max(sum(step.durations) for step in steps)
+        run, first, used = next(self._runs), self._coordinator, self._used()
+        parts = [self._parts(step) for step in steps]
+        # Those that post first answer first; the coordinator polls until it is cancelled.
+        requests = [
+            self._ranks[rank].worker.request(
+                "flows_run",
+                seconds=2 * patience * (len(steps) + 1) + 5,
+                endpoint=self._ranks[rank].endpoint,
+                run=run,
+                everyone=self._gate(rank, first, used),
+                steps=[part.get(rank) for part in parts],
+                own=self._beside(rank, used),
+                patience=patience,
+            )
+            for rank in [first, *(rank for rank in used if rank != first)]
+        ]
+        results(requests[1:], serving=requests[0])
+        asked = [self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint) for rank in used]
+        reports = results(asked)
+        if any(len(report) != len(steps) for report in reports):
+            raise WorkerError("a rank did not report each step of a traffic pattern", SAME_VERSION)
+        told = [dict(zip(used, of_step, strict=True)) for of_step in zip(*reports, strict=True)]
+        return [step.measured(of_step, self._posts) for step, of_step in zip(steps, told, strict=True)]
 
-        :param groups: the flows of each group; no rank is in two groups.
-        :param durations: the seconds of each window; 0: each prepared transfer is posted once.
-        :param contention: receives the cores that others took, by rank.
-        :returns: the windows of each flow.
-        """
-        run, patience = next(self._runs), self._settings.timeout + 3 * sum(durations)
-        pending, serving = [], []
-        used = [sorted({rank for flow in group for rank in flow.ranks}) for group in groups]
-        everyone = sorted(set(itertools.chain(*used)))
-        for group, ranks in zip(groups, used, strict=True):
+    def _parts(self, step: FlowStep) -> dict[int, dict[str, Any]]:
+        """Return what each rank does in a step, for ranks that have a part in it."""
+        parts = {}
+        for group in step.groups:
+            ranks = sorted({rank for flow in group for rank in flow.ranks})
             first = self._first(group, ranks)
-            members = [self._ranks[rank].agent.name for rank in ranks if rank != first]
-            # Those that post first answer first; the coordinator polls until it is cancelled.
-            requests = []
-            for rank in [first, *(rank for rank in ranks if rank != first)]:
-                one = self._ranks[rank]
-                requests.append(
-                    one.worker.request(
-                        "flows_run",
-                        seconds=patience + 5,
-                        endpoint=one.endpoint,
-                        patience=patience,
-                        own=self._own(rank, everyone),
-                        run=run,
-                        coordinator="" if rank == first else self._ranks[first].agent.name,
-                        members=members if rank == first else [],
-                        flows=[self._flows.index(flow) for flow in group if self._kind.initiator(flow) == rank],
-                        durations=list(durations),
-                    )
-                )
-            serving.append(requests[0])
-            pending.append(requests[1:])
-        for asked, coordinator in zip(pending, serving, strict=True):
-            results(asked, serving=coordinator)
-        reports = results([self._ranks[rank].worker.request("flows_report", endpoint=self._ranks[rank].endpoint)
-                           for rank in everyone])  # fmt: skip
-        if contention is not None:
-            contention |= {rank: report["others"] for rank, report in zip(everyone, reports, strict=True)}
-        return self._windows(itertools.chain(*groups), reports, len(durations))
+            for rank in ranks:
+                parts[rank] = {
+                    "group": self._gate(rank, first, ranks),
+                    "flows": [self._posts[flow][1] for flow in group if self._posts[flow][0] == rank],
+                    "durations": list(step.durations),
+                    "busy": len(self._beside(rank, step.ranks)) + 1,
+                }
+        return parts
 
-    def _windows(self, flows: Iterable[Flow], reports: Sequence[Any], count: int) -> dict[Flow, list[Window]]:
-        told = {
-            number: list(zip(transfers, seconds, strict=False))
-            for report in reports
-            for number, transfers, seconds in report["windows"]
-        }
-        found = {flow: told.get(self._flows.index(flow), []) for flow in flows}
-        for flow, windows in found.items():
-            if len(windows) != count:
-                raise WorkerError(
-                    f"rank {self._kind.initiator(flow)} did not report {count} windows of the flow {flow}",
-                    "install the same pytest-nixl on every rank",
-                )
-        return found
+    def _gate(self, rank: int, first: int, ranks: Iterable[int]) -> dict[str, Any]:
+        """Return what a rank must know of a gate.
+
+        :param first: the rank that coordinates it.
+        :param ranks: all that pass it.
+        """
+        if rank != first:
+            return {"coordinator": self._ranks[first].agent.name, "members": []}
+        return {"coordinator": "", "members": [self._ranks[each].agent.name for each in ranks if each != first]}
 
     def _first(self, group: Sequence[Flow], ranks: Sequence[int]) -> int:
         """Return the coordinator of a group: of one flow the rank that does not post, else that of all."""
         if len(group) == 1:
-            return next(rank for rank in ranks if rank != self._kind.initiator(group[0]))
+            return next(rank for rank in ranks if rank != self._posts[group[0]][0])
         return self._coordinator
 
-    def _own(self, rank: int, ranks: Iterable[int]) -> list[int]:
-        """Return the pids of the pattern's other processes on the host of a rank."""
+    def _beside(self, rank: int, ranks: Iterable[int]) -> list[int]:
+        """Return the pids of the processes of other ranks on the host of a rank."""
         hosts = self._hosts()
         return [self._ranks[each].worker.pid for each in ranks if each != rank and hosts[each] == hosts[rank]]
 

@@ -54,10 +54,17 @@ ANSWERS: Mapping[str, Form] = {
     "fill": None,
     "flows_prepare": Ref,
     "flows_release": None,
-    "flows_report": {
-        "windows": Every((_COUNT, Every(Number(1, 1 << 53, whole=True)), Every(_TAKEN))),
-        "others": Number(0, 1e6),
-    },
+    "flows_report": Every(
+        OneOf(
+            (
+                None,
+                {
+                    "windows": Every((_COUNT, Every(Number(1, 1 << 53, whole=True)), Every(_TAKEN))),
+                    "others": Number(0, 1e6),
+                },
+            )
+        )
+    ),
     "flows_run": None,
     "prepare_objects": None,
     "probe_objects": None,

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.nixl.worker.flows import FlowEndpoint, OutgoingFlow, notification
+from pytest_nixl.nixl.worker.flows import FlowEndpoint, Gate, OutgoingFlow, StepPart, notification
 
 
 class FlowCommands(ABC):
@@ -44,25 +42,35 @@ class FlowCommands(ABC):
             outgoing.append(OutgoingFlow(flow["number"], handles, tag))
         return self._keep(FlowEndpoint(raw, outgoing, self._cancelled), "flows")
 
-    def do_flows_run(self, endpoint: Ref, patience: float, own: list[int], **how: Any) -> None:
-        """Take part in windows; further arguments are those of :meth:`FlowEndpoint.run`.
-
-        :param own: the pids of other processes on this host that belong to the pattern.
-        """
+    def do_flows_run(
+        self,
+        endpoint: Ref,
+        run: int,
+        everyone: dict[str, Any],
+        steps: list[dict[str, Any] | None],
+        own: list[int],
+        patience: float,
+    ) -> None:
+        """Take part in steps; the arguments are those of :meth:`FlowEndpoint.run`."""
         found: FlowEndpoint = self._get(endpoint)
-        others = CpuContention(own)
-        with others:
-            found.run(deadline=time.monotonic() + patience, **how)
-        found.others = others.cores
+        parts = [None if step is None else StepPart(**{**step, "group": Gate(**step["group"])}) for step in steps]
+        found.run(run, Gate(**everyone), parts, own, patience)
 
-    def do_flows_report(self, endpoint: Ref) -> dict[str, Any]:
-        """Return what the latest run measured."""
+    def do_flows_report(self, endpoint: Ref) -> list[dict[str, Any] | None]:
+        """Return what was measured in each step of the latest run; None for a step in which this rank rested."""
         found: FlowEndpoint = self._get(endpoint)
-        windows = [
-            [number, [count for count, _ in each], [seconds for _, seconds in each]]
-            for number, each in found.windows.items()
+        return [
+            None
+            if step is None
+            else {
+                "windows": [
+                    [number, [count for count, _ in each], [seconds for _, seconds in each]]
+                    for number, each in step.windows.items()
+                ],
+                "others": step.others,
+            }
+            for step in found.measured
         ]
-        return {"windows": windows, "others": found.others}
 
     def do_flows_release(self, endpoint: Ref) -> None:
         """Release the transfers."""

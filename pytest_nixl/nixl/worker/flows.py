@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's part in a traffic pattern: post its own flows, acknowledge those that reach it, and start with the others.
 
-All of it is on the data path: the ranks start each window together and learn that bytes have arrived by notifications
-of NIXL, so that nothing waits for the process that drives the run.
+All of it is on the data path: the ranks take one step after another, start each together and learn that bytes have
+arrived by notifications of NIXL, so that nothing waits for the process that drives the run.
 
-A window begins at a gate. Each member tells the coordinator, one of the ranks, that it is ready, and the coordinator
-then lets all of them go. Each rank posts the transfers of its flows until the duration of the window is over. It is
-ready for the next window when everything that it posted has arrived.
+In a step some groups of ranks measure their flows in one or more windows, each group for itself; other ranks rest. A
+step begins at a gate of all ranks, and each further window at a gate of its group. At a gate each member tells the
+coordinator, one of the ranks, that it is ready, and the coordinator then lets all of them go. In a window each rank
+posts the transfers of its flows until the duration is over. It is ready when everything that it posted has arrived.
 
 A WRITE counts when its target has said that the bytes have arrived: each of its transfers carries a notification, which
 NIXL delivers after the data, and the target answers with the number that it has seen. A READ counts when it is DONE.
@@ -19,14 +20,16 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.nixl.worker.transfer import IDLE_NAP_SECONDS, StepTimeoutError
 
 _CARRIED = re.compile(rb"pytest-nixl:flow:([0-9]{1,9})")
 _ARRIVED = re.compile(rb"pytest-nixl:flow-arrived:([0-9]{1,9}):([0-9]{1,18})")
-_READY = re.compile(rb"pytest-nixl:ready:([0-9]{1,18}:[0-9]{1,9})")
-_GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9})")
+_READY = re.compile(rb"pytest-nixl:ready:([0-9]{1,18}:[0-9]{1,9}:[0-9]{1,9})")
+_GO = re.compile(rb"pytest-nixl:go:([0-9]{1,18}:[0-9]{1,9}:[0-9]{1,9})")
 
 #: Seconds without progress after which a rank naps between its polls, and the seconds of a nap beside transfers.
 _BUSY_SECONDS, _NAP_SECONDS = 0.0002, 0.00002
@@ -126,6 +129,46 @@ class OutgoingFlow:
         return state == "DONE"
 
 
+@dataclass(frozen=True)
+class Gate:
+    """The ranks that start together.
+
+    :param coordinator: the agent that lets the others go; empty: this one.
+    :param members: for the coordinator, the names of the other agents.
+    """
+
+    coordinator: str
+    members: Sequence[str]
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """One rank's part in a step.
+
+    :param group: the ranks that start each window but the first together.
+    :param flows: the numbers of the flows to post.
+    :param durations: the seconds of each window; 0: each prepared transfer is posted once.
+    :param busy: how many processes of this host measure flows in this step.
+    """
+
+    group: Gate
+    flows: Sequence[int]
+    durations: Sequence[float]
+    busy: int
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What a rank measured in a step.
+
+    :param windows: of each of its flows the number, and transfers and seconds of each window.
+    :param others: the cores that these processes needed and other processes took.
+    """
+
+    windows: dict[int, list[tuple[int, float]]]
+    others: float
+
+
 class FlowEndpoint:
     """The flows of one rank, and what the other ranks have told it.
 
@@ -143,37 +186,33 @@ class FlowEndpoint:
         self._go: set[bytes] = set()
         self._deadline = self._busy_until = 0.0
         self._polls = 0
-        #: Of each flow of the latest run: its number, and transfers and seconds of each window.
-        self.windows: dict[int, list[tuple[int, float]]] = {}
-        #: The cores of this rank's and its partners' processes that other processes took in the latest run.
-        self.others = 0.0
+        #: What was measured in each step of the latest run; None for a step in which this rank rested.
+        self.measured: list[MeasuredStep | None] = []
 
     def run(
-        self, run: int, coordinator: str, members: Sequence[str], flows: Sequence[int], durations: Sequence[float],
-        deadline: float,
-    ) -> None:  # fmt: skip
-        """Take part in windows, and keep what was measured in :attr:`windows`.
+        self, run: int, everyone: Gate, steps: Sequence[StepPart | None], own: Sequence[int], patience: float
+    ) -> None:
+        """Take part in steps, and keep what was measured in :attr:`measured`.
+
+        If this rank coordinates everyone, it polls at the end until it is cancelled.
 
         :param run: a number that no other run of these ranks has.
-        :param coordinator: the agent that lets the others go; empty: this one, which polls until it is cancelled.
-        :param members: for the coordinator, the names of the other agents.
-        :param flows: the numbers of the flows to post.
-        :param durations: the seconds of each window; 0: each prepared transfer is posted once.
-        :param deadline: the value of ``time.monotonic()`` at which every wait ends.
-        :raises StepTimeoutError: the deadline has passed, or pytest has asked to end.
+        :param everyone: all ranks, which start each step together.
+        :param steps: this rank's part in each; None: it rests.
+        :param own: the pids of the pattern's other processes on this host.
+        :param patience: the seconds that a step may take.
+        :raises StepTimeoutError: a step takes longer, or pytest has asked to end.
         :raises RuntimeError: a transfer failed.
         """
-        self._deadline = deadline
-        active = [self._flows[number] for number in flows]
-        self.windows = {flow.number: [] for flow in active}
-        for number, duration in enumerate(durations):
-            self._gate(run, number, coordinator, members)
-            start = time.perf_counter()
-            self._window(active, start, start + duration)
-            for flow in active:
-                self.windows[flow.number].append(flow.result())
-        self._gate(run, len(durations), coordinator, members)
-        if not coordinator:
+        self.measured = []
+        for number, step in enumerate(steps):
+            self._deadline = time.monotonic() + 2 * patience  # others may still be in the step before
+            self._gate(b"%d:%d:0" % (run, number), everyone, IDLE_NAP_SECONDS)
+            self._deadline = time.monotonic() + patience
+            self.measured.append(None if step is None else self._step(b"%d:%d" % (run, number), step, own))
+        self._deadline = time.monotonic() + 2 * patience
+        self._gate(b"%d:%d:0" % (run, len(steps)), everyone, IDLE_NAP_SECONDS)
+        if not everyone.coordinator:
             while not self._cancelled():  # its last messages leave it only while it polls
                 self._rest(self._poll(), IDLE_NAP_SECONDS)
 
@@ -184,6 +223,20 @@ class FlowEndpoint:
                 self._agent.release_xfer_handle(handle)
         self._flows.clear()
 
+    def _step(self, token: bytes, step: StepPart, own: Sequence[int]) -> MeasuredStep:
+        active = [self._flows[number] for number in step.flows]
+        windows: dict[int, list[tuple[int, float]]] = {flow.number: [] for flow in active}
+        contention = CpuContention(own, needed=step.busy)
+        with contention:
+            for number, duration in enumerate(step.durations):
+                if number:
+                    self._gate(token + b":%d" % number, step.group, _NAP_SECONDS)
+                start = time.perf_counter()
+                self._window(active, start, start + duration)
+                for flow in active:
+                    windows[flow.number].append(flow.result())
+        return MeasuredStep(windows, contention.cores)
+
     def _window(self, active: Sequence[OutgoingFlow], start: float, end: float) -> None:
         for flow in active:
             flow.begin(start, end)
@@ -193,20 +246,22 @@ class FlowEndpoint:
             posting = bool(active) and time.perf_counter() < end
             self._wait(self._poll() or any(moved), "the transfers of a window to arrive")
 
-    def _gate(self, run: int, number: int, coordinator: str, members: Sequence[str]) -> None:
-        token = b"%d:%d" % (run, number)
-        # Before the first window others still wait for their commands, and need the processor to get them.
-        nap = _NAP_SECONDS if number else IDLE_NAP_SECONDS
-        if coordinator:
-            self._agent.send_notif(coordinator, b"pytest-nixl:ready:" + token)
+    def _gate(self, token: bytes, gate: Gate, nap: float) -> None:
+        """Wait until all ranks of a gate are there.
+
+        :param token: the run, the step and the window that begins; the first window of a step has none of its own.
+        :param nap: seconds between polls. A rank that rests leaves the processor to those that measure or start.
+        """
+        if gate.coordinator:
+            self._agent.send_notif(gate.coordinator, b"pytest-nixl:ready:" + token)
             while token not in self._go:
                 self._wait(self._poll(), "the coordinator to let this rank go", nap)
             self._go.discard(token)
             return
-        while not self._ready[token].issuperset(members):
+        while not self._ready[token].issuperset(gate.members):
             self._wait(self._poll(), "the other ranks to be ready", nap)
         del self._ready[token]
-        for member in members:
+        for member in gate.members:
             self._agent.send_notif(member, b"pytest-nixl:go:" + token)
 
     def _poll(self) -> bool:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from helpers.contention import spinning
 
-from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, too_many
+from pytest_nixl.core.cpu_contention import CpuContention, busy_ticks, own_processors, too_many
 from pytest_nixl.judge.floor_test import decide_floor
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.worker_pairs import WorkerPairs
@@ -43,6 +43,17 @@ def test_cpu_time_of_the_row_does_not_count_as_contention() -> None:
 )
 def test_use_of_free_cores_is_not_contention(taken: float, processors: int, own: int, of_ours: float) -> None:
     assert too_many(taken, processors, own) == pytest.approx(of_ours)
+
+
+def test_processes_of_the_row_that_rest_need_no_core() -> None:
+    cores = len(own_processors())
+    with ExitStack() as stack:
+        for _ in range(cores):
+            stack.enter_context(spinning())
+        with CpuContention(needed=cores) as all_measure, CpuContention(needed=1) as one_measures:
+            time.sleep(1)
+    assert all_measure.cores == pytest.approx(all_measure.taken)
+    assert one_measures.cores == pytest.approx(max(0.0, one_measures.taken - (cores - 1)))
 
 
 def test_only_processors_that_a_process_may_use_count() -> None:

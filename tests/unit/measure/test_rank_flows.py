@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from helpers.contention import spinning
@@ -23,6 +25,7 @@ from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_process import Pending, Worker
 
 HOST = MemoryPair("DRAM", "DRAM")
 KIB = 1 << 10
@@ -35,10 +38,12 @@ def connect(make_settings: Callable[..., Settings]) -> Iterator[Connect]:
     """Start the workers of a pattern."""
     with ExitStack() as ended:
 
-        def make(text: str, op: str = "WRITE", *, size: int = 64 * KIB, depth: int = 1) -> RankFlows:
+        def make(
+            text: str, op: str = "WRITE", *, size: int = 64 * KIB, depth: int = 1, timeout: float = 60.0
+        ) -> RankFlows:
             pattern = PatternChoice.parse(text).of(1, size)
             kind = PatternKind(pattern, "UCX", op, HOST, depth)
-            settings = make_settings(duration=0.02)
+            settings = make_settings(duration=0.02, timeout=timeout)
             hosts = [LocalHost(supervisor(), rank) for rank in range(pattern.ranks)]
             names = [f"rank {rank}" for rank in range(pattern.ranks)]
             flows = RankFlows(hosts, names, kind, settings, settings.agents[0])
@@ -119,6 +124,42 @@ def test_a_rank_that_ends_is_named_and_the_others_are_ended(connect: Connect) ->
             flows.measure(repeats=1)
     assert "SIGKILL" in str(caught.value)
     assert not any(agent.worker.alive for agent in flows.agents)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_stopped_is_named_and_the_others_are_ended(connect: Connect) -> None:
+    flows = connect("incast:4", timeout=5.0)
+    pid = flows.agents[2].worker.pid
+    run = RankFlows._timed
+
+    def stop(self: RankFlows, *more: object) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        run(self, *more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankFlows, "_timed", stop)
+        with pytest.raises(WorkerError, match="rank 2") as caught:
+            flows.measure(repeats=1)
+    assert "was stopped by a signal" in str(caught.value)
+    assert not any(agent.worker.alive for agent in flows.agents)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pattern", ["incast:3", "alltoall:4"])
+def test_all_rounds_together_are_one_command_for_each_rank(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    flows, sent = connect(pattern), Counter[str]()
+    request = Worker.request
+
+    def counted(self: Worker, command: str, **arguments: Any) -> Pending:
+        sent.update([command])
+        return request(self, command, **arguments)
+
+    monkeypatch.setattr(Worker, "request", counted)
+    flows.measure(repeats=2)
+    # Two verifications, the durations of the windows, and two repeats.
+    assert sent["flows_run"] == sent["flows_report"] == 5 * len(flows.agents)
 
 
 def test_the_keys_of_rows_name_pattern_and_load() -> None:
