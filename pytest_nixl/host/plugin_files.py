@@ -18,6 +18,9 @@ from pytest_nixl.host.software import Lacking
 
 _NAME = re.compile(r"libplugin_(\w+)\.so")
 _LIBNIXL = re.compile(r"libnixl(?:-[0-9a-f]{8})?\.so")
+#: UCX replaces functions of libc when it is loaded, and for some kinds of replacement it waits 0.4 s. A process that
+#: only loads plugins moves no memory.
+_WITHOUT_HOOKS = {"UCX_MEM_MMAP_HOOK_MODE": "none"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,13 @@ def load_plugins(folder: str, library: str) -> list[dict[str, Any]]:
         return []
     command = [sys.executable, "-m", "pytest_nixl.host.plugin_loader", library, *paths]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        check=False,
+        env=os.environ | _WITHOUT_HOOKS,
     )
     answers = {each["path"]: each for each in map(json.loads, done.stdout.splitlines())}
     absent = {"error": f"it was not tried: the loading program ended with code {done.returncode}", "missing": []}
