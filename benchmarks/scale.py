@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how ranks scale: 64 ranks on this machine, a pytest each, and simulated groups of up to 1,024 ranks.
 
-The 64 ranks measure the pairs `first` and `ring`, and 16 ranks all pairs in rounds (`alltoall`), with the real NIXL:
-64 ranks would need an hour for that on two cores. They are forked from one process that has imported pytest, so that
-they fit into its memory; as root, each has a host name of its own, because ranks of one host are never measured at the
-same time. The simulated ranks are threads of a few processes: they join, answer rank 0 and leave through a real etcd,
-with the code of a run, and start no worker. etcd counts their requests, which stand beside those of the model in
-`pytest_nixl/cluster/group_load.py`.
+The 64 ranks measure the pairs `first` and `ring`, and all pairs in rounds (`alltoall`), with the real NIXL. They are
+forked from one process that has imported pytest, so that they fit into its memory; as root, each has a host name of its
+own, because ranks of one host are never measured at the same time. The simulated ranks are threads of a few processes:
+they join, answer rank 0 and leave through a real etcd, with the code of a run, and start no worker. etcd counts their
+requests, which stand beside those of the model in `pytest_nixl/cluster/group_load.py`.
 """
 
 from __future__ import annotations
@@ -286,7 +285,6 @@ def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64, help="ranks that are a pytest each (default: 64)")
-    parser.add_argument("--alltoall-ranks", type=int, default=16, help="ranks of alltoall (default: 16)")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="what they run; empty: nothing")
     parser.add_argument("--simulate", default="2,4,8,16,32,64,256,1024", help="sizes of simulated groups")
     parser.add_argument("--simulated-ranks", nargs=5, metavar=("URL", "GROUP", "SIZE", "FIRST", "COUNT"),
@@ -309,8 +307,7 @@ def main() -> None:
         print(f"the schedule of 1024 ranks: {len(factors(1024))} rounds of 512 pairs, made in {took:.2f} s", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             for name in [text for text in given.schedules.split(",") if text]:
-                size = given.alltoall_ranks if name == "alltoall" else given.ranks
-                schedule(server, name, size, Path(folder) / name)
+                schedule(server, name, given.ranks, Path(folder) / name)
     finally:
         server.discard()
         close_supervisor()

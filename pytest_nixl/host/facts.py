@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pytest_nixl.host.image import ImageFacts, read_image
 from pytest_nixl.host.network import Network, Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.peers import ReachedPeer, read_peers
+from pytest_nixl.host.plugin_files import PluginsInAdvance
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software, read_software
@@ -99,7 +101,9 @@ def gather(
         source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
         etcd = environ.get(source, "") if source else ""
     rdma, gpu = read_rdma(root), read_gpus(root)
-    software = read_software(root, backends, nixlbench)
+    with closing(PluginsInAdvance(environ)) as plugins:
+        software = read_software(root, backends, nixlbench, loaded=plugins.start)
+        image = read_image(root, software, environ, plugins)
     facts = Facts(
         host=read_host(root),
         network=read_network(root),
@@ -108,7 +112,7 @@ def gather(
         gpu=gpu,
         near=Topology.of(gpu, rdma).nearest(),
         software=software,
-        image=read_image(root, software, environ),
+        image=image,
         environment=read_environment(root, environ),
         etcd=read_etcd(root, etcd, source, connect),
         peers=read_peers(root, peers),

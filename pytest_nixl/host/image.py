@@ -14,7 +14,7 @@ from pytest_nixl.host import library_versions
 from pytest_nixl.host.device_code import DeviceCode, device_code
 from pytest_nixl.host.fact import Fact, to_plain
 from pytest_nixl.host.installed import cuda_of_nixl, nixl_packages, torch_version
-from pytest_nixl.host.plugin_files import PluginFile, libnixl, load_plugins, plugin_folder
+from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, libnixl, plugin_folder
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software
 from pytest_nixl.host.verbs_providers import VerbsLibrary, VerbsProvider, ask_verbs
@@ -46,14 +46,17 @@ class ImageFacts:
     providers: tuple[VerbsProvider, ...]
 
 
-def read_image(root: FactsRoot, software: Software, environ: Mapping[str, str]) -> ImageFacts:
+def read_image(
+    root: FactsRoot, software: Software, environ: Mapping[str, str], plugins: PluginsInAdvance
+) -> ImageFacts:
     """Read the facts of the installed software.
 
     :param root: this machine, or a recorded tree, for which nothing is loaded.
     :param software: what a worker with NIXL has loaded.
     :param environ: the environment variables.
+    :param plugins: loads the plugins.
     """
-    found = root.ask("image", lambda: _ask(software, environ))
+    found = root.ask("image", lambda: _ask(software, environ, plugins))
     why = found.get("why", "")
     module = software.nixl_file.value or ""
     cuda = cuda_of_nixl(module, [library.path for library in software.libraries])
@@ -87,14 +90,14 @@ def read_image(root: FactsRoot, software: Software, environ: Mapping[str, str]) 
     )
 
 
-def _ask(software: Software, environ: Mapping[str, str]) -> dict[str, Any]:
+def _ask(software: Software, environ: Mapping[str, str], plugins: PluginsInAdvance) -> dict[str, Any]:
     libraries = [library.path for library in software.libraries]
     used = next((os.path.dirname(backend.plugin) for backend in software.backends if backend.plugin), "")
     folder = plugin_folder(environ, libraries) or used
     cuda = cuda_of_nixl(software.nixl_file.value or "", libraries)
     return {
         "plugin_folder": folder,
-        "plugins": load_plugins(folder, libnixl(libraries)) if os.path.isdir(folder) else [],
+        "plugins": plugins.load(folder, libnixl(libraries)) if os.path.isdir(folder) else [],
         "packages": nixl_packages(),
         "torch": torch_version(),
         "versions": {

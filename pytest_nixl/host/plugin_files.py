@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,36 +87,86 @@ def libnixl(libraries: Sequence[str]) -> str:
     return next((path for path in libraries if _LIBNIXL.fullmatch(os.path.basename(path))), "")
 
 
-def load_plugins(folder: str, library: str) -> list[dict[str, Any]]:
-    """Load each plugin of a folder in a process of its own, and return what each lacks, as JSON values.
+class PluginLoading:
+    """The loading of each plugin of a folder in a process of its own, beside what the caller does meanwhile.
 
     :param folder: the folder of the plugins.
     :param library: the path of NIXL's library, which is loaded first; empty to load none.
     """
-    paths = sorted(str(path) for path in Path(folder).glob("libplugin_*.so"))
-    if not paths:
-        return []
-    command = [sys.executable, "-m", "pytest_nixl.host.plugin_loader", library, *paths]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=False,
-        env=os.environ | _WITHOUT_HOOKS,
-    )
-    answers = {each["path"]: each for each in map(json.loads, done.stdout.splitlines())}
-    absent = {"error": f"it was not tried: the loading program ended with code {done.returncode}", "missing": []}
-    tried = [(path, answers.get(path, absent)) for path in paths]
-    known = remedies(each["soname"] for _, answer in tried for each in answer["missing"] if not each["versions"])
-    return [
-        {
-            "name": plugin_name(path),
-            "path": path,
-            "error": answer["error"],
-            "missing": answer["missing"],
-            "remedies": {each["soname"]: known[each["soname"]] for each in answer["missing"] if not each["versions"]},
-        }
-        for path, answer in tried
-    ]
+
+    def __init__(self, folder: str, library: str) -> None:
+        self.folder, self.library = folder, library
+        self._paths = sorted(str(path) for path in Path(folder).glob("libplugin_*.so"))
+        command = [sys.executable, "-m", "pytest_nixl.host.plugin_loader", library, *self._paths]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | _WITHOUT_HOOKS,
+        )
+
+    def result(self) -> list[dict[str, Any]]:
+        """Wait for the end, and return what each plugin lacks, as JSON values."""
+        lines, _ = self._process.communicate()
+        answers = {each["path"]: each for each in map(json.loads, lines.splitlines())}
+        ended = f"it was not tried: the loading program ended with code {self._process.returncode}"
+        tried = [(path, answers.get(path, {"error": ended, "missing": []})) for path in self._paths]
+        known = remedies(each["soname"] for _, answer in tried for each in answer["missing"] if not each["versions"])
+        return [
+            {
+                "name": plugin_name(path),
+                "path": path,
+                "error": answer["error"],
+                "missing": answer["missing"],
+                "remedies": {
+                    each["soname"]: known[each["soname"]] for each in answer["missing"] if not each["versions"]
+                },
+            }
+            for path, answer in tried
+        ]
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        with self._process:
+            self._process.kill()
+
+
+class PluginsInAdvance:
+    """Starts to load NIXL's plugins as soon as a process has loaded NIXL, while that process goes on.
+
+    :param environ: the environment variables, which may name the folder of the plugins.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._loading: PluginLoading | None = None
+
+    def start(self, libraries: Sequence[str]) -> None:
+        """Start to load the plugins beside NIXL's library.
+
+        :param libraries: the paths of the libraries that a process with NIXL has loaded.
+        """
+        folder = plugin_folder(self._environ, libraries)
+        if os.path.isdir(folder):
+            self._loading = PluginLoading(folder, libnixl(libraries))
+
+    def load(self, folder: str, library: str) -> list[dict[str, Any]]:
+        """Return what each plugin of a folder lacks; if these were not started in advance, load them now."""
+        loading = self._loading
+        if loading is None or (loading.folder, loading.library) != (folder, library):
+            self.close()
+            loading = self._loading = PluginLoading(folder, library)
+        return loading.result()
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._loading is not None:
+            self._loading.close()
+
+
+def load_plugins(folder: str, library: str) -> list[dict[str, Any]]:
+    """Load each plugin of a folder, and return what each lacks. Parameters as for :class:`PluginLoading`."""
+    with closing(PluginLoading(folder, library)) as loading:
+        return loading.result()

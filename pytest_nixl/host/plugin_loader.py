@@ -44,9 +44,8 @@ def main(libnixl: str, plugins: list[str]) -> None:
             file.seek(0)
             answer = file.read()
         running.extend(_start(libnixl, plugin) for plugin in islice(waiting, 1))
-        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
-        missing = missing_libraries(plugin, found["loaded"]) if found["loaded"] else []
-        line = {"path": plugin, "error": found["error"], "missing": missing}
+        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "missing": []}
+        line = {"path": plugin, "error": found["error"], "missing": found["missing"]}
         os.write(results, json.dumps(line).encode() + b"\n")
 
 
@@ -65,7 +64,7 @@ def _start(libnixl: str, plugin: str) -> tuple[str, int, BinaryIO]:
 
 
 def load(libnixl: str, plugin: str) -> dict[str, Any]:
-    """Load a plugin as NIXL does, and return the loader's error and, with one, what was loaded before."""
+    """Load a plugin as NIXL does, and return the loader's error and, with one, all that the plugin lacks."""
     if libnixl:
         with contextlib.suppress(OSError):
             ctypes.CDLL(libnixl, os.RTLD_NOW | os.RTLD_LOCAL)
@@ -74,8 +73,8 @@ def load(libnixl: str, plugin: str) -> dict[str, Any]:
         ctypes.CDLL(plugin, os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         files = dict.fromkeys(re.findall(r"(/\S.*)$", maps, re.MULTILINE))
-        return {"error": str(error), "loaded": [file for file in files if ".so" in file]}
-    return {"error": "", "loaded": []}
+        return {"error": str(error), "missing": missing_libraries(plugin, [file for file in files if ".so" in file])}
+    return {"error": "", "missing": []}
 
 
 def missing_libraries(plugin: str, loaded: list[str]) -> list[dict[str, Any]]:

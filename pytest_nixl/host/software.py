@@ -9,7 +9,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,14 +129,21 @@ class Software:
         return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def read_software(root: FactsRoot, backends: Sequence[str], nixlbench: str = "") -> Software:
+def read_software(
+    root: FactsRoot,
+    backends: Sequence[str],
+    nixlbench: str = "",
+    *,
+    loaded: Callable[[Sequence[str]], None] = lambda libraries: None,
+) -> Software:
     """Load NIXL in a worker, create the backends there, and return the facts.
 
     :param root: this machine, or a recorded tree, for which no worker is started.
     :param backends: the names of the backends to create.
     :param nixlbench: the path of nixlbench; empty to search PATH.
+    :param loaded: called with the paths of all loaded libraries before the worker creates the backends.
     """
-    nixl = root.ask("nixl", lambda: _ask_nixl(backends))
+    nixl = root.ask("nixl", lambda: _ask_nixl(backends, loaded))
     bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
     worker, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
     why = nixl.get("why", "")
@@ -216,7 +223,7 @@ def _efa_installer(root: FactsRoot) -> Fact[str]:
     return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed")
 
 
-def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
+def _ask_nixl(backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:
     from pytest_nixl.nixl.agent import NixlAgent
     from pytest_nixl.processes.hosts import LocalHost
     from pytest_nixl.processes.supervisor import supervisor
@@ -236,6 +243,7 @@ def _ask_nixl(backends: Sequence[str]) -> dict[str, Any]:
             prepared = _run(agent, found, "prepare", name=name, nixl=nixl)
             found["backends"][name] = prepared["backend"]
             found["libraries"] = prepared["libraries"]
+        loaded(found.get("libraries", []))
         for name, backend in found["backends"].items():
             if not backend["error"]:
                 backend |= _run(agent, found, "make", name=name)

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from helpers.copied_wheel import CopiedWheel, copy_wheel
 
+from pytest_nixl.host import plugin_files
 from pytest_nixl.host.library_packages import remedies
-from pytest_nixl.host.plugin_files import PluginFile, load_plugins, plugin_folder
+from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, load_plugins, plugin_folder
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
 REMOVED = {
@@ -110,3 +112,60 @@ def test_variable_replaces_the_folder_of_the_plugins(tmp_path: Path) -> None:
     assert plugin_folder({"NIXL_PLUGIN_DIR": "/plugins"}, libraries) == "/plugins"
     assert plugin_folder({}, libraries[:1]) == ""
     assert load_plugins(os.devnull, "") == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a plugin that no loader reads."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "libplugin_TEXT.so").write_text("not a library" * 100)
+    return tmp_path / "plugins"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose plugins were loaded, in order."""
+    folders: list[str] = []
+    real = plugin_files.PluginLoading.__init__
+
+    def init(self: plugin_files.PluginLoading, folder: str, library: str) -> None:
+        folders.append(folder)
+        real(self, folder, library)
+
+    monkeypatch.setattr(plugin_files.PluginLoading, "__init__", init)
+    return folders
+
+
+def test_plugins_that_are_loaded_in_advance_are_loaded_once(folder: Path, started: list[str]) -> None:
+    library = str(folder.parent / "libnixl.so")
+    with closing(PluginsInAdvance({})) as plugins:
+        plugins.start([library])
+        assert started == [str(folder)]
+        [found] = plugins.load(str(folder), library)
+    assert "invalid ELF header" in found["error"]
+    assert started == [str(folder)]
+
+
+def test_plugins_of_another_folder_than_that_in_advance_are_loaded(
+    folder: Path, tmp_path: Path, started: list[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    with closing(PluginsInAdvance({"NIXL_PLUGIN_DIR": str(tmp_path / "other")})) as plugins:
+        plugins.start([])
+        assert [each["name"] for each in plugins.load(str(folder), "")] == ["TEXT"]
+    assert started == [str(tmp_path / "other"), str(folder)]
+
+
+def test_nothing_is_loaded_in_advance_without_a_folder(tmp_path: Path, started: list[str]) -> None:
+    with closing(PluginsInAdvance({})) as plugins:
+        plugins.start([str(tmp_path / "libnixl.so")])
+    assert started == []
+
+
+def test_loading_ends_with_its_owner(folder: Path) -> None:
+    loading = plugin_files.PluginLoading(str(folder), "")
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
+    loading.close()
+    ended = before - set(children.read_text().split())
+    assert len(ended) == 1
