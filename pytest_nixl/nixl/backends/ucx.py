@@ -30,6 +30,10 @@ _RANGE = re.compile(r"([0-9]{1,18})([KMG]?)(?:\.\.(?:([0-9]{1,18})([KMG]?)|inf))
 _TRANSPORT = re.compile(r"\b[a-z][a-z0-9_]*/[\w.:-]+")
 _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
+#: When UCX is loaded it replaces eight functions of libc. It waits 50 ms at each, so that no thread is within it, and
+#: keeps a processor busy meanwhile. A worker has no thread that does anything then: 1 ms is enough.
+_GRACE, _SHORT = "UCX_MEM_BISTRO_GRACE_DURATION", "1ms"
+
 
 @dataclass(frozen=True)
 class _ProtocolTable:
@@ -67,9 +71,13 @@ class UcxBackend:
     def load(self, nixl: Mapping[str, str]) -> dict[str, str]:
         """Load the libraries that NIXL's plugin needs, such as the CUDA driver before NIXL 0.10. UCX is part of NIXL.
 
+        It also sets a variable of UCX, if the UCX in NIXL's package knows it: the loading is 0.4 s shorter.
+
         :raises LibraryError: the plugin needs a library that was not found or cannot be loaded.
         """
         plugin = find_plugin(os.environ, Path("/proc/self/maps").read_text(), [nixl["nixl_package"]], PLUGIN)
+        if plugin is not None and _knows_grace(plugin, nixl["nixl_package"]):
+            os.environ.setdefault(_GRACE, _SHORT)
         backend = f"UCX of {nixl['nixl_package']} {nixl['nixl']}"
         finder = Finder(os.environ, backend=backend)
         recorded: dict[str, str] = {}
@@ -157,3 +165,10 @@ def _limits(match: re.Match[str]) -> tuple[float, float]:
 
 
 BACKEND = UcxBackend()
+
+
+def _knows_grace(plugin: str, package: str) -> bool:
+    """Return whether the UCX beside a plugin of a package of NIXL knows the variable; any other UCX would warn."""
+    folder = Path(plugin).parents[2] / f"{package.replace('-', '_')}.libs"
+    name = _GRACE.removeprefix("UCX_MEM_").encode()
+    return any(name in path.read_bytes() for path in folder.glob("libucs-*.so*"))

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,3 +170,66 @@ def test_table_of_the_agent_itself_is_no_finding() -> None:
 )  # fmt: skip
 def test_message_of_nixl_about_refused_gpu_memory_is_parsed(log: str, words: str) -> None:
     assert taken_for_host(log) == words
+
+
+GRACE = "UCX_MEM_BISTRO_GRACE_DURATION"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package of NIXL, whose UCX knows no variable."""
+    plugins = tmp_path / ".nixl_cu12.mesonpy.libs" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "libplugin_UCX.so").touch()
+    (tmp_path / "nixl_cu12.libs").mkdir()
+    (tmp_path / "nixl_cu12.libs" / "libucs-14c218c5.so.0.0.0").write_bytes(b"\0BISTRO_FORCE_FAR_JUMP\0")
+    monkeypatch.setenv("NIXL_PLUGIN_DIR", str(plugins))
+    monkeypatch.delenv(GRACE, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "left"),
+    [
+        (b"\0BISTRO_GRACE_DURATION\x0050ms\0", None, "1ms"),
+        (b"\0BISTRO_GRACE_DURATION\x0050ms\0", "20ms", "20ms"),  # the deployment's own value stays
+        (b"\0BISTRO_FORCE_FAR_JUMP\0", None, None),  # an older UCX would warn
+    ],
+    ids=["known", "given", "unknown"],
+)
+def test_worker_shortens_the_wait_of_a_ucx_that_knows_how(
+    content: bytes, given: str | None, left: str | None, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "nixl_cu12.libs" / "libucs-14c218c5.so.0.0.0").write_bytes(content)
+    if given is not None:
+        monkeypatch.setenv(GRACE, given)
+    BACKEND.load({"nixl_package": "nixl-cu12", "nixl": "1.5.1"})
+    assert os.environ.get(GRACE) == left
+
+
+#: Print the functions of libc whose code changes when the plugin is loaded.
+REPLACED = """
+import ctypes, json, sys
+libc = ctypes.CDLL(None)
+names = ("mmap", "munmap", "mremap", "madvise", "shmat", "shmdt", "brk", "sbrk")
+def code():
+    return {name: ctypes.string_at(ctypes.cast(getattr(libc, name), ctypes.c_void_p).value, 8) for name in names}
+before = code()
+ctypes.CDLL(sys.argv[1])
+after = code()
+print(json.dumps([name for name in names if before[name] != after[name]]))
+"""
+
+
+def test_real_ucx_replaces_the_same_functions_whatever_the_wait() -> None:
+    nixl_cu12 = pytest.importorskip("nixl_cu12", reason="this environment has no package nixl-cu12")
+    [plugin] = Path(nixl_cu12.__file__).parents[1].glob(".nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so")
+    found = []
+    for variables in ({}, {GRACE: "1ms"}):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")} | variables
+        done = subprocess.run(
+            [sys.executable, "-c", REPLACED, str(plugin)], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert "munmap" in found[0]
