@@ -22,7 +22,7 @@ from pytest_nixl.processes.worker_process import Pending, Worker, results
 
 #: Seconds of transfers before a row is timed, and before the first row of a launch. New processes may share a core at
 #: first, which costs a third of the bandwidth of small blocks. A traffic shaper's burst also ends in this time.
-SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.02, 0.3
+SETTLE_SECONDS, FIRST_SETTLE_SECONDS = 0.005, 0.3
 #: Additional environment variables of the initiator's worker and of the target's worker.
 Variables = tuple[Mapping[str, str], Mapping[str, str]]
 

@@ -28,9 +28,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+
 WINDOWS = 10
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
 WINDOW_SECONDS = 0.01
+#: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
+_MARGIN = 1.02
 #: The largest number of order statistics of latencies in a result.
 LATENCIES = 1000
 
@@ -322,7 +326,7 @@ def measure(
     estimate = _settle(initiator, settle, warmup, warmed)
     # Every handle is used at least once, because the bytes of all are compared afterwards.
     least = max(iterations, initiator.transfers)
-    per_window = max(initiator.depth, -(-least // WINDOWS), int(WINDOW_SECONDS / estimate) + 1)
+    per_window = max(initiator.depth, -(-least // WINDOWS), int(_MARGIN * WINDOW_SECONDS / estimate) + 1)
     stamps = stamps_for(per_window)
     windows: list[float] = []
     latencies: array[int] = array("q")
@@ -361,10 +365,10 @@ def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> fl
 
 
 def _order_statistics(stamps: array[int]) -> list[int]:
-    ordered = sorted(stamps)
-    if len(ordered) <= LATENCIES:
-        return ordered
-    return [ordered[int((i + 0.5) * len(ordered) / LATENCIES)] for i in range(LATENCIES)]
+    ordered = np.sort(np.frombuffer(stamps, dtype=np.int64))
+    if len(ordered) > LATENCIES:
+        ordered = ordered[[int((i + 0.5) * len(ordered) / LATENCIES) for i in range(LATENCIES)]]
+    return [int(each) for each in ordered]
 
 
 def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool = False) -> int:

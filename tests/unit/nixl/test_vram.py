@@ -187,6 +187,7 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
 
 
 def test_worker_reports_the_gpus_that_it_sees(agent: NixlAgent) -> None:
+    before = Path("/proc/self/maps").read_text().count("libcuda")  # other tests load a stand-in into this process
     assert [(gpu.number, gpu.name, gpu.pci) for gpu in agent.gpus()] == [
         (0, "Stand-in 0", "0000:1a:00.0"),
         (1, "Stand-in 1", "0000:1b:00.0"),
@@ -195,7 +196,7 @@ def test_worker_reports_the_gpus_that_it_sees(agent: NixlAgent) -> None:
     agent.allocate(1, "VRAM", device=1).free()
     assert agent.worker.versions["gpu"] == "GPU 1, Stand-in 1 (0000:1b:00.0)"
     assert agent.worker.call("devices")["by"].startswith("cuda-bindings ")
-    assert "libcuda" not in Path("/proc/self/maps").read_text()
+    assert Path("/proc/self/maps").read_text().count("libcuda") == before
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 4096, 65537, 8 * TILE, 8 * TILE + 8, 16 * TILE + 3])
