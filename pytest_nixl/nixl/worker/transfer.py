@@ -366,9 +366,8 @@ def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> fl
 
 def _order_statistics(stamps: array[int]) -> list[int]:
     ordered = np.sort(np.frombuffer(stamps, dtype=np.int64))
-    if len(ordered) > LATENCIES:
-        ordered = ordered[[int((i + 0.5) * len(ordered) / LATENCIES) for i in range(LATENCIES)]]
-    return [int(each) for each in ordered]
+    count = min(len(ordered), LATENCIES)
+    return [int(ordered[int((i + 0.5) * len(ordered) / count)]) for i in range(count)]
 
 
 def serve(agent: Any, *, deadline: float, cancelled: Callable[[], bool], idle: bool = False) -> int:
