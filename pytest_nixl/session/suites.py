@@ -24,12 +24,17 @@ def suites_folder() -> Path:
 
 
 @cache
+def suite_names() -> frozenset[str]:
+    """Return the names of the suites."""
+    return frozenset(folder.name for folder in suites_folder().glob("*") if (folder / "__init__.py").is_file())
+
+
+@cache
 def checks_of_suites() -> Mapping[str, frozenset[str]]:
     """Return the ids of the checks of each suite, read from the markers in its files without importing them."""
     return {
-        folder.name: frozenset(id for file in sorted(folder.glob("test_*.py")) for id in _marked(file))
-        for folder in sorted(suites_folder().glob("*"))
-        if (folder / "__init__.py").is_file()
+        name: frozenset(id for file in sorted((suites_folder() / name).glob("test_*.py")) for id in _marked(file))
+        for name in sorted(suite_names())
     }
 
 
@@ -43,7 +48,7 @@ def _marked(file: Path) -> list[str]:
 def suite_of(path: Path) -> str | None:
     """Return the name of the suite that a test file belongs to; None: it belongs to none."""
     for folder in path.parents:
-        if folder.parent.name == "suites" and folder.name in checks_of_suites():
+        if folder.parent.name == "suites" and folder.name in suite_names():
             return folder.name
     return None
 
@@ -53,7 +58,7 @@ def not_chosen(chosen: Collection[str]) -> list[str]:
 
     :param chosen: the names of the suites that it selected.
     """
-    return [suite for suite in checks_of_suites() if suite not in chosen and suite not in ON_REQUEST]
+    return [suite for suite in sorted(suite_names()) if suite not in chosen and suite not in ON_REQUEST]
 
 
 def answerable(check: str, chosen: Collection[str]) -> bool:

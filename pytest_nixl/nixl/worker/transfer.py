@@ -28,11 +28,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
-
 WINDOWS = 10
 #: The least duration of a window in seconds, so that its one acknowledgement hardly counts.
-WINDOW_SECONDS = 0.01
+WINDOW_SECONDS = 0.007
 #: Windows are planned that much longer, so that ten of them rarely last less than ten times the least.
 _MARGIN = 1.02
 #: The largest number of order statistics of latencies in a result.
@@ -365,6 +363,8 @@ def _settle(initiator: Initiator, least: float, done: int, seconds: float) -> fl
 
 
 def _order_statistics(stamps: array[int]) -> list[int]:
+    import numpy as np  # pytest imports this module too, and has no other need for numpy
+
     ordered = np.sort(np.frombuffer(stamps, dtype=np.int64))
     count = min(len(ordered), LATENCIES)
     return [int(ordered[int((i + 0.5) * len(ordered) / count)]) for i in range(count)]
