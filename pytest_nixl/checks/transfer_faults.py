@@ -226,6 +226,8 @@ FAULTS: dict[str, Callable[[FaultScene], FaultOutcome]] = {
 
 #: The faults of a target from whose listener the initiator fetches its metadata.
 LISTENING = ("listener-restarted",)
+#: The faults without transfers in flight, which are the same for WRITE and READ.
+WITHOUT_TRANSFERS = ("notified-after-death",)
 
 
 def make_fault(

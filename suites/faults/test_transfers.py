@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl import Agents, Cluster, Judgement, NotApplicableError, Settings, between_agents
 from pytest_nixl.checks.fault_outcome import FaultOutcome, fault_reason, judge_faults, without
-from pytest_nixl.checks.transfer_faults import environments, make_fault
+from pytest_nixl.checks.transfer_faults import WITHOUT_TRANSFERS, environments, make_fault
 
 if TYPE_CHECKING:
     from suites.conftest import FindingFixture
@@ -23,6 +23,8 @@ Make = Callable[..., list[FaultOutcome]]
 @pytest.fixture
 def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> Make:
     """Make a fault with each requested operation, and with UCX also over tcp; each time with new agents.
+
+    A fault without transfers is made once instead of once with each operation.
 
     With ``usual_transport`` only the first of these is made, unless the level is ``extended``.
 
@@ -36,8 +38,9 @@ def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> 
 
     def made(fault: str, *, usual_transport: bool = False) -> list[FaultOutcome]:
         outcomes = []
+        ops = nixl_settings.op[:1] if fault in WITHOUT_TRANSFERS else nixl_settings.op
         for environment in environments(agent_backend):
-            for op in nixl_settings.op:
+            for op in ops:
                 with Agents(places[0], settings) as agents:
                     outcomes.append(make_fault(fault, agents, agent_backend, op, environment, places))
                 if usual_transport and not nixl_settings.extended:
