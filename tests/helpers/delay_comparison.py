@@ -30,7 +30,7 @@ from .contention import spinning
 DELAY, MARGIN = 1e-6, 0.10
 #: How often a planted delay is looked for on a machine whose contention hides it.
 ATTEMPTS = 3
-#: The number of busy loops beside each second comparison of a soak test.
+#: The number of busy loops beside each fourth comparison of a soak test.
 BUSY_LOOPS = 2
 
 
@@ -118,10 +118,10 @@ def check_delay(
 
     If contention hides a planted delay (INCONCLUSIVE), they are compared again, at most :data:`ATTEMPTS` times.
 
-    :param repeat: the number of the repeat; each second one runs beside busy loops.
+    :param repeat: the number of the repeat; each fourth one runs beside busy loops.
     """
     with contextlib.ExitStack() as beside:
-        loops = [beside.enter_context(spinning()) for _ in range(BUSY_LOOPS * (repeat % 2))]
+        loops = [beside.enter_context(spinning()) for _ in range(BUSY_LOOPS * (repeat % 4 == 3))]
         found = compare_delay(timed(healthy, loops), timed(other, loops))
         for _ in range(ATTEMPTS - 1):
             if not delayed or found.verdict is not Verdict.INCONCLUSIVE:

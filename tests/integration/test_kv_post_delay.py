@@ -25,7 +25,7 @@ from pytest_nixl.processes.supervisor import supervisor
 #: 256 descriptors of 4 KiB in each request, so that a post is rarely interrupted on a busy machine.
 LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=8, block_bytes=4096), 4
 #: The number of requests of a launch, so many that one of them is hardly disturbed on a busy machine.
-REQUESTS = 400
+REQUESTS = 200
 
 
 def launch(settings: Settings, variables: Mapping[str, str]) -> float:

@@ -20,7 +20,7 @@ from pytest_nixl.processes.supervisor import supervisor
 #: The regions of one registration, of a page each.
 REGIONS, PAGE = 1024, 4096
 #: The registrations of a launch, so many that one of them is hardly disturbed on a busy machine.
-CALLS = 500
+CALLS = 200
 
 
 def launch(settings: Settings, variables: Mapping[str, str]) -> float:
