@@ -22,8 +22,8 @@ from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 
-#: 256 descriptors of 4 KiB in each request, so that a post is rarely interrupted on a busy machine.
-LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=8, block_bytes=4096), 4
+#: 1024 descriptors of 64 bytes in each request: posts of larger ones also copy, and differ more from launch to launch.
+LAYOUT, BLOCKS = KvLayout(tensors=64, blocks=32, block_bytes=64), 16
 #: The number of requests of a launch, so many that one of them is hardly disturbed on a busy machine.
 REQUESTS = 200
 
