@@ -10,10 +10,7 @@ from typing import Any
 
 from pytest_nixl.model.flow_samples import Window
 from pytest_nixl.model.traffic_pattern import Flow
-from pytest_nixl.processes.worker_errors import WorkerError
-
-#: The remedy for a report that lacks something.
-SAME_VERSION = "install the same pytest-nixl on every rank"
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pytest_nixl.model.kv_samples import KvSamples, RequestTimes
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.worker.kv_requests import KvMethod
-from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 from pytest_nixl.processes.worker_process import Pending, results
 
 #: The least and the largest number of timed requests.
@@ -150,7 +150,7 @@ class KvLink:
         if len(ranges) != count or not all(each < self._layout.ranges for each in ranges):
             raise WorkerError(
                 f"rank {self.initiator.worker.rank} did not report the times of {count} requests",
-                "install the same pytest-nixl on every rank",
+                SAME_VERSION,
             )
         wrong = self.destination.worker.call(
             "kv_compare",

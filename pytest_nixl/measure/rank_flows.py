@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_nixl.core.errors import NotApplicableError
 from pytest_nixl.core.wire import Ref
-from pytest_nixl.measure.flow_steps import SAME_VERSION, FlowStep, MeasuredFlows
+from pytest_nixl.measure.flow_steps import FlowStep, MeasuredFlows
 from pytest_nixl.measure.link import obstacle_between
 from pytest_nixl.measure.worker_pair import connect_pairs
 from pytest_nixl.model.agent_options import AgentOptions
@@ -22,11 +22,11 @@ from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import Flow, factors, rounds
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
-from pytest_nixl.nixl.buffer import Buffer
+from pytest_nixl.nixl.buffer import Buffer, Part
 from pytest_nixl.nixl.gpus import gpus
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.processes.hosts import Host
-from pytest_nixl.processes.worker_errors import WorkerError
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
 
 #: How often each flow is measured alone, and all together, in turn.
@@ -35,6 +35,8 @@ REPEATS = 5
 LEAST_SECONDS, LEAST_TURNS = 0.1, 10
 #: The share of a window that precedes it and is not counted.
 _WARM_UP = 0.2
+#: A buffer, and the part of it that belongs to each of its flows.
+_FlowParts = tuple[Buffer, dict[Flow, Part]]
 
 
 @dataclass
@@ -271,29 +273,31 @@ class RankFlows:
     def _fill(self, *, poison: bool) -> dict[Flow, int]:
         """Write a new pattern to the source of each flow and, with ``poison``, its complement to the target."""
         seeds = {flow: random.getrandbits(63) for flow in self._flows}
-        filling = []
-        for flow, seed in seeds.items():
-            outgoing, incoming = self._ranks[flow.source].outgoing, self._ranks[flow.target].incoming
-            assert outgoing is not None
-            assert incoming is not None
-            size, place = flow.size * self._kind.depth, self._places[flow]
-            filling.append(outgoing.fill(seed, offset=place.source, size=size))
-            if poison:
-                filling.append(incoming.fill(seed, offset=place.target, size=size, inverted=True))
+        sources, targets = self._flow_parts(seeds, arriving=False), self._flow_parts(seeds, arriving=True)
+        filling = [buffer.fill_parts(list(parts.values())) for buffer, parts in sources]
+        if poison:
+            filling += [buffer.fill_parts(list(parts.values()), inverted=True) for buffer, parts in targets]
         results(filling)
         return seeds
 
+    def _flow_parts(self, seeds: dict[Flow, int], *, arriving: bool) -> list[_FlowParts]:
+        """Return each buffer from which flows leave, or at which they arrive, and the part of each of its flows."""
+        found: dict[int, dict[Flow, Part]] = {}
+        for flow, seed in seeds.items():
+            place = self._places[flow]
+            rank, offset = (flow.target, place.target) if arriving else (flow.source, place.source)
+            found.setdefault(rank, {})[flow] = seed, offset, flow.size * self._kind.depth
+        buffers = [each.incoming if arriving else each.outgoing for each in self._ranks]
+        return [(buffer, found[rank]) for rank, buffer in enumerate(buffers) if buffer is not None]
+
     def _compare(self, phase: str, seeds: dict[Flow, int], corruption: dict[Flow, Corruption]) -> None:
         """Compare every byte at the target of each flow, and keep the first corruption of each."""
-        pending = []
-        for flow, seed in seeds.items():
-            incoming = self._ranks[flow.target].incoming
-            assert incoming is not None
-            arguments: dict[str, Any] = {"buffer": incoming.ref, "seed": seed, "offset": self._places[flow].target}
-            pending.append(incoming.worker.request("compare", size=flow.size * self._kind.depth, **arguments))
-        for flow, found in zip(seeds, results(pending), strict=True):
-            if found is not None:
-                corruption.setdefault(flow, Corruption(phase=phase, **found))
+        targets = self._flow_parts(seeds, arriving=True)
+        answers = results([buffer.compare_parts(list(parts.values())) for buffer, parts in targets])
+        for (buffer, parts), found in zip(targets, answers, strict=True):
+            for flow, wrong in zip(parts, buffer.compared(found, len(parts)), strict=True):
+                if wrong is not None:
+                    corruption.setdefault(flow, Corruption(phase=phase, **wrong))
 
     def _verify(self, phase: str, corruption: dict[Flow, Corruption]) -> None:
         """Post each transfer once with new patterns, and compare every byte."""

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from pytest_nixl.core.wire import Ref
+from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
 from pytest_nixl.processes.worker_process import Pending, Worker
+
+#: The seed of a pattern, and the offset and the size in bytes of the part of a buffer that has it.
+Part = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,11 @@ class Buffer:
         :param inverted: whether to write the pattern's complement, in which every byte is wrong.
         """
         length = self.size - offset if size is None else size
-        return self.worker.request("fill", buffer=self.ref, seed=seed, offset=offset, size=length, inverted=inverted)
+        return self.fill_parts([(seed, offset, length)], inverted=inverted)
+
+    def fill_parts(self, parts: Sequence[Part], *, inverted: bool = False) -> Pending:
+        """Start to fill parts of the buffer, each with a pattern of its own, like :meth:`fill`."""
+        return self.worker.request("fill", buffer=self.ref, parts=[list(part) for part in parts], inverted=inverted)
 
     def compare(self, seed: int, *, offset: int = 0, size: int | None = None) -> dict[str, int] | None:
         """Compare every byte with the pattern of ``seed``.
@@ -60,8 +69,22 @@ class Buffer:
             and ``found`` of the first wrong byte.
         """
         length = self.size - offset if size is None else size
-        found = self.worker.call("compare", buffer=self.ref, seed=seed, offset=offset, size=length)
-        return cast("dict[str, int] | None", found)
+        return self.compared(self.compare_parts([(seed, offset, length)]).result(), 1)[0]
+
+    def compare_parts(self, parts: Sequence[Part]) -> Pending:
+        """Start to compare parts of the buffer; pass the result to :meth:`compared`."""
+        return self.worker.request("compare", buffer=self.ref, parts=[list(part) for part in parts])
+
+    def compared(self, found: list[dict[str, int] | None], parts: int) -> list[dict[str, int] | None]:
+        """Return the answer to :meth:`compare_parts`: what :meth:`compare` returns, for each part.
+
+        :param parts: the number of parts.
+        :raises WorkerError: the worker did not compare that many.
+        """
+        if len(found) != parts:
+            rank = self.worker.rank
+            raise WorkerError(f"rank {rank} compared {len(found)} of {parts} parts of a buffer", SAME_VERSION)
+        return found
 
     def read(self, offset: int = 0, size: int | None = None) -> bytes:
         """Return ``size`` bytes at ``offset``; by default the whole buffer."""

@@ -32,16 +32,18 @@ ANSWERS: Mapping[str, Form] = {
     "create_agent": {"agent": Ref, "versions": Every(Text(1024), keys=True)},
     "activate": None,
     "allocate": {"buffer": Ref, "address": _COUNT, "device": _COUNT},
-    "compare": OneOf(
-        (
-            None,
-            {
-                "wrong_bytes": _COUNT,
-                "total_bytes": _COUNT,
-                "offset": _COUNT,
-                "expected": Number(0, 255, whole=True),
-                "found": Number(0, 255, whole=True),
-            },
+    "compare": Every(
+        OneOf(
+            (
+                None,
+                {
+                    "wrong_bytes": _COUNT,
+                    "total_bytes": _COUNT,
+                    "offset": _COUNT,
+                    "expected": Number(0, 255, whole=True),
+                    "found": Number(0, 255, whole=True),
+                },
+            )
         )
     ),
     "connect": None,

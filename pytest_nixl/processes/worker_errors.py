@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from pytest_nixl.core.errors import NixlPluginError
 
+#: The remedy if a worker on another rank gives an answer that this version does not expect.
+SAME_VERSION = "install the same pytest-nixl on every rank"
+
 
 class WorkerError(NixlPluginError):
     """A worker died, hung, or could not run a command."""

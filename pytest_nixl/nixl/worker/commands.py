@@ -233,14 +233,19 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         """Store and delete an object without NIXL, so that an error names what is wrong with the server."""
         self._get(buffer).name_fault()
 
-    def do_fill(self, buffer: Ref, seed: int, offset: int, size: int, inverted: bool) -> None:
-        """Fill a buffer with the pattern of ``seed`` or its complement."""
-        self._get(buffer).fill(seed, offset, size, inverted=inverted)
+    def do_fill(self, buffer: Ref, parts: list[list[int]], inverted: bool) -> None:
+        """Fill parts of a buffer (seed, offset and size in bytes) with the patterns of the seeds or their complements.
 
-    def do_compare(self, buffer: Ref, seed: int, offset: int, size: int) -> dict[str, int] | None:
-        """Compare a buffer with the pattern of ``seed``."""
-        found: dict[str, int] | None = self._get(buffer).compare(seed, offset, size)
-        return found
+        One command for all parts, because a command to another rank takes milliseconds.
+        """
+        filled = self._get(buffer)
+        for seed, offset, size in parts:
+            filled.fill(seed, offset, size, inverted=inverted)
+
+    def do_compare(self, buffer: Ref, parts: list[list[int]]) -> list[dict[str, int] | None]:
+        """Compare parts of a buffer with the patterns of their seeds."""
+        compared = self._get(buffer)
+        return [compared.compare(seed, offset, size) for seed, offset, size in parts]
 
     def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
         """Return bytes of a buffer."""

@@ -22,6 +22,7 @@ from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import WorkerError
@@ -102,6 +103,34 @@ def test_a_corrupted_flow_is_named_and_no_other(connect: Connect, monkeypatch: p
     assert str(other.corruption).startswith(
         "1 of 65536 bytes are wrong after the timed transfers, the first at offset 0"
     )
+
+
+@pytest.mark.long
+def test_commands_about_bytes_do_not_grow_with_the_flows_of_a_rank(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, counts = Worker.request, Counter[tuple[int, str]]()
+
+    def count(self: Worker, command: str, **given: Any) -> Pending:
+        counts[self.rank, command] += 1
+        return request(self, command, **given)
+
+    monkeypatch.setattr(Worker, "request", count)
+    found = []
+    for text in ("incast:3", "incast:5"):
+        counts.clear()
+        assert all(each.corruption is None for each in connect(text).measure(repeats=1).flows)
+        found.append({command: counts[0, command] for command in ("fill", "compare")})
+    assert found == [{"fill": 2, "compare": 3}] * 2
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_compare_all_its_flows_is_named(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = Buffer.compare_parts
+    monkeypatch.setattr(Buffer, "compare_parts", lambda self, parts: compare(self, parts[1:]))
+    with pytest.raises(WorkerError) as error:
+        connect("incast:3").measure(repeats=1)
+    assert error.value.reason == "rank 0 compared 1 of 2 parts of a buffer"
 
 
 @pytest.mark.long
