@@ -41,11 +41,16 @@ def tables(rows: Sequence[Result], *, gate: bool, width: int | None = None) -> I
         for kind, some in _kinds(rest).items():
             if _is_short(kind, some):
                 yield from _few_lines(some, width)
-                rest = [row for row in rest if row not in some]
-    usual = [row for row in rest if not (isinstance(row.row, RowKey) and row.row.variant)]
-    for some in (usual, [row for row in rest if row not in usual]):
-        if some:
+                shown = set(map(id, some))  # thousands of rows, whose comparison by value takes minutes
+                rest = [row for row in rest if id(row) not in shown]
+    for varies in (False, True):
+        if some := [row for row in rest if _varies(row) is varies]:
             yield from _table(some, gate, width)
+
+
+def _varies(row: Result) -> bool:
+    """Whether a row has a variant in its key."""
+    return isinstance(row.row, RowKey) and bool(row.row.variant)
 
 
 def _kinds(rows: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
