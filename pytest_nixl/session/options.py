@@ -208,7 +208,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("iterations", "a positive integer, or auto (1000 up to 1 MiB; above, at least 10 and 160 MiB)",
            "auto", "least number of transfers to time for each row", "N"),
     Option("warmup", "a non-negative integer", "10", "transfers before the clock starts", "N"),
-    Option("duration", TIME_FORM, "70ms", "least time to measure each row for", "TIME"),
+    Option("duration", TIME_FORM, "0.07s", "least time to measure each row for", "TIME"),
     Option("timeout", TIME_FORM, "60s", "time limit of each wait", "TIME"),
     Option("start_timeout", TIME_FORM, "3min", "time limit for a worker to import NIXL "
            "and to create its agent", "TIME"),

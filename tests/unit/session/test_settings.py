@@ -129,7 +129,7 @@ DEFAULTS: dict[str, object] = {
     "kv_dtype": None,
     "iterations": None,
     "warmup": 10,
-    "duration": 0.1,
+    "duration": 0.07,
     "timeout": 60.0,
     "start_timeout": 180.0,
     "profile": "loopback",
