@@ -234,18 +234,13 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         self._get(buffer).name_fault()
 
     def do_fill(self, buffer: Ref, parts: list[list[int]], inverted: bool) -> None:
-        """Fill parts of a buffer (seed, offset and size in bytes) with the patterns of the seeds or their complements.
-
-        One command for all parts, because a command to another rank takes milliseconds.
-        """
-        filled = self._get(buffer)
-        for seed, offset, size in parts:
-            filled.fill(seed, offset, size, inverted=inverted)
+        """Fill parts of a buffer (seed, offset and size in bytes) with the patterns of their seeds or complements."""
+        for part in parts:
+            self._get(buffer).fill(*part, inverted=inverted)
 
     def do_compare(self, buffer: Ref, parts: list[list[int]]) -> list[dict[str, int] | None]:
         """Compare parts of a buffer with the patterns of their seeds."""
-        compared = self._get(buffer)
-        return [compared.compare(seed, offset, size) for seed, offset, size in parts]
+        return [self._get(buffer).compare(*part) for part in parts]
 
     def do_read(self, buffer: Ref, offset: int, size: int) -> bytes:
         """Return bytes of a buffer."""

@@ -162,7 +162,12 @@ def test_a_row_that_did_not_pass_has_its_own_line_with_its_verdict() -> None:
 def test_rows_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 8064 rows of 64 ranks that took more than a minute."""
     compared: list[object] = []
-    monkeypatch.setattr(Result, "__eq__", lambda one, other: compared.append(other) or one is other)
+
+    def compare(one: Result, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Result, "__eq__", compare)
     results = [*default_run()[1:], row("4KiB", "WRITE", Verdict.FAIL)]
     assert "UCX DRAM:DRAM, over cma/memory: 29 PASS" in [line.text for line in lines(results, gate=False, width=80)]
     assert compared == []
