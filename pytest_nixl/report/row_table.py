@@ -41,7 +41,7 @@ def tables(rows: Sequence[Result], *, gate: bool, width: int | None = None) -> I
         for kind, some in _kinds(rest).items():
             if _is_short(kind, some):
                 yield from _few_lines(some, width)
-                shown = set(map(id, some))  # thousands of rows, whose comparison by value takes minutes
+                shown = set(map(id, some))  # thousands of rows, whose comparison by value takes seconds
                 rest = [row for row in rest if id(row) not in shown]
     for varies in (False, True):
         if some := [row for row in rest if _varies(row) is varies]:

@@ -160,7 +160,7 @@ def test_a_row_that_did_not_pass_has_its_own_line_with_its_verdict() -> None:
 
 
 def test_rows_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 8064 rows of 64 ranks that took more than a minute."""
+    """The time of that grows with the square of their number: 4140 rows took 1.9 s instead of 0.05 s."""
     compared: list[object] = []
 
     def compare(one: Result, other: object) -> bool:
