@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -54,12 +55,19 @@ class FaultScene:
     ) -> None:
         self.op, self.backend = op, backend
         self._agents, self._environment, self._places, self._port = agents, environment, places, port
-        self.initiator, self.target, self.third = self.start("initiator", "target", "third")
+        self.initiator, self.target, self._third = self.start("initiator", "target", "third")
+        self._third.worker.signal(signal.SIGSTOP)  # its progress thread spins, and would take a core from the others
         self.source, self.destination = (self.allocate(each) for each in (self.initiator, self.target))
         if port:
             self.fetch(self.target)
         else:
             self.initiator.add_remote_agent(self.target.get_agent_metadata())
+
+    @property
+    def third(self) -> NixlAgent:
+        """The third agent, which is stopped until it is needed."""
+        self._third.worker.signal(signal.SIGCONT)
+        return self._third
 
     @property
     def outcome(self) -> FaultOutcome:

@@ -348,4 +348,6 @@ class Agents:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
+            worker.ask_to_end()  # all at the same time
+        for worker in self._workers:
             worker.close()

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.answers import REPLY, check_answer
+from pytest_nixl.processes.local_process import STOPPED
 from pytest_nixl.processes.worker_errors import (
     NixlError,
     WorkerDiedError,
@@ -209,12 +210,18 @@ class Worker:
             self._ended = True
             _log.info("%s ended", self.name)
 
+    def ask_to_end(self) -> bool:
+        """Ask the process to end, and return whether it can: it is alive, and no signal has stopped it."""
+        if not self.alive or self._process.state() == STOPPED:
+            return False
+        with contextlib.suppress(OSError):
+            self._send("exit")
+        return True
+
     def close(self) -> None:
         """Ask the process to end, and kill it if it has not ended within two seconds."""
-        if self.alive:
-            with contextlib.suppress(OSError):
-                self._send("exit")
-                self._process.wait(2)
+        if self.ask_to_end():
+            self._process.wait(2)
         self.kill()
 
     def fileno(self) -> int:
@@ -228,10 +235,8 @@ class Worker:
 
     def cancel(self) -> None:
         """Ask the worker to stop serving; the worker does not answer this."""
-        try:
+        with contextlib.suppress(OSError):
             self._send("cancel")
-        except OSError:
-            return
 
     def _send(self, command: str, number: int = 0, arguments: Mapping[str, Any] | None = None) -> None:
         message = {"command": command, "number": number, "arguments": dict(arguments or {})}

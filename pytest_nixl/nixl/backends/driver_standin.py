@@ -92,12 +92,13 @@ def write_standin(directory: str, plugin: str) -> str:
     :raises OSError: it cannot be written.
     :raises ValueError: the plugin is damaged.
     """
-    beside = sorted(str(path) for path in Path(plugin).parent.glob("libplugin_*.so"))
-    functions = bound_functions([path for path in beside if SONAME.encode() in Path(path).read_bytes()])
-    functions = sorted({*functions, *_LOOKED_UP})
-    content = shared_object(SONAME, functions, _NO_DEVICE, platform.machine())
-    path = os.path.join(directory, f"libcuda-standin-{zlib.crc32(content):08x}.so.1")
+    beside = sorted(Path(plugin).parent.glob("libplugin_*.so"))
+    # Named by the files that it is made for, because to read their symbols takes half a second.
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in beside]
+    path = os.path.join(directory, f"libcuda-standin-{zlib.crc32(repr(files).encode()):08x}.so.1")
     if not os.path.exists(path):
+        functions = bound_functions([str(path) for path in beside if SONAME.encode() in path.read_bytes()])
+        content = shared_object(SONAME, sorted({*functions, *_LOOKED_UP}), _NO_DEVICE, platform.machine())
         # Another worker may do the same: the name appears only when the content is complete.
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
             file.write(content)
