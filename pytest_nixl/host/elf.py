@@ -8,18 +8,25 @@ import os
 import platform
 import re
 import stat
+import struct
 import subprocess
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, BinaryIO
+from struct import Struct
+from typing import BinaryIO
 
 #: The most entries that are read of one file. libc, which defines many versions, has about 150.
 _MOST_ENTRIES = 5_000
 #: The longest name or list of folders in a file, in bytes.
 _LONGEST_TEXT = 1 << 16
+#: What is read of a text at first, in bytes.
+_USUAL_TEXT = 128
 _WEAK = 2  # the flag of a symbol version that may be missing
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
+_DT_VERDEF, _DT_VERDEFNUM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _DEBIAN = f"{platform.machine()}-linux-gnu"
 #: Where the loader looks without its cache, which a minimal image does not have: on Debian first in the folders of the
 #: architecture.
@@ -82,122 +89,107 @@ def read_elf(path: str) -> Elf:
             raise ValueError(f"{path} is not a 64-bit shared library")
         try:
             return _DynamicSection(file).read(os.path.abspath(path))
-        except Exception as error:  # pyelftools does not say what a damaged file makes it raise
+        except (OSError, ValueError, OverflowError, struct.error) as error:
             raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-
-
-@lru_cache(maxsize=16)
-def _structs(kind: str = "", machine: str = "", abi: str = "") -> Any:
-    """Return pyelftools' structures of a kind of file; without arguments, those of its header.
-
-    They are made once for all files: to make them takes longer than to read a library with them.
-
-    :param kind: the header's ``e_type``, ``machine`` its ``e_machine``, and ``abi`` its ``EI_OSABI``.
-    """
-    # pyelftools takes 0.2 s to import, and only the worker that looks for missing libraries needs it.
-    from elftools.elf.structs import ELFStructs
-
-    structs = ELFStructs(little_endian=True, elfclass=64)
-    structs.create_basic_structs()
-    if kind:
-        structs.create_advanced_structs(kind, machine, abi)
-    return structs
 
 
 class _DynamicSection:
     """What the dynamic loader reads of a file, found as the loader finds it: through the segments.
 
-    A library without section headers has segments too, and to read the headers of all sections takes longer.
+    The layouts are those of ``elf.h``. pyelftools has them, too, but each process that looks for missing libraries
+    would take 0.2 s to import it.
     """
+
+    _HEADER = Struct("<32xQ14xHH")  # e_phoff, e_phentsize, e_phnum
+    _SEGMENT = Struct("<I4xQQ8xQ")  # p_type, p_offset, p_vaddr, p_filesz
+    _TAG = Struct("<qQ")  # d_tag, d_val
+    _NEED = Struct("<2xHIII")  # vn_cnt, vn_file, vn_aux, vn_next
+    _NEEDED_VERSION = Struct("<4xH2xII")  # vna_flags, vna_name, vna_next
+    _DEFINITION = Struct("<12xII")  # vd_aux, vd_next
+    _DEFINED_VERSION = Struct("<I")  # vda_name
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._left = _MOST_ENTRIES
-        elf = self._parse(_structs().Elf_Ehdr, 0)
-        self._structs = _structs(elf["e_type"], elf["e_machine"], elf["e_ident"]["EI_OSABI"])
-        starts = (elf["e_phoff"] + number * elf["e_phentsize"] for number in range(elf["e_phnum"]))
-        self._segments = [self._parse(self._structs.Elf_Phdr, start) for start in starts]
-        self._tags: dict[str, list[int]] = {}
-        for segment in self._segments:
-            if segment["p_type"] == "PT_DYNAMIC":
-                self._read_tags(segment["p_offset"], segment["p_filesz"])
-        self._strings = self._place("DT_STRTAB")
+        first, size, count = self._parse(self._HEADER, 0)
+        self._segments = [self._parse(self._SEGMENT, first + number * size) for number in range(count)]
+        self._tags: dict[int, list[int]] = {}
+        for kind, start, _, length in self._segments:
+            if kind == _PT_DYNAMIC:
+                self._read_tags(start, length)
+        self._strings = self._place(_DT_STRTAB)
 
     def read(self, path: str) -> Elf:
         """Return its content.
 
         :param path: the absolute path of the file.
         """
-        [soname] = self._texts("DT_SONAME")[-1:] or [os.path.basename(path)]
-        runpath = self._texts("DT_RUNPATH")[-1:]
-        rpath = [] if runpath else self._texts("DT_RPATH")[-1:]
+        [soname] = self._texts(_DT_SONAME)[-1:] or [os.path.basename(path)]
+        runpath = self._texts(_DT_RUNPATH)[-1:]
+        rpath = [] if runpath else self._texts(_DT_RPATH)[-1:]
         return Elf(
             path=path,
             soname=soname,
-            needed=tuple(self._texts("DT_NEEDED")),
+            needed=tuple(self._texts(_DT_NEEDED)),
             wanted=dict(self._wanted()),
             defined=tuple(self._defined()),
             rpath=_folders(rpath, path),
             runpath=_folders(runpath, path),
         )
 
-    def _parse(self, struct: Any, start: int) -> Any:
-        from elftools.common.utils import struct_parse
-
+    def _parse(self, struct: Struct, start: int) -> tuple[int, ...]:
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"it has more than {_MOST_ENTRIES} entries")
-        return struct_parse(struct, self._file, start)
+        self._file.seek(start)
+        return struct.unpack(self._file.read(struct.size))
 
     def _read_tags(self, start: int, length: int) -> None:
-        for position in range(start, start + length, self._structs.Elf_Dyn.sizeof()):
-            entry = self._parse(self._structs.Elf_Dyn, position)
-            if entry["d_tag"] == "DT_NULL":
+        for position in range(start, start + length, self._TAG.size):
+            tag, value = self._parse(self._TAG, position)
+            if tag == _DT_NULL:
                 return
-            self._tags.setdefault(entry["d_tag"], []).append(entry["d_val"])
+            self._tags.setdefault(tag, []).append(value)
 
-    def _place(self, tag: str) -> int:
+    def _place(self, tag: int) -> int:
         """Return the offset in the file of the table to which a tag points; 0 without the tag."""
         if tag not in self._tags:
             return 0
         address = self._tags[tag][-1]
-        for segment in self._segments:
-            beyond = address - segment["p_vaddr"]
-            if segment["p_type"] == "PT_LOAD" and 0 <= beyond < segment["p_filesz"]:
-                return int(segment["p_offset"] + beyond)
-        raise ValueError(f"{tag} points to no segment")
+        for kind, start, first, length in self._segments:
+            if kind == _PT_LOAD and 0 <= address - first < length:
+                return start + address - first
+        raise ValueError(f"the tag {tag:#x} points to no segment")
 
     def _text(self, offset: int) -> str:
-        self._file.seek(self._strings + offset)
-        text, end, _ = self._file.read(_LONGEST_TEXT).partition(b"\0")
-        if not end:
-            raise ValueError("a text does not end")
-        return text.decode(errors="replace")
+        for size in (_USUAL_TEXT, _LONGEST_TEXT):
+            self._file.seek(self._strings + offset)
+            text, end, _ = self._file.read(size).partition(b"\0")
+            if end:
+                return text.decode(errors="replace")
+        raise ValueError("a text does not end")
 
-    def _texts(self, tag: str) -> list[str]:
+    def _texts(self, tag: int) -> list[str]:
         return [self._text(offset) for offset in self._tags.get(tag, ())]
 
-    def _chain(self, struct: Any, start: int, count: int, following: str) -> Iterator[tuple[int, Any]]:
-        """Yield the entries of a chain, each with its offset in the file.
-
-        :param following: the field with the distance to the next entry.
-        """
+    def _chain(self, struct: Struct, start: int, count: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the entries of a chain, each with its offset in the file. The last field leads to the next entry."""
         for _ in range(count):
             entry = self._parse(struct, start)
             yield start, entry
-            start += entry[following]
+            start += entry[-1]
 
     def _wanted(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        structs, [count] = self._structs, self._tags.get("DT_VERNEEDNUM", [0])[-1:]
-        for start, need in self._chain(structs.Elf_Verneed, self._place("DT_VERNEED"), count, "vn_next"):
-            versions = self._chain(structs.Elf_Vernaux, start + need["vn_aux"], need["vn_cnt"], "vna_next")
-            names = tuple(self._text(one["vna_name"]) for _, one in versions if not one["vna_flags"] & _WEAK)
-            yield self._text(need["vn_file"]), names
+        [count] = self._tags.get(_DT_VERNEEDNUM, [0])[-1:]
+        for start, (versions, file, first, _) in self._chain(self._NEED, self._place(_DT_VERNEED), count):
+            chain = self._chain(self._NEEDED_VERSION, start + first, versions)
+            yield self._text(file), tuple(self._text(name) for _, (flags, name, _) in chain if not flags & _WEAK)
 
     def _defined(self) -> Iterator[str]:
-        structs, [count] = self._structs, self._tags.get("DT_VERDEFNUM", [0])[-1:]
-        for start, definition in self._chain(structs.Elf_Verdef, self._place("DT_VERDEF"), count, "vd_next"):
-            yield self._text(self._parse(structs.Elf_Verdaux, start + definition["vd_aux"])["vda_name"])
+        [count] = self._tags.get(_DT_VERDEFNUM, [0])[-1:]
+        for start, (first, _) in self._chain(self._DEFINITION, self._place(_DT_VERDEF), count):
+            [name] = self._parse(self._DEFINED_VERSION, start + first)
+            yield self._text(name)
 
 
 def _folders(lists: Sequence[str], path: str) -> tuple[str, ...]:

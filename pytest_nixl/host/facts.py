@@ -21,10 +21,10 @@ from pytest_nixl.host.image import ImageFacts, read_image
 from pytest_nixl.host.network import Network, Nic, read_network
 from pytest_nixl.host.pci import PciDevice, read_pci
 from pytest_nixl.host.peers import ReachedPeer, read_peers
-from pytest_nixl.host.plugin_files import PluginsInAdvance
+from pytest_nixl.host.plugin_files import PluginsInAdvance, installed_libnixl
 from pytest_nixl.host.rdma import RdmaDevice, read_rdma
 from pytest_nixl.host.recorded_tree import FactsRoot
-from pytest_nixl.host.software import Software, read_software
+from pytest_nixl.host.software import Software, nixl_worker, read_software
 from pytest_nixl.host.storage_queues import StorageQueues, read_storage_queues
 from pytest_nixl.host.system import HostFacts, read_host
 
@@ -100,23 +100,29 @@ def gather(
     if etcd is None:
         source = next((name for name in ETCD_VARIABLES if environ.get(name)), "")
         etcd = environ.get(source, "") if source else ""
-    rdma, gpu = read_rdma(root), read_gpus(root)
-    with closing(PluginsInAdvance(environ)) as plugins:
-        software = read_software(root, backends, nixlbench, loaded=plugins.start)
+    with nixl_worker(root) as worker, closing(PluginsInAdvance(environ)) as plugins:
+        # NIXL and its plugins are loaded while this process reads the rest.
+        if worker is not None:
+            plugins.start(installed_libnixl())
+        rdma, gpu = read_rdma(root), read_gpus(root)
+        host, network, pci = read_host(root), read_network(root), read_pci(root)
+        queues, variables = read_storage_queues(root), read_environment(root, environ)
+        answers, reached = read_etcd(root, etcd, source, connect), read_peers(root, peers)
+        software = read_software(root, backends, nixlbench, worker=worker, loaded=plugins.start)
         image = read_image(root, software, environ, plugins)
     facts = Facts(
-        host=read_host(root),
-        network=read_network(root),
+        host=host,
+        network=network,
         rdma=rdma,
-        pci=read_pci(root),
+        pci=pci,
         gpu=gpu,
         near=Topology.of(gpu, rdma).nearest(),
         software=software,
         image=image,
-        environment=read_environment(root, environ),
-        etcd=read_etcd(root, etcd, source, connect),
-        peers=read_peers(root, peers),
-        storage_queues=read_storage_queues(root),
+        environment=variables,
+        etcd=answers,
+        peers=reached,
+        storage_queues=queues,
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.
     return from_plain(Facts, hide_all(facts.plain(), hider(environ)))

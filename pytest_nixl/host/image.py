@@ -97,7 +97,6 @@ def _ask(software: Software, environ: Mapping[str, str], plugins: PluginsInAdvan
     cuda = cuda_of_nixl(software.nixl_file.value or "", libraries)
     return {
         "plugin_folder": folder,
-        "plugins": plugins.load(folder, libnixl(libraries)) if os.path.isdir(folder) else [],
         "packages": nixl_packages(),
         "torch": torch_version(),
         "versions": {
@@ -108,6 +107,8 @@ def _ask(software: Software, environ: Mapping[str, str], plugins: PluginsInAdvan
         },
         "device_code": _device_code(folder),
         "verbs": ask_verbs(libraries, environ),
+        # Last, because the others are found while plugins are loaded.
+        "plugins": plugins.load(folder, libnixl(libraries)) if os.path.isdir(folder) else [],
     }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.host.installed import nixl_packages
 from pytest_nixl.host.library_packages import remedies
 from pytest_nixl.host.software import Lacking
 
@@ -87,6 +89,16 @@ def libnixl(libraries: Sequence[str]) -> str:
     return next((path for path in libraries if _LIBNIXL.fullmatch(os.path.basename(path))), "")
 
 
+def installed_libnixl() -> list[str]:
+    """Return the files of NIXL's library in the package that an import will load; empty if several packages have it."""
+    found = []
+    for package in nixl_packages():
+        files = importlib.metadata.files(package) or []
+        if named := [os.path.abspath(str(file.locate())) for file in files if _LIBNIXL.fullmatch(file.name)]:
+            found.append(named)
+    return found[0] if len(found) == 1 else []
+
+
 class PluginLoading:
     """The loading of each plugin of a folder in a process of its own, beside what the caller does meanwhile.
 
@@ -134,7 +146,7 @@ class PluginLoading:
 
 
 class PluginsInAdvance:
-    """Starts to load NIXL's plugins as soon as a process has loaded NIXL, while that process goes on.
+    """Loads NIXL's plugins while the caller does something else.
 
     :param environ: the environment variables, which may name the folder of the plugins.
     """
@@ -144,21 +156,23 @@ class PluginsInAdvance:
         self._loading: PluginLoading | None = None
 
     def start(self, libraries: Sequence[str]) -> None:
-        """Start to load the plugins beside NIXL's library.
+        """Start to load the plugins beside NIXL's library, unless these were started before.
 
-        :param libraries: the paths of the libraries that a process with NIXL has loaded.
+        :param libraries: the paths of the libraries that a process with NIXL has loaded, or will load.
         """
         folder = plugin_folder(self._environ, libraries)
         if os.path.isdir(folder):
-            self._loading = PluginLoading(folder, libnixl(libraries))
+            self._start(folder, libnixl(libraries))
 
     def load(self, folder: str, library: str) -> list[dict[str, Any]]:
         """Return what each plugin of a folder lacks; if these were not started in advance, load them now."""
-        loading = self._loading
-        if loading is None or (loading.folder, loading.library) != (folder, library):
+        return self._start(folder, library).result()
+
+    def _start(self, folder: str, library: str) -> PluginLoading:
+        if self._loading is None or (self._loading.folder, self._loading.library) != (folder, library):
             self.close()
-            loading = self._loading = PluginLoading(folder, library)
-        return loading.result()
+            self._loading = PluginLoading(folder, library)
+        return self._loading
 
     def close(self) -> None:
         """End what was started."""

@@ -29,12 +29,29 @@ PATIENCE = 60
 def main(libnixl: str, plugins: list[str]) -> None:
     """Load the plugins, as many at a time as there are cores, and print the results in the order of the plugins.
 
+    NIXL's library is loaded once, in a process from which the others are forked. If it ends that process, or starts a
+    thread, which no fork survives, each of the others loads it.
+
     :param libnixl: the path of NIXL's library; empty to load none.
     :param plugins: the paths of the plugins.
     """
     # A constructor of a library may print to stdout.
     results = os.dup(1)
     os.dup2(2, 1)
+    first = os.fork()
+    if first == 0:
+        signal.alarm(PATIENCE)
+        _load_library(libnixl)
+        signal.alarm(0)
+        alone = len(os.listdir("/proc/self/task")) == 1
+        if alone:
+            _load_each("", plugins, results)
+        os._exit(not alone)
+    if os.waitpid(first, 0)[1]:
+        _load_each(libnixl, plugins, results)
+
+
+def _load_each(libnixl: str, plugins: list[str], results: int) -> None:
     waiting = iter(plugins)
     running = deque(_start(libnixl, plugin) for plugin in islice(waiting, len(os.sched_getaffinity(0))))
     while running:
@@ -44,8 +61,10 @@ def main(libnixl: str, plugins: list[str]) -> None:
             file.seek(0)
             answer = file.read()
         running.extend(_start(libnixl, plugin) for plugin in islice(waiting, 1))
-        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "missing": []}
-        line = {"path": plugin, "error": found["error"], "missing": found["missing"]}
+        found: dict[str, Any] = json.loads(answer) if answer else {"error": _ended(status), "loaded": []}
+        # Here and not in that process, because most plugins that lack something need the same libraries.
+        missing = missing_libraries(plugin, found["loaded"]) if answer and found["error"] else []
+        line = {"path": plugin, "error": found["error"], "missing": missing}
         os.write(results, json.dumps(line).encode() + b"\n")
 
 
@@ -64,17 +83,21 @@ def _start(libnixl: str, plugin: str) -> tuple[str, int, BinaryIO]:
 
 
 def load(libnixl: str, plugin: str) -> dict[str, Any]:
-    """Load a plugin as NIXL does, and return the loader's error and, with one, all that the plugin lacks."""
-    if libnixl:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(libnixl, os.RTLD_NOW | os.RTLD_LOCAL)
+    """Load a plugin as NIXL does, and return the loader's error and, with one, the libraries that it found loaded."""
+    _load_library(libnixl)
     maps = Path("/proc/self/maps").read_text()
     try:
         ctypes.CDLL(plugin, os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
         files = dict.fromkeys(re.findall(r"(/\S.*)$", maps, re.MULTILINE))
-        return {"error": str(error), "missing": missing_libraries(plugin, [file for file in files if ".so" in file])}
-    return {"error": "", "missing": []}
+        return {"error": str(error), "loaded": [file for file in files if ".so" in file]}
+    return {"error": "", "loaded": []}
+
+
+def _load_library(libnixl: str) -> None:
+    if libnixl:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(libnixl, os.RTLD_NOW | os.RTLD_LOCAL)
 
 
 def missing_libraries(plugin: str, loaded: list[str]) -> list[dict[str, Any]]:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from pytest_nixl.host.recorded_tree import FactsRoot
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
+    from pytest_nixl.processes.worker_process import Worker
 
 #: The time that creating a backend may take, in seconds.
 _PATIENCE = 60.0
@@ -129,36 +131,60 @@ class Software:
         return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
+@contextlib.contextmanager
+def nixl_worker(root: FactsRoot) -> Iterator[Worker | None]:
+    """Start a worker, which loads NIXL while the caller goes on, and end it at the end of the block.
+
+    :param root: this machine, or a recorded tree, for which there is no worker.
+    """
+    if not root.live:
+        yield None
+        return
+    from pytest_nixl.processes.hosts import LocalHost
+    from pytest_nixl.processes.supervisor import supervisor
+
+    # Without etcd variables, because the agent would wait for an etcd server that it does not need.
+    environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
+    worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
+    worker.by_option = False
+    try:
+        yield worker
+    finally:
+        worker.kill()
+
+
 def read_software(
     root: FactsRoot,
     backends: Sequence[str],
     nixlbench: str = "",
     *,
+    worker: Worker | None,
     loaded: Callable[[Sequence[str]], None] = lambda libraries: None,
 ) -> Software:
-    """Load NIXL in a worker, create the backends there, and return the facts.
+    """Create the backends in a worker, and return the facts.
 
-    :param root: this machine, or a recorded tree, for which no worker is started.
+    :param root: this machine, or a recorded tree.
     :param backends: the names of the backends to create.
     :param nixlbench: the path of nixlbench; empty to search PATH.
+    :param worker: of this machine, from :func:`nixl_worker`; it is ended.
     :param loaded: called with the paths of all loaded libraries before the worker creates the backends.
     """
-    nixl = root.ask("nixl", lambda: _ask_nixl(backends, loaded))
+    nixl = root.ask("nixl", lambda: {} if worker is None else _ask_nixl(worker, backends, loaded))
     bench = root.ask("nixlbench", lambda: _ask_nixlbench(nixlbench))
-    worker, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
+    source, client = "a worker that loaded NIXL", nixl.get("etcd_client", {})
     why = nixl.get("why", "")
     fabric = [each["versions"].get("libfabric") for each in nixl.get("backends", {}).values()]
     return Software(
-        python=_fact(nixl.get("python"), worker, why),
-        nixl=_fact(nixl.get("nixl"), worker, why),
-        nixl_package=_fact(nixl.get("nixl_package"), worker, why),
-        nixl_file=_fact(nixl.get("nixl_module"), worker, why),
+        python=_fact(nixl.get("python"), source, why),
+        nixl=_fact(nixl.get("nixl"), source, why),
+        nixl_package=_fact(nixl.get("nixl_package"), source, why),
+        nixl_file=_fact(nixl.get("nixl_module"), source, why),
         nixl_remedy=nixl.get("remedy", ""),
-        ucx=_fact(nixl.get("ucx"), worker, why or "UCX was not loaded"),
-        libfabric=_fact(next(filter(None, fabric), None), worker, why or "libfabric was not loaded"),
+        ucx=_fact(nixl.get("ucx"), source, why or "UCX was not loaded"),
+        libfabric=_fact(next(filter(None, fabric), None), source, why or "libfabric was not loaded"),
         efa_installer=_efa_installer(root),
-        etcd_client=_fact(client.get("path"), worker, why or "NIXL was built without etcd"),
-        etcd_client_patched=Fact(client.get("patched") if client.get("path") else None, client.get("path") or worker,
+        etcd_client=_fact(client.get("path"), source, why or "NIXL was built without etcd"),
+        etcd_client_patched=Fact(client.get("patched") if client.get("path") else None, client.get("path") or source,
                                  "" if client.get("path") else why or "NIXL was built without etcd"),
         plugins=tuple(nixl.get("plugins", ())),
         backends=tuple(_backend(name, each) for name, each in nixl.get("backends", {}).items()),
@@ -223,15 +249,9 @@ def _efa_installer(root: FactsRoot) -> Fact[str]:
     return Fact(match[1], _EFA_INSTALLER) if match else Fact(None, _EFA_INSTALLER, "it is not installed")
 
 
-def _ask_nixl(backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:
+def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequence[str]], None]) -> dict[str, Any]:
     from pytest_nixl.nixl.agent import NixlAgent
-    from pytest_nixl.processes.hosts import LocalHost
-    from pytest_nixl.processes.supervisor import supervisor
 
-    # Without etcd variables, because the agent would wait for an etcd server that it does not need.
-    environment = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, "UCX_WARN_UNUSED_ENV_VARS": "y"}
-    worker = LocalHost(supervisor()).start("facts", environment, _PATIENCE)
-    worker.by_option = False
     try:
         found: dict[str, Any] = {**worker.versions, "backends": {}}
         agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts")

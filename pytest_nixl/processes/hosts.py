@@ -12,6 +12,8 @@ from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
 MEASURED = ("initiator", "target", "flows")
+#: The roles whose workers are not forked: those, and the first of a run, for which this process does not wait.
+EXECUTED = (*MEASURED, "facts")
 
 
 def start_process(
@@ -21,13 +23,13 @@ def start_process(
     environment: Mapping[str, str | None],
     prefix: Sequence[str] = (),
 ) -> LocalProcess:
-    """Start the process of a worker on this host. It is not forked if its figures decide verdicts of rows.
+    """Start the process of a worker on this host. It is not forked if its role is one of :data:`EXECUTED`.
 
     :param role: as for :meth:`Host.start`.
     :param environment: changes to this process's environment variables; None unsets one.
     :param prefix: a command that replaces itself by the worker, such as ``nsenter --net=FILE``.
     """
-    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=role not in MEASURED)
+    return LocalProcess(supervisor, f"rank{rank}-{role}", environment, prefix, fork=role not in EXECUTED)
 
 
 class Host(Protocol):
@@ -44,7 +46,7 @@ class Host(Protocol):
     ) -> Worker:
         """Start a worker without waiting for it; its first request waits.
 
-        :param role: names the worker in messages and its log, such as ``agent``. A role of :data:`MEASURED` is never
+        :param role: names the worker in messages and its log, such as ``agent``. A role of :data:`EXECUTED` is never
             forked.
         :param environment: changes to that rank's environment variables; None unsets one.
         :param timeout: the deadline of each step, in seconds.
