@@ -92,7 +92,9 @@ def lost_words(count: int) -> str:
 
 def _after(outcome: FaultOutcome) -> str:
     """Return the known defects that showed after the answer, as the rest of a sentence."""
-    found = [f"{outcome.changed} bytes were written after that"] if outcome.changed else []
+    found = [f"the surviving agent {outcome.survivor}"] if outcome.survivor else []
+    if outcome.changed:
+        found.append(f"{outcome.changed} bytes were written after that")
     if outcome.lost_requests:
         found.append(lost_words(outcome.lost_requests))
     return "".join(f", and {words}" for words in found)

@@ -45,9 +45,13 @@ def _initiator_killed(scene: FaultScene) -> FaultOutcome:
     with scene.traffic(quiet=scene.initiator.worker.timeout, limit=scene.initiator.worker.timeout):
         began = time.monotonic()
         scene.initiator.worker.kill()
-    scene.mark(scene.destination, seed)
     outcome = replace(scene.outcome, said="the target is not told", seconds=time.monotonic() - began)
-    outcome = _survivor(outcome, scene, lambda: scene.move(scene.target, scene.third))
+
+    def moved() -> int:
+        scene.mark(scene.destination, seed)
+        return scene.move(scene.target, scene.third)
+
+    outcome = _survivor(outcome, scene, moved)
     return outcome if outcome.survivor else replace(outcome, changed=scene.changed(scene.destination, seed))
 
 

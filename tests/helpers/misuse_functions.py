@@ -114,6 +114,13 @@ def use_what_is_unmapped(agent: Any) -> None:
     setattr(fault_traffic, "unmap", unmap)  # noqa: B010 - the type checker allows no assignment to a function
 
 
+def abort_in_fill(agent: Any) -> None:
+    """Let the process abort when a pattern is written to its memory, as UCX ends a target that replies to the dead."""
+    from pytest_nixl.nixl.worker import memory
+
+    setattr(memory.DramBuffer, "fill", lambda *_, **__: os.abort())  # noqa: B010
+
+
 def end_at_unmap(agent: Any) -> None:
     """Let the process end by SIGTERM when it gives memory back."""
     from pytest_nixl.nixl.worker import fault_traffic

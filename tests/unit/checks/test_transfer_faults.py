@@ -112,6 +112,26 @@ def test_the_death_of_a_target_is_told_and_survived(make: Make, op: str) -> None
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_a_target_survives_the_death_of_its_initiator(make: Make, op: str) -> None:
+    outcome = make("initiator-killed", op)
+    if "SIGABRT" not in outcome.survivor:  # NIXL-DEAD-INITIATOR-ABORTS, in a few of 100 rounds with READ
+        assert judge_faults([outcome]).verdict is Verdict.PASS
+        assert (outcome.said, outcome.wrong_bytes) == ("the target is not told", 0)
+    else:
+        assert op == "READ"
+
+
+@pytest.mark.long
+def test_a_target_that_aborts_after_the_death_of_its_initiator_is_caught(make: Make) -> None:
+    outcome = make("initiator-killed", "READ", target="abort_in_fill")
+    assert outcome.survivor == "was ended by SIGABRT"
+    assert judge_faults([outcome]).reason.endswith("; the surviving agent was ended by SIGABRT")
+    assert fault_reason([outcome]).endswith(" s, and the surviving agent was ended by SIGABRT")
+    assert judge_faults(without([outcome], survivor="", wrong_bytes=0)).verdict is Verdict.PASS
+
+
+@pytest.mark.long
 def test_a_nixl_that_does_not_tell_is_caught(make: Make) -> None:
     outcome = make("target-killed", function="never_fail", timeout=20)
     assert outcome.said == "PROC"

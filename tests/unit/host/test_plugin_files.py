@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import pytest
 from helpers.copied_wheel import CopiedWheel, copy_wheel
 
 from pytest_nixl.host import plugin_files
+from pytest_nixl.host.facts import gather
 from pytest_nixl.host.library_packages import remedies
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, load_plugins, plugin_folder
+from pytest_nixl.host.recorded_tree import FactsRoot
 
 #: By plugin: a library that only this plugin needs, or that NIXL's own library does not load before it.
 REMOVED = {
@@ -160,6 +165,34 @@ def test_nothing_is_loaded_in_advance_without_a_folder(tmp_path: Path, started: 
     with closing(PluginsInAdvance({})) as plugins:
         plugins.start([str(tmp_path / "libnixl.so")])
     assert started == []
+
+
+def test_plugins_of_the_installed_nixl_are_loaded_once_while_nixl_is(started: list[str]) -> None:
+    facts = gather(FactsRoot(), environ={})
+    assert started == [facts.image.plugins.source]
+
+
+# A double of NIXL's library, because no release does this when it is loaded.
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        ("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", "invalid ELF header"),
+        ("os.abort()", "the process that loaded it was ended by SIGABRT"),
+    ],
+)
+def test_each_plugin_is_tried_if_nixl_cannot_be_loaded_once_for_all(does: str, error: str, folder: Path) -> None:
+    shutil.copy(folder / "libplugin_TEXT.so", folder / "libplugin_OTHER.so")
+    plugins = [str(path) for path in sorted(folder.iterdir())]
+    code = (
+        "import os, threading, time\n"
+        "from pytest_nixl.host import plugin_loader\n"
+        f"plugin_loader._load_library = lambda library: {does}\n"
+        f"plugin_loader.main('libnixl.so', {plugins!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["path"] for each in found] == plugins
+    assert all(error in each["error"] for each in found)
 
 
 def test_loading_ends_with_its_owner(folder: Path) -> None:

@@ -118,6 +118,22 @@ def test_a_script_counts_the_processes_that_a_dead_target_crashes(tmp_path: Path
     assert done.stdout.splitlines()[-1] == "healthy: 0 of 2 initiators were ended by SIGSEGV"
 
 
+@pytest.mark.long
+def test_a_script_counts_the_targets_that_a_dead_initiator_aborts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-", "UCX", "2"], input=reproduction("NIXL-DEAD-INITIATOR-ABORTS"), cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rounds = [line for line in done.stdout.splitlines() if line.startswith("round ")]
+    assert [line.rpartition(": the target ")[0] for line in rounds] == [
+        f"round {number}: the initiator was killed" for number in (1, 2)
+    ]
+    aborted = sum("SIGABRT" in line for line in rounds)
+    said = "DEFECT" if aborted else "healthy"
+    assert done.stdout.splitlines()[-1] == f"{said}: in {aborted} of 2 rounds the target was ended by SIGABRT"
+
+
 def test_the_scripts_use_nothing_of_this_project() -> None:
     folder = Path(reproductions.__file__).parent
     assert {path.stem.upper().replace("_", "-") for path in folder.glob("[!_]*.py")} == SCRIPTS

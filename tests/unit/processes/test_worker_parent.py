@@ -21,7 +21,7 @@ from helpers.process_parent import parent_of
 
 from pytest_nixl.nixl.agent import Agents
 from pytest_nixl.processes import worker_parent
-from pytest_nixl.processes.hosts import MEASURED, LocalHost
+from pytest_nixl.processes.hosts import EXECUTED, LocalHost
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 from pytest_nixl.processes.worker_parent import FORK, ForkedWorker, parent_of_workers
@@ -79,11 +79,11 @@ def test_a_forked_worker_has_what_an_executed_one_has(
     assert one["address"] != other["address"]
 
 
-def test_the_workers_of_measured_rows_are_executed(tmp_path: Path) -> None:
+def test_the_workers_of_measured_rows_and_of_facts_are_executed(tmp_path: Path) -> None:
     host = LocalHost(supervisor())
-    workers = {role: host.start(role, {}, 120) for role in (*MEASURED, "agent")}
+    workers = {role: host.start(role, {}, 120) for role in (*EXECUTED, "agent")}
     assert {role: forked(worker) for role, worker in workers.items()} == {
-        "initiator": False, "target": False, "flows": False, "agent": True
+        "initiator": False, "target": False, "flows": False, "facts": False, "agent": True
     }  # fmt: skip
     for worker in workers.values():
         worker.close()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL-DEAD-INITIATOR-ABORTS: a target whose initiator dies is sometimes ended by UCX with SIGABRT.
+
+Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [ROUNDS]``. Seen with UCX over tcp. Each round starts an
+initiator, kills it while it reads from the target, and looks whether the target lives. A target that was ended is
+replaced by a new one.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("UCX_TLS", "tcp")
+
+import numpy
+from nixl._api import nixl_agent, nixl_agent_config
+
+SIZE, COUNT = 16 << 20, 4
+#: How long a target is watched after the death of its initiator, in seconds.
+WATCHED = 0.5
+backend = sys.argv[1] if len(sys.argv) > 1 else "UCX"
+rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 100
+
+
+def start(name: str) -> Any:
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=True, backends=[backend]))
+    memory = numpy.zeros(COUNT * SIZE, dtype=numpy.uint8)
+    agent.register_memory(agent.get_reg_descs([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM"))
+    return agent, memory
+
+
+def target(pipe: Any) -> None:
+    agent, memory = start("target")
+    pipe.send((agent.get_agent_metadata(), memory.ctypes.data))
+    signal.pause()
+
+
+def initiator(pipe: Any, metadata: bytes, there: int) -> None:
+    agent, memory = start(f"initiator-{os.getpid()}")
+    agent.add_remote_agent(metadata)
+    handles = []
+    for offset in range(0, COUNT * SIZE, SIZE):
+        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+        handles.append(agent.initialize_xfer("READ", *ends, "target"))
+    in_flight: set[int] = set()
+    done = 0
+    while True:
+        for number, handle in enumerate(handles):
+            ask = agent.check_xfer_state if number in in_flight else agent.transfer
+            if ask(handle) == "PROC":
+                in_flight.add(number)
+                continue
+            in_flight.discard(number)
+            done += 1
+            if done == COUNT:
+                pipe.send("transfers are completed")
+
+
+fork: Any = multiprocessing.get_context("fork")
+
+
+def start_target() -> Any:
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=target, args=(theirs,))
+    process.start()
+    return (process, *ours.recv())
+
+
+aborted = 0
+first, metadata, memory = start_target()
+for number in range(rounds):
+    ours, theirs = fork.Pipe()
+    second = fork.Process(target=initiator, args=(theirs, metadata, memory))
+    second.start()
+    ours.recv()
+    time.sleep(random.uniform(0, 0.1))
+    second.kill()
+    second.join()
+    first.join(WATCHED)
+    said = "the target lives"
+    if first.exitcode is not None:
+        said = f"the target was ended by {signal.Signals(-first.exitcode).name}"
+        aborted += first.exitcode == -signal.SIGABRT
+        first, metadata, memory = start_target()
+    print(f"round {number + 1}: the initiator was killed: {said}", flush=True)
+first.kill()
+said = "DEFECT" if aborted else "healthy"
+print(f"{said}: in {aborted} of {rounds} rounds the target was ended by SIGABRT", flush=True)
