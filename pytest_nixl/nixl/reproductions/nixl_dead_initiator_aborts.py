@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIXL-DEAD-INITIATOR-ABORTS: if an initiator dies during a READ, UCX sometimes ends its target with SIGABRT.
 
-Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [ROUNDS]``, by default UCX and 100. Seen with UCX over tcp,
-in 2 to 5 of 100 rounds on two busy cores. Each round starts an initiator, kills it while it reads from the target, and
-checks whether the target lives. A new target replaces one that has ended.
+Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [ROUNDS]``, by default UCX and 100. Seen with UCX over
+tcp, in 2 to 5 of 100 rounds on two busy cores. Each round starts an initiator, kills it while it reads from the target,
+and checks whether the target lives. A new target replaces one that has ended.
 """
 
 import multiprocessing
