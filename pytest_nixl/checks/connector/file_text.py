@@ -91,8 +91,9 @@ def parse_yaml(path: str, text: str) -> list[Any]:
 
         def flatten_mapping(self, node: Any) -> None:
             """Bound what merge keys add."""
+            own = len(node.value)
             super().flatten_mapping(node)
-            if len(node.value) > MOST_MERGED:
+            if len(node.value) - own > MOST_MERGED:
                 raise ValueError(f"its merge keys add more than {MOST_MERGED} entries")
 
     try:

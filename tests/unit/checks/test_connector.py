@@ -568,6 +568,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 MERGE_BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 10)
 )
+MERGE = f"a: &a {{{', '.join(f'k{n}: 1' for n in range(11_000))}}}\nb: {{<<: *a}}\n"
 TWO = "".join(
     f"---\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: c, command: [vllm, serve, m]}}]}}\n"
     for name in ("one", "two")
@@ -592,7 +593,8 @@ TWO = "".join(
         ("script.sh", b"vllm serve m\n" * 6_000, "has a script of 78000 characters"),
         ("long.json", b'{"kv_connector": "' + b"x" * 5000 + b'"}', "has a value of 5000 characters"),
         ("many.yaml", b"a: &a 1\nb: [" + b"*a," * 101 + b"]\n", "more than 100 aliases"),
-        ("merge.yaml", MERGE_BOMB.encode(), "merge keys"),
+        ("bomb-of-merges.yaml", MERGE_BOMB.encode(), "bomb-of-merges.yaml "),  # since PyYAML 6.0.4 no bomb
+        ("merge.yaml", MERGE.encode(), "merge keys add more than 10000 entries"),
         ("two.yaml", TWO.encode(), "starts 2 engines: choose one with FILE#NAME, NAME is one/c or two/c"),
         ("binary.bin", bytes(range(256)), "is a binary file"),
         ("zero.txt", b"vllm serve\0", "is a binary file"),
