@@ -2,7 +2,7 @@
 """Measure each figure of the README five times, and print the median beside its bound and its peer.
 
 * the time of a sweep: the whole command with 15 sizes from 4 KiB to 64 MiB, WRITE and READ, and the time that one more
-  size adds;
+  size adds, which is a sixth of what six add;
 * the ratio of the bandwidth that pytest-nixl measures to that of a bare NIXL loop with the same pattern of transfers;
 * the same ratio for requests for KV blocks, with prepared descriptors of scattered blocks;
 * the processor time that the installed but unused plugin adds to pytest with one trivial test;
@@ -38,8 +38,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The 30 rows; ``suites/bandwidth`` as a whole also compares NIXL with raw tools.
 ROWS = "suites/bandwidth/test_bandwidth.py"
 SWEEP = "4KiB..64MiB"
-#: The sizes of the sweep and one more from the middle.
-ONE_MORE = "4KiB,8KiB,16KiB,32KiB,64KiB,128KiB,256KiB,512KiB,768KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB,64MiB"
+#: Sizes from the middle that a longer sweep has beside those, so many that their time exceeds what sweeps differ by.
+MORE = ("48KiB", "96KiB", "192KiB", "384KiB", "768KiB", "1536KiB")
+LONGER = ",".join((*(f"{4 << doubled}KiB" for doubled in range(15)), *MORE))
 COMPARED = ("64KiB", "1MiB", "16MiB")
 #: Tokens of a request for KV blocks, the time for which they are measured and the number of requests of the bare loop.
 KV_TOKENS, KV_SECONDS, KV_REQUESTS = 1024, 2, 60
@@ -87,8 +88,8 @@ def alternate(repeats: int, *measures: Callable[[], float]) -> list[list[float]]
 
 
 def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
-    """Measure the time of the whole command, with and without one more size, and that of a given peer."""
-    measures = [lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"), lambda: pytest(ROWS, f"--nixl-blocks={ONE_MORE}")]
+    """Measure the time of the whole command, with and without more sizes, and that of a given peer."""
+    measures = [lambda: pytest(ROWS, f"--nixl-blocks={SWEEP}"), lambda: pytest(ROWS, f"--nixl-blocks={LONGER}")]
     peer = ""
     if asked.sweep_peer:
         measures.append(lambda: timed(asked.sweep_peer))
@@ -96,7 +97,7 @@ def sweep(asked: argparse.Namespace) -> Iterator[Figure]:
     for taken in others:
         peer = f"`{asked.sweep_peer}`: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})"
     yield Figure(f"sweep of 15 sizes ({SWEEP}), WRITE and READ, verified", tuple(whole), "s", SWEPT, peer=peer)
-    added = tuple(b - a for a, b in zip(whole, more, strict=True))
+    added = tuple((longer - short) / len(MORE) for short, longer in zip(whole, more, strict=True))
     yield Figure("one more size, WRITE and READ", added, "s", ADDED, digits=2)
 
 
