@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how ranks scale: 64 ranks on this machine, a pytest each, and simulated groups of up to 1,024 ranks.
+"""Measure how ranks scale: 64 ranks on this machine, a pytest each, and simulated groups of up to 256 ranks.
 
 The 64 ranks measure the pairs `first` and `ring`, and all pairs in rounds (`alltoall`), with the real NIXL. They are
 forked from one process that has imported pytest, so that they fit into its memory; as root, each has a host name of its
@@ -286,7 +286,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64, help="ranks that are a pytest each (default: 64)")
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="what they run; empty: nothing")
-    parser.add_argument("--simulate", default="2,4,8,16,32,64,256,1024", help="sizes of simulated groups")
+    parser.add_argument("--simulate", default="2,4,8,16,32,64,256",
+                        help="sizes of simulated groups; 1024 did not complete on two cores (default: %(default)s)")  # fmt: skip
     parser.add_argument("--simulated-ranks", nargs=5, metavar=("URL", "GROUP", "SIZE", "FIRST", "COUNT"),
                         help="for internal use: be some ranks of a simulated group")  # fmt: skip
     if sys.argv[1:2] == ["--forked-ranks"]:  # for internal use
