@@ -107,7 +107,6 @@ def gather(
         rdma, gpu = read_rdma(root), read_gpus(root)
         host, network, pci = read_host(root), read_network(root), read_pci(root)
         queues, variables = read_storage_queues(root), read_environment(root, environ)
-        answers, reached = read_etcd(root, etcd, source, connect), read_peers(root, peers)
         software = read_software(root, backends, nixlbench, worker=worker, loaded=plugins.start)
         image = read_image(root, software, environ, plugins)
     facts = Facts(
@@ -120,8 +119,8 @@ def gather(
         software=software,
         image=image,
         environment=variables,
-        etcd=answers,
-        peers=reached,
+        etcd=read_etcd(root, etcd, source, connect),
+        peers=read_peers(root, peers),
         storage_queues=queues,
     )
     # Each reader hides the secrets that it knows; this hides secrets that came another way, such as in a message.

@@ -24,6 +24,7 @@ from pytest_nixl.host import elf
 
 #: The time that loading one plugin may take, in seconds.
 PATIENCE = 60
+_PR_SET_PDEATHSIG = 1
 
 
 def main(libnixl: str, plugins: list[str]) -> None:
@@ -40,6 +41,7 @@ def main(libnixl: str, plugins: list[str]) -> None:
     os.dup2(2, 1)
     first = os.fork()
     if first == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it ends with this process
         signal.alarm(PATIENCE)
         _load_library(libnixl)
         signal.alarm(0)

@@ -228,8 +228,8 @@ _ALL = (
         "NIXL-DEAD-INITIATOR-ABORTS",
         "if an initiator dies during a READ over tcp, UCX sometimes ends the target with SIGABRT: `Fatal: unexpected "
         "error: Endpoint timeout`",
-        "let a supervisor restart the target",
-        "an agent dies while it reads from another one over tcp, as vLLM's decode side does",
+        "let a supervisor restart the target (Kubernetes: `restartPolicy: Always`)",
+        "agents read from others over tcp, as the decode side of vLLM does, and one of them dies meanwhile",
         "NIXL 1.0.1 to 1.5.1 with UCX over tcp, on two busy cores: UCX ended the target in 3 of 100 rounds of the "
         "script with NIXL 1.0.1, 4 with 1.4.1, 2 with 1.5.0 and 5 with 1.5.1, and in none after a WRITE",
     ),

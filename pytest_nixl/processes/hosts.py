@@ -12,7 +12,8 @@ from pytest_nixl.processes.worker_process import START_SECONDS, Worker
 
 #: The roles whose figures decide the verdicts of rows. Each of them is a new Python, with addresses of its own.
 MEASURED = ("initiator", "target", "flows")
-#: The roles whose workers are not forked: those, and the first of a run, for which this process does not wait.
+#: The roles of workers that are not forked: those, and the one that reads facts. It is the first of a run, and to fork
+#: it, this process would have to wait until there is a process to fork from.
 EXECUTED = (*MEASURED, "facts")
 
 

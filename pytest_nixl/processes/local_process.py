@@ -104,13 +104,11 @@ class LocalProcess:
         return self.log.read_text(errors="replace")
 
 
-#: The state in words of a process that SIGSTOP has stopped.
-STOPPED = "stopped by a signal"
 _STATES = {
     "R": "running",
     "S": "sleeping",
     "D": "in a system call that cannot be interrupted (a driver or a file system)",
-    "T": STOPPED,
+    "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "Z": "dead",
 }

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.answers import REPLY, check_answer
-from pytest_nixl.processes.local_process import STOPPED
 from pytest_nixl.processes.worker_errors import (
     NixlError,
     WorkerDiedError,
@@ -136,7 +135,7 @@ class Worker:
         self._process = process
         self._buffer = b""
         self._requests = 0
-        self._ended = False
+        self._ended = self._stopped = self._asked_to_end = False
         _log.info("%s started", self.name)
         self._pending: Pending | None = self.request("hello", path=sys.path, loads=role != "tool")
         self._versions: dict[str, Any] | None = None
@@ -202,6 +201,8 @@ class Worker:
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
         self._process.signal(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self._stopped = number == signal.SIGSTOP
 
     def kill(self) -> None:
         """End the process immediately."""
@@ -210,17 +211,17 @@ class Worker:
             self._ended = True
             _log.info("%s ended", self.name)
 
-    def ask_to_end(self) -> bool:
-        """Ask the process to end, and return whether it can: it is alive, and no signal has stopped it."""
-        if not self.alive or self._process.state() == STOPPED:
-            return False
-        with contextlib.suppress(OSError):
-            self._send("exit")
-        return True
+    def ask_to_end(self) -> None:
+        """Ask the process to end, once, unless :meth:`signal` has stopped it: it could not do so."""
+        if self.alive and not (self._stopped or self._asked_to_end):
+            self._asked_to_end = True
+            with contextlib.suppress(OSError):
+                self._send("exit")
 
     def close(self) -> None:
         """Ask the process to end, and kill it if it has not ended within two seconds."""
-        if self.ask_to_end():
+        self.ask_to_end()
+        if self._asked_to_end and not self._stopped:
             self._process.wait(2)
         self.kill()
 

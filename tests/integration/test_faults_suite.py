@@ -53,6 +53,24 @@ def test_a_nixl_that_does_not_tell_of_a_death_fails(tmp_path: Path) -> None:
     assert re.search(r"NIXL did not tell the initiator of the target's death in [1-9]\d", done.output), done.output
 
 
+@pytest.mark.parametrize(
+    ("op", "code", "words"),
+    [
+        ("READ", 0, "1 known limit of NIXL "),
+        ("WRITE", 1, "FAIL transfer-initiator-killed: initiator-killed (WRITE, UCX of NIXL "),
+    ],
+)
+def test_a_target_that_aborts_after_a_read_is_a_known_limit_and_after_a_write_a_failure(
+    op: str, code: int, words: str, tmp_path: Path
+) -> None:
+    suite = ("suites/faults/test_transfers.py", "-k", "death_of_its_initiator", "--nixl-level=extended",
+             f"--nixl-op={op}")  # fmt: skip
+    done = replaced(tmp_path, ("abort_in_fill", {}), suite=suite)  # a run without a known limit does not count one
+    assert done.code == code, done.output
+    assert words in done.output
+    assert ("the surviving agent was ended by SIGABRT" in done.output) is (op == "WRITE"), done.output
+
+
 def test_a_nixl_without_the_defects_has_no_known_limits(tmp_path: Path) -> None:
     names = ("refuse_deregistered_source", "refuse_duplicates", "refuse_released_handles", "refuse_cut_metadata")
     done = replaced(tmp_path, *((name, {}) for name in names))

@@ -17,7 +17,7 @@ from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
-from pytest_nixl.processes.worker_process import results
+from pytest_nixl.processes.worker_process import Worker, results
 
 HERE = str(Path(__file__).parents[2])
 
@@ -281,6 +281,20 @@ def test_agents_of_one_context_end_together(agents: Agents) -> None:
 
 
 @pytest.mark.long
+def test_a_worker_that_is_stopped_is_killed_without_asking(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, again = (agent.worker for agent in agents.start_each([None, None]))
+    stopped.signal(signal.SIGSTOP)
+    again.signal(signal.SIGSTOP)
+    again.signal(signal.SIGCONT)
+    sent: list[int] = []
+    monkeypatch.setattr(Worker, "_send", lambda worker, command: sent.append(worker.pid))
+    for worker in (stopped, again):
+        worker.ask_to_end()
+        worker.close()
+        assert not worker.alive
+    assert sent == [again.pid]
+
+
 def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agents) -> None:
     agent, other = agents.start_each(["agent", "other"])
     agent.register(agent.allocate(4096))
