@@ -90,7 +90,7 @@ class Supervisor:
         self.waiting: list[tuple[Client, int]] = []
         self.cleaners: dict[int, float] = {}
         self.had_client = False
-        self.asked_to_end = False
+        self.end_by: float | None = None
         self.born = time.monotonic()
         self._watch_signals()
         if first is not None:
@@ -98,6 +98,7 @@ class Supervisor:
             _write_log(directory)
             self._welcome(socket.socket(fileno=first))
         self.directory = directory
+        self.is_shared = first is None
         self.shm = _make_shared_memory(os.path.basename(directory))
         try:
             self.folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -131,20 +132,23 @@ class Supervisor:
         self.selector.register(self.wake, selectors.EVENT_READ)
 
     def _on_term(self, *_: object) -> None:
-        self.asked_to_end = True
+        if self.end_by is None:
+            self.end_by = time.monotonic() + TERMINATE_SECONDS
 
     # The loop
 
     def run(self) -> None:
         """Serve until the last client is gone or SIGTERM comes; then clean up and remove the run directory."""
         try:
-            while not self.asked_to_end:
+            while not (self._unused() and self._close_door()):
                 self._turn(self._next_deadline())
-                lonely = not self.had_client and time.monotonic() - self.born > LONELY_SECONDS
-                if ((self.had_client and not self.clients) or lonely) and self._close_door():
-                    break
         finally:
             self._clean_all()
+
+    def _unused(self) -> bool:
+        if self.had_client:
+            return self.end_by is not None or not self.clients
+        return self.end_by is not None or time.monotonic() - self.born > LONELY_SECONDS
 
     def _turn(self, timeout: float | None) -> None:
         for key, _ in self.selector.select(timeout):
@@ -162,20 +166,24 @@ class Supervisor:
         deadlines = [*self.stopping.values(), *self.cleaners.values()]
         if not self.had_client:
             deadlines.append(self.born + LONELY_SECONDS + 0.1)
-        if self.had_client and not self.clients:
+        if self._unused():
             return 0.01
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _close_door(self) -> bool:
-        """Prevent further connections; return False if a client is connecting right now."""
+        """Prevent further connections; return False if a client is connecting right now.
+
+        The lock is held until this process ends, so that no other supervisor starts in the directory meanwhile.
+        """
         self.lock = os.open("lock", os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.folder)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self.lock)
-            return False
+            # A client that was stopped while it connects must not keep a supervisor that was asked to end.
+            return self.end_by is not None and time.monotonic() > self.end_by
         self._accept()
-        if self.clients:
+        if self.clients and self.end_by is None:
             os.close(self.lock)
             return False
         return True
@@ -408,8 +416,18 @@ class Supervisor:
             self._turn(0.05)
         for pid in self.living:
             _signal_group(pid, signal.SIGKILL)
-        for directory in filter(None, (self.shm, self.directory)):
-            _remove(directory)
+        if self.shm:
+            _remove(self.shm)
+        _remove(self._withdrawn() if self.is_shared else self.directory)
+
+    def _withdrawn(self) -> str:
+        """Rename the shared run directory, whose name is known to others: none must use it while it is removed."""
+        path = f"{self.directory}-{os.getpid()}"
+        try:
+            os.rename(self.directory, path)
+        except OSError:
+            return self.directory
+        return path
 
 
 _LATER = object()

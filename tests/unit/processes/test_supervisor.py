@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -47,6 +48,24 @@ if how == "wait":
             time.sleep(0.1)
     except KeyboardInterrupt:
         sys.exit(130)
+"""
+
+#: A client that joins the shared supervisor of a run again and again. Now and then it ends the supervisor of all.
+JOINER = """
+import os, random, signal, sys, time
+os.environ["PYTEST_XDIST_TESTRUNUID"] = sys.argv[1]
+from pytest_nixl.processes.supervisor import SupervisorError, close_supervisor, supervisor
+for number in range(12):
+    own = supervisor()
+    try:
+        own.spawn(["sleep", "300"], log="own.log")
+        if random.random() < 0.3:
+            os.kill(own.pid, signal.SIGTERM)
+        time.sleep(random.random() * 0.02)
+        own.alive(1)
+    except SupervisorError as error:
+        assert "has ended" in str(error), error
+    close_supervisor()
 """
 
 
@@ -226,6 +245,26 @@ def test_xdist_workers_of_one_run_share_a_supervisor() -> None:
     wait_until(lambda: not any(running(has["watched"]) for has in told), 60, "the last watched process has ended")
     for has in told:
         os.kill(has["forgotten"], signal.SIGKILL)
+
+
+def test_a_supervisor_can_be_started_while_another_of_the_same_run_ends(tmp_path: Path) -> None:
+    run = os.urandom(16).hex()
+    own = environment(TMPDIR=str(tmp_path))
+    started = [subprocess.Popen([sys.executable, "-c", JOINER, run], stderr=subprocess.PIPE, env=own) for _ in range(4)]
+    said = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert said == [""] * 4
+    wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directories have gone")
+
+
+def test_a_client_that_was_stopped_while_it_connects_does_not_keep_a_supervisor(tmp_path: Path) -> None:
+    process, has = client("wait", os.urandom(16).hex(), TMPDIR=str(tmp_path))
+    with open(Path(has["directory"], "lock"), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(has["supervisor"], signal.SIGTERM)
+        wait_until(lambda: not any(tmp_path.iterdir()), 60, "the run directory has gone")
+    os.kill(has["forgotten"], signal.SIGKILL)
+    process.kill()
+    end(process)
 
 
 def test_a_pytest_started_by_an_xdist_worker_is_another_run() -> None:
