@@ -141,7 +141,7 @@ _ALL = (
         "create a new agent after the old one was withdrawn, invalidated or removed, and do not publish the old one "
         "again",
         "a LIBFABRIC agent is removed by another one, which then loads its metadata again",
-        "NIXL 1.5.0: earlier releases were not tried",
+        "NIXL 1.4.1 and 1.5.0 with LIBFABRIC over tcp; not NIXL 1.0.1; other releases were not tried",
     ),
     Finding(
         "NIXLBENCH-RANK-TWICE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -107,6 +108,33 @@ def test_a_script_ends_as_its_finding_says(id: str, host: Host, driver: Path, tm
     )  # fmt: skip
     assert done.returncode in (-signal.SIGSEGV, 128 + signal.SIGSEGV), (done.returncode, done.stderr)
     assert done.stdout.splitlines()[-1].startswith(("the region of", "deregistering a list", "the transfer is DONE"))
+
+
+@pytest.mark.parametrize(
+    ("id", "seconds", "said"),
+    [
+        ("NIXL-STOPPED-TARGET-SILENT", "3", "DEFECT: the target was stopped, and for 3 s the transfers were PROC"),
+        (
+            *("LIBFABRIC-NOTIFICATION-HANGS", "20"),
+            r"DEFECT: the target was killed, and call \d+ of send_notif\(\) did not return in 20 s",
+        ),
+        (
+            *("LIBFABRIC-NO-RECONNECT", ""),
+            r"DEFECT: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): nixl\w+ after [\d.]+ s",
+        ),
+    ],
+)
+def test_a_script_says_what_libfabric_does_after_a_fault(
+    id: str, seconds: str, said: str, host: Host, driver: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(str(reproduction(id)))
+    done = subprocess.run(
+        [*host.prefix, "env", preloaded(driver), sys.executable, str(script), "LIBFABRIC", *filter(None, [seconds])],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(said, done.stdout.splitlines()[-1]), done.stdout
 
 
 def with_release(version: str, folder: Path) -> str:

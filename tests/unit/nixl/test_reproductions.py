@@ -75,6 +75,30 @@ def test_a_script_of_a_defect_that_ucx_does_not_have_says_so(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("id", "seconds", "said"),
+    [
+        ("NIXL-STOPPED-TARGET-SILENT", "3", "DEFECT: the target was stopped, and for 3 s the transfers were PROC"),
+        (
+            *("LIBFABRIC-NOTIFICATION-HANGS", "120"),
+            r"healthy: the target was killed, and send_notif\(\) returned \d+ times and then raised nixl\w+",
+        ),
+        (
+            *("LIBFABRIC-NO-RECONNECT", ""),
+            r"healthy: a WRITE after remove_remote_agent\(\) and add_remote_agent\(\): DONE after [\d.]+ s",
+        ),
+    ],
+)
+def test_a_script_says_what_ucx_does_after_a_fault(id: str, seconds: str, said: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-", "UCX", *filter(None, [seconds])], input=reproduction(id), cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(said, done.stdout.splitlines()[-1]), done.stdout
+
+
+@pytest.mark.long
 def test_a_script_counts_the_sockets_that_stay_open(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-"], input=reproduction("NIXL-REMOVED-AGENT-KEEPS-SOCKETS"), cwd=tmp_path, env=environment(),
@@ -146,8 +170,8 @@ def test_the_scripts_use_nothing_of_this_project() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--reproduce prints the script of one finding, not of 0: name one of NIXL-DUPLICATE-DESCRIPTOR, "),
-        (("NIXL-ETCD-STALE-KEY",), "there is no script for NIXL-ETCD-STALE-KEY: findings with a script are NIXL-"),
+        ((), "--reproduce prints the script of one finding, not of 0: name one of LIBFABRIC-NO-RECONNECT, "),
+        (("NIXL-ETCD-STALE-KEY",), "there is no script for NIXL-ETCD-STALE-KEY: findings with a script are LIBFABRIC-"),
         (("NIXL-OTHER",), "there is no finding 'NIXL-OTHER'"),
     ],
 )
