@@ -135,9 +135,8 @@ _ALL = (
     ),
     Finding(
         "LIBFABRIC-NO-RECONNECT",
-        "with LIBFABRIC an agent that another one removed cannot be reached from there again, although its metadata is "
-        "loaded again: a transfer to it waits a minute for a handshake that it does not send, and fails "
-        "(ai-dynamo/nixl#1736)",
+        "with LIBFABRIC, after an agent calls remove_remote_agent() and then add_remote_agent() for another one, a "
+        "transfer to that one fails after a minute: it waits for a handshake, which ai-dynamo/nixl#1736 added",
         "create a new agent after the old one was withdrawn, invalidated or removed, and do not publish the old one "
         "again",
         "a LIBFABRIC agent is removed by another one, which then loads its metadata again",
@@ -211,10 +210,11 @@ _ALL = (
     ),
     Finding(
         "NIXL-STOPPED-TARGET-SILENT",
-        "a transfer to an agent whose process is stopped stays PROC and reports no error (watched for 3 s)",
+        "a transfer to an agent whose process is stopped (SIGSTOP) stays PROC and reports no error",
         "give every transfer a deadline in the program that waits for it",
         "the process of an agent is stopped or hangs while its connections stay open",
-        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried; not with UCX over cma",
+        "NIXL 1.0.1 to 1.5.1, with UCX and LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for "
+        "120 s, the others for 3 s or more); not with UCX over cma",
     ),
     Finding(
         "NIXL-DEAD-TARGET-CRASHES",
@@ -230,8 +230,9 @@ _ALL = (
         "error: Endpoint timeout`",
         "let a supervisor restart the target (Kubernetes: `restartPolicy: Always`)",
         "agents read from others over tcp, as the decode side of vLLM does, and one of them dies meanwhile",
-        "NIXL 1.0.1 to 1.5.1 with UCX over tcp, on two busy cores: UCX ended the target in 3 of 100 rounds of the "
-        "script with NIXL 1.0.1, 4 with 1.4.1, 2 with 1.5.0 and 5 with 1.5.1, and in none after a WRITE",
+        "NIXL 1.0.1 to 1.5.1 with UCX over tcp, on two cores: UCX ended the target in 3 of 100 rounds of the script "
+        "with NIXL 1.0.1, 4 with 1.4.1, 2 with 1.5.0 and 5 with 1.5.1 while the cores were busy, in 13 of 200 with "
+        "1.5.1 on an idle machine, and in none after a WRITE",
     ),
     Finding(
         "LIBFABRIC-DEAD-TARGET-SILENT",
@@ -255,11 +256,13 @@ _ALL = (
     ),
     Finding(
         "LIBFABRIC-NOTIFICATION-HANGS",
-        "with LIBFABRIC, send_notif() to an agent whose process has died does not return (watched for 20 s)",
+        "with LIBFABRIC, send_notif() to an agent whose process has died does not return; the first calls after the "
+        "death may return, and their notifications are lost",
         "do not notify an agent after a transfer with it has failed, and let a supervisor restart a process that does "
         "not answer",
         "an agent notifies another one that has died",
-        "NIXL 1.0.1 to 1.5.1 with LIBFABRIC over tcp: every release that was tried",
+        "NIXL 1.0.1 to 1.5.1 with LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for 150 s, the "
+        "others for 10 s or more)",
     ),
     Finding(
         "NIXL-REMOVED-AGENT-KEEPS-SOCKETS",

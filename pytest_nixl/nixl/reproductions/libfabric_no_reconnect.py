@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LIBFABRIC-NO-RECONNECT: an agent that was removed and loaded again cannot be reached: a transfer to it fails.
+"""LIBFABRIC-NO-RECONNECT: after remove_remote_agent() and add_remote_agent(), a transfer to that agent fails.
 
 Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND]``. Seen with NIXL 1.4.1 and 1.5.0, and LIBFABRIC over tcp,
-where the transfer waits a minute for a handshake. NIXL 1.0.1 is healthy, and so is UCX.
+where the transfer fails after a minute. NIXL 1.0.1 is healthy, and so is UCX of 1.5.0 and 1.5.1. The target lives all
+the time.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -16,6 +18,8 @@ import numpy
 from nixl._api import nixl_agent, nixl_agent_config
 
 SIZE = 1 << 16
+#: The deadline of a transfer in seconds.
+DEADLINE = 180.0
 backend = sys.argv[1] if len(sys.argv) > 1 else "LIBFABRIC"
 
 
@@ -27,40 +31,47 @@ def start(name: str) -> Any:
 
 
 def target(pipe: Any) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: this process ends with its parent
     agent, memory = start("target")
     pipe.send((agent.get_agent_metadata(), memory.ctypes.data))
     signal.pause()
 
 
-def state_of_a_write() -> str:
-    """Return DONE, ERR, or the error that NIXL raised."""
-    ends = [agent.get_xfer_descs([(base, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+def write(agent: Any, source: int, destination: int) -> str:
+    """Return the state of a WRITE to the target, or the error that NIXL raised."""
+    local, remote = (agent.get_xfer_descs([(address, SIZE, 0)], "DRAM") for address in (source, destination))
+    began = time.monotonic()
     try:
-        handle = agent.initialize_xfer("WRITE", *ends, "target")
+        handle = agent.initialize_xfer("WRITE", local, remote, "target")
         state = agent.transfer(handle)
-        while state == "PROC":
+        while state == "PROC" and time.monotonic() - began < DEADLINE:
             time.sleep(0.001)
             state = agent.check_xfer_state(handle)
     except Exception as error:
-        return type(error).__name__
-    return str(state)
+        state = type(error).__name__
+    return f"{state} after {time.monotonic() - began:.1f} s"
 
 
 fork: Any = multiprocessing.get_context("fork")
 ours, theirs = fork.Pipe()
-process = fork.Process(target=target, args=(theirs,))
+process = fork.Process(target=target, args=(theirs,), daemon=True)
 process.start()
-metadata, there = ours.recv()
+theirs.close()
+try:
+    metadata, destination = ours.recv()
+except EOFError:
+    sys.exit("the target did not start")
 agent, memory = start("initiator")
 agent.add_remote_agent(metadata)
-print(f"the first WRITE: {state_of_a_write()}", flush=True)
+said = write(agent, memory.ctypes.data, destination)
+if not said.startswith("DONE"):
+    sys.exit(f"the first WRITE ended as {said}, before any fault was made")
 agent.remove_remote_agent("target")
+time.sleep(1.0)  # UCX ends the old connection meanwhile
 agent.add_remote_agent(metadata)
-began = time.monotonic()
-state = state_of_a_write()
-said = "healthy" if state == "DONE" else "DEFECT"
-took = time.monotonic() - began
-print(f"{said}: a WRITE after remove_remote_agent() and add_remote_agent(): {state} after {took:.1f} s", flush=True)
+said = write(agent, memory.ctypes.data, destination)
+verdict = "healthy" if said.startswith("DONE") else "DEFECT"
+print(f"{verdict}: a WRITE after remove_remote_agent() and add_remote_agent(): {said}", flush=True)
 process.kill()
 process.join()
 os._exit(0)  # because several builds crash or hang at a normal exit of Python

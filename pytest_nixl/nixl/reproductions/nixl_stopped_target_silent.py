@@ -2,10 +2,11 @@
 """NIXL-STOPPED-TARGET-SILENT: transfers to an agent whose process is stopped stay PROC, and no error is raised.
 
 Run it with Python, NIXL and numpy: ``python SCRIPT [BACKEND] [SECONDS]``, by default UCX and 30. Seen with NIXL 1.0.1
-to 1.5.1, with UCX and LIBFABRIC over tcp. It stops the target during transfers and watches their states for so many
-seconds. Then it lets the target go on.
+to 1.5.1, with UCX over tcp and LIBFABRIC over tcp. It sets ``UCX_TLS=tcp`` unless it is set: over cma the transfers go
+on. A target gets SIGSTOP during transfers, as if it hung. SIGCONT follows after SECONDS.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,7 @@ seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
 
 
 def start(name: str) -> Any:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: this process ends with its parent
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=True, backends=[backend]))
     memory = numpy.zeros(COUNT * SIZE, dtype=numpy.uint8)
     agent.register_memory(agent.get_reg_descs([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM"))
@@ -36,15 +38,16 @@ def target(pipe: Any) -> None:
     signal.pause()
 
 
-def initiator(pipe: Any, metadata: bytes, there: int) -> None:
+def initiator(pipe: Any, metadata: bytes, address: int) -> None:
+    """Every 0.1 s, send the time, how many transfers were completed, and how many are PROC; at the end an error."""
     agent, memory = start("initiator")
     agent.add_remote_agent(metadata)
     handles = []
     for offset in range(0, COUNT * SIZE, SIZE):
-        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, there)]
+        ends = [agent.get_xfer_descs([(base + offset, SIZE, 0)], "DRAM") for base in (memory.ctypes.data, address)]
         handles.append(agent.initialize_xfer("WRITE", *ends, "target"))
     in_flight: set[int] = set()
-    done = 0
+    done, told = 0, 0.0
     try:
         while True:
             for number, handle in enumerate(handles):
@@ -54,47 +57,70 @@ def initiator(pipe: Any, metadata: bytes, there: int) -> None:
                     continue
                 in_flight.discard(number)
                 done += 1
-                pipe.send(done)
+            if time.monotonic() - told > 0.1:
+                told = time.monotonic()
+                pipe.send((told, done, len(in_flight)))
             time.sleep(0.0005)
     except Exception as error:
         pipe.send(type(error).__name__)
         os._exit(0)  # because several builds crash or hang at a normal exit of Python
 
 
-def next_answer(wait: float) -> int | str | None:
-    """Return how many transfers are completed, or the error that one raised; None if neither is said in time."""
-    answer: int | str | None = to_initiator.recv() if to_initiator.poll(wait) else None
-    return answer
+def begin(function: Any, *given: Any) -> Any:
+    """Start a process; return it and the end of a pipe to it."""
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=function, args=(theirs, *given), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def answer(pipe: Any) -> Any:
+    """Return what a process sends; None if it has ended, or sends nothing for 180 s."""
+    try:
+        return pipe.recv() if pipe.poll(180.0) else None
+    except EOFError:
+        return None
+
+
+def report(moment: float, least: int = 0) -> Any:
+    """Return what the initiator says after a moment, or for at most 60 s longer until it has completed so many."""
+    said = answer(to_initiator)
+    while isinstance(said, tuple) and (said[0] < moment or (said[1] < least and said[0] < moment + 60.0)):
+        said = answer(to_initiator)
+    return said
+
+
+def verdict() -> str:
+    before = report(time.monotonic(), least=2 * COUNT)
+    if not isinstance(before, tuple) or before[1] < 2 * COUNT:
+        return f"no fault was made: the initiator said {before}"
+    os.kill(target_process.pid, signal.SIGSTOP)
+    # What had arrived before may still be completed.
+    first = report(time.monotonic() + 1.0)
+    last = report(first[0] + seconds) if isinstance(first, tuple) else first
+    os.kill(target_process.pid, signal.SIGCONT)
+    if isinstance(last, str):
+        return f"healthy: the target was stopped, and a transfer raised {last}"
+    if last is None:
+        return f"another defect: the initiator hangs or has ended, with exit code {initiator_process.exitcode}"
+    if last[1] > first[1]:
+        return f"healthy: the target was stopped, and transfers were completed for {seconds:.0f} s"
+    after = report(time.monotonic(), least=last[1] + COUNT)
+    went_on = isinstance(after, tuple) and after[1] > last[1]
+    print(f"after SIGCONT the transfers were {'' if went_on else 'not '}completed", flush=True)
+    return f"DEFECT: the target was stopped, and for {seconds:.0f} s {last[2]} transfers were PROC"
 
 
 fork: Any = multiprocessing.get_context("fork")
-to_target, of_target = fork.Pipe()
-to_initiator, of_initiator = fork.Pipe()
-first = fork.Process(target=target, args=(of_target,))
-first.start()
-second = fork.Process(target=initiator, args=(of_initiator, *to_target.recv()))
-second.start()
-answer: int | str | None = 0
-while isinstance(answer, int) and answer < 2 * COUNT:
-    answer = next_answer(180.0)
-if not isinstance(answer, int):
-    sys.exit("no transfer was completed, before any fault was made")
-os.kill(first.pid, signal.SIGSTOP)
-# What had arrived before may still be completed.
-stopped = last = time.monotonic()
-while isinstance(answer, int) and last - stopped < seconds:
-    answer = next_answer(seconds)
-    last = time.monotonic()
-if isinstance(answer, str):
-    said = f"healthy: the target was stopped, and a transfer raised {answer}"
-elif isinstance(answer, int):
-    said = f"healthy: the target was stopped, and transfers were completed for {seconds:.0f} s"
-else:
-    said = f"DEFECT: the target was stopped, and for {seconds:.0f} s the transfers were PROC"
-os.kill(first.pid, signal.SIGCONT)
-went_on = isinstance(next_answer(60.0), int)
-print(f"the target went on, and transfers were {'' if went_on else 'not '}completed", flush=True)
-for process in (first, second):
-    process.kill()
-    process.join()
+target_process, to_target = begin(target)
+described = answer(to_target)
+if described is None:
+    sys.exit("the target did not start")
+initiator_process, to_initiator = begin(initiator, *described)
+try:
+    said = verdict()
+finally:
+    for process in (target_process, initiator_process):
+        process.kill()
 print(said, flush=True)
