@@ -262,7 +262,7 @@ _ALL = (
         "not answer",
         "an agent notifies another one that has died",
         "NIXL 1.0.1 to 1.5.1 with LIBFABRIC over tcp: every release that was tried (1.5.0 was watched for 150 s, the "
-        "others for 10 s or more)",
+        "others for 20 s)",
     ),
     Finding(
         "NIXL-REMOVED-AGENT-KEEPS-SOCKETS",

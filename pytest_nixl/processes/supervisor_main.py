@@ -140,15 +140,16 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the last client is gone or SIGTERM comes; then clean up and remove the run directory."""
         try:
-            while not (self._unused() and self._close_door()):
+            while not (self._is_to_end() and self._close_door()):
                 self._turn(self._next_deadline())
         finally:
             self._clean_all()
 
-    def _unused(self) -> bool:
-        if self.had_client:
-            return self.end_by is not None or not self.clients
-        return self.end_by is not None or time.monotonic() - self.born > LONELY_SECONDS
+    def _is_to_end(self) -> bool:
+        """Whether SIGTERM has come, the last client has gone, or none has come in time."""
+        if self.end_by is not None:
+            return True
+        return not self.clients if self.had_client else time.monotonic() - self.born > LONELY_SECONDS
 
     def _turn(self, timeout: float | None) -> None:
         for key, _ in self.selector.select(timeout):
@@ -166,7 +167,7 @@ class Supervisor:
         deadlines = [*self.stopping.values(), *self.cleaners.values()]
         if not self.had_client:
             deadlines.append(self.born + LONELY_SECONDS + 0.1)
-        if self._unused():
+        if self._is_to_end():
             return 0.01
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
