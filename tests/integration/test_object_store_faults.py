@@ -127,7 +127,10 @@ def test_a_server_that_dies_with_a_request_in_its_hands_is_named_before_the_row_
     said = "did not answer within 20 s" if held else "cannot be reached"
     assert f"{server.url} {said}" in caught.value.reason
     assert "during 'move'" in caught.value.reason
-    assert "NIXL reported" not in caught.value.reason  # it was named while NIXL tried again
+    # NIXL tries for minutes to reach a server that does not answer. It gives up one that ended after a few seconds, so
+    # that on a busy machine its error may come first; then the reason has both.
+    if held:
+        assert "NIXL reported" not in caught.value.reason
     assert "check that the server runs" in caught.value.remedy
     assert not moved.initiator.worker.alive
 
