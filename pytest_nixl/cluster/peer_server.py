@@ -16,6 +16,7 @@ from pytest_nixl.cluster.messages import Message, PeerRequest, WorkerLine, check
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.core.wire import decode, encode
+from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.hosts import start_process
 from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.supervisor import SupervisorClient
@@ -24,13 +25,6 @@ Send = Callable[[dict[str, Any]], None]
 #: A function that answers a request of rank 0; its arguments and its result are JSON values.
 Service = Callable[..., Any]
 
-#: The commands that rank 0 may send to a worker of this rank: all but ``run``, which calls any function.
-WORKER_COMMANDS = frozenset(
-    {"activate", "allocate", "call", "cancel", "compare", "connect", "create_agent", "devices", "exit", "fill",
-     "flows_prepare", "flows_release", "flows_report", "flows_run", "forget", "free_port", "hello", "kv_compare",
-     "kv_fill", "kv_prepare", "kv_release", "kv_request", "measure", "move", "read", "register", "serve", "tool_end",
-     "tool_find", "tool_listens", "tool_look", "tool_start", "write"}
-)  # fmt: skip
 #: The variables that rank 0 may set for a worker. Variables that name a file or directory are excluded, because code
 #: could be loaded from it.
 _VARIABLES = re.compile(r"(UCX|FI|NIXL|ETCD)_[A-Z0-9_]+|CUDA_[A-Z_]+")
@@ -150,7 +144,8 @@ class PeerServer:
             check(_REQUEST, message)
         except StrictError:
             return  # rank 0 does not send such a line, so that no one expects an answer
-        if message["command"] not in WORKER_COMMANDS:
+        allowed = WORKER_COMMANDS.get(message["command"])
+        if allowed is None or not allowed.peers:
             words = f"rank 0 may not send {message['command']!r} to a worker of another rank"
             error = {"kind": "refused", "type": "refused", "message": words, "traceback": ""}
             refusal = encode({"number": message["number"], "error": error})

@@ -7,7 +7,8 @@ It registers in a real etcd under etcd's lock, as released versions do, or meets
 from ``fixtures/nixlbench``, with the values of its own flags. It moves no bytes.
 
 ``STANDIN_PLAY`` selects what it does after it has registered, and for which rank: ``wait`` (the default: for ever),
-``normal``, ``killed:1``, ``late:1`` (killed after the row is printed), ``inconsistent:1``, ``refused``, ``silent:1``,
+``normal``, ``killed:1``, ``late:1`` (killed after the row is printed), ``dies:1`` (crashes then), ``inconsistent:1``,
+``refused``, ``silent:1``,
 ``lone``, ``crash`` (at its exit). ``STANDIN_ONLY`` limits that to one operation; others are then ``normal``.
 """
 
@@ -165,10 +166,10 @@ def play(meeting: Etcd | Asio, flags: dict[str, str], rank: int) -> None:
         time.sleep(600)
     if rank == 0:
         print_table(flags, rows=PLAY != "killed")
-    if PLAY == "late":
+    if PLAY in ("late", "dies"):
         meeting.barrier("printed", rank)
         if mine:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL if PLAY == "late" else signal.SIGSEGV)
     if PLAY == "inconsistent" and mine:
         complain("Consistency check failed for iov 0:0\nConsistency check failed")
         time.sleep(600)  # the real one may hang while it ends

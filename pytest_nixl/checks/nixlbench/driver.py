@@ -62,7 +62,8 @@ class Ran:
     :param output: rank 0's output, parsed.
     :param log: all output of rank 0, including UCX's tables.
     :param inconsistent: the process that found wrong bytes, and its message; empty if none did.
-    :param remarks: sentences about oddities that do not affect the result.
+    :param uncompared: why it is unknown whether the target compared the bytes although it was to; empty if it did.
+    :param remarks: sentences about oddities that do not affect the figure.
     :param others: contention: how many of the run's cores other processes used on the initiator's host; None if
         unknown.
     """
@@ -70,6 +71,7 @@ class Ran:
     output: NixlbenchOutput
     log: str
     inconsistent: str = ""
+    uncompared: str = ""
     remarks: tuple[str, ...] = ()
     others: float | None = None
 
@@ -263,7 +265,15 @@ class _Run:
         first = self._ranks[0]
         remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
         others = others_beside(*(rank.started for rank in self._ranks))
-        return Ran(read_output(first.text), first.text, inconsistent, remarks, others)
+        return Ran(read_output(first.text), first.text, inconsistent, self._uncompared(), remarks, others)
+
+    def _uncompared(self) -> str:
+        """Return why it is unknown whether the target compared the bytes of a WRITE, which it does after the row."""
+        configuration, target = read_output(self._ranks[0].text).configuration, self._ranks[-1]
+        if configuration.values.get("check_consistency") != "1" or configuration.op != "WRITE" or target.code == 0:
+            return ""
+        how = ended(target.code) if target.code is not None else "was still running"
+        return f"{target.name}, which compares the bytes of a WRITE, {how}, perhaps before it had compared them"
 
     def _whole(self) -> bool:
         """Whether rank 0 has printed all rows."""
@@ -346,7 +356,7 @@ class _Run:
 def _remark(rank: _Rank) -> str:
     """Return a remark if a process failed after all rows were printed; empty if it ended normally."""
     name = f"the {_ROLES[rank.number]}, {rank.started.tool.where},"
-    return f"{name} {ended(rank.code)} after all rows were printed: the result is not affected" if rank.code else ""
+    return f"{name} {ended(rank.code)} after all rows were printed: the figure is not affected" if rank.code else ""
 
 
 def _how_far(rank: _Rank) -> int:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pytest_nixl.core import units
 from pytest_nixl.core.units import MIB
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -18,6 +20,9 @@ LARGE_BLOCK = MIB
 #: Backends whose target is storage and not memory of a rank, although nixlbench prints a segment type.
 STORAGE = {"GDS": "FILE", "GDS_MT": "FILE", "POSIX": "FILE", "HF3FS": "FILE", "GUSLI": "BLK", "OBJ": "OBJ",
            "AZURE_BLOB": "OBJ", "INFINIA": "OBJ"}  # fmt: skip
+
+#: How far the printed bandwidth and ``Avg Lat.`` may differ, and by how many seconds the latter is rounded.
+_TENFOLD, _ROUNDED = 10, 0.05e-6
 
 #: A positive integer.
 COUNT = re.compile(r"0*[1-9][0-9]{0,18}")
@@ -115,6 +120,23 @@ class Configuration:
             return None
         return sum(transfers) * block * batch * initiators
 
+    def contradiction(self, row: NixlbenchRow) -> str:
+        """Return in words how the bandwidth of a row contradicts its ``Avg Lat.`` at least tenfold; else nothing.
+
+        nixlbench computes both from the same time. Transfers that overlap may be counted in one of the two only.
+        """
+        if row.latency_avg is None or not 0 < row.bandwidth < math.inf:
+            return ""
+        overlap = math.prod(self.count(name) or 1 for name in ("pipeline_depth", "num_threads", "num_initiator_dev"))
+        least, most = row.latency_avg - _ROUNDED, row.latency_avg + _ROUNDED
+        took = row.block / row.bandwidth
+        if least / (_TENFOLD * overlap) < took < most * _TENFOLD * overlap:
+            return ""
+        return (
+            f"nixlbench printed {row.bandwidth / 1e9:g} GB/s, at which a block takes {units.microseconds(took)} us, "
+            f"but an Avg Lat. of {units.microseconds(row.latency_avg)} us"
+        )
+
     def planned(self) -> tuple[tuple[int, int], ...] | None:
         """Return block and batch of each row of the complete table, in order; None if not printed."""
         block, last_block = self.count("start_block_size"), self.count("max_block_size")
@@ -206,6 +228,7 @@ class NixlbenchOutput:
     :param report: lines in which UCX or libfabric report their transports.
     :param crashes: lines that report a crash, from the process or its launcher.
     :param losses: lines in which a process reports that another process, or its key in etcd, is gone.
+    :param endings: rank and exit code of each process whose output ends with the line ``exit code N`` of its shell.
     """
 
     rows: tuple[NixlbenchRow, ...] = ()
@@ -222,6 +245,7 @@ class NixlbenchOutput:
     report: str = ""
     crashes: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
+    endings: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def recognised(self) -> bool:

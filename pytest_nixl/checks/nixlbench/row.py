@@ -18,8 +18,14 @@ from pytest_nixl.model.machine import devices, is_network
 from pytest_nixl.model.results import Figures
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.verdicts import Judgement, Verdict
+from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
 from pytest_nixl.nixl.backends import BACKENDS
+
+_UNCOMPARED_REMEDY = (
+    "Run it again; if nixlbench crashes at its exit (two copies of libnl-route), set UCX_MODULES=^ib in its "
+    "environment."
+)
+_CONTRADICTED_REMEDY = "Run it again, and read what nixlbench prints when run by hand: its clock may have been set."
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,11 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
     judgement = judge_latency(row, judge(samples, bare, profile.machine), describe(plain), expectation)
+    if judgement.verdict is Verdict.PASS and ran.uncompared:
+        judgement = Judgement(Verdict.UNKNOWN, f"{describe(plain)}: {ran.uncompared}", _UNCOMPARED_REMEDY)
+    contradiction = ran.output.configuration.contradiction(row)
+    if contradiction and outcome(judgement.verdict, gate=False) is not Outcome.FAIL:
+        judgement = Judgement(Verdict.INCONCLUSIVE, f"{describe(plain)}: {contradiction}", _CONTRADICTED_REMEDY)
     ceiling = row_ceiling(samples, expectation, profile.machine)
     figures = replace(
         Figures.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)

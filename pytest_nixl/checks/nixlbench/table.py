@@ -61,6 +61,8 @@ _EXPECTED = re.compile(
     r"Waiting for all processes to start\.\.\. \(expecting [0-9]{1,9} total: "
     r"([0-9]{1,9}) initiators and ([0-9]{1,9}) targets\)"
 )
+#: The line that a shell adds to the output of a process: ``echo "exit code $?"``.
+_EXIT = re.compile(r"exit (?:code|status):? ([0-9]{1,3})", re.IGNORECASE)
 #: Messages of other processes when a rank, or its key, is gone.
 _LOST = re.compile(r"nixlbench: (?:peer rank [0-9]+ key missing|peer liveness check failed|keepalive )")
 #: Messages of a process, its C library, UCX or the launcher about a crash. A build of 1.4.0 also crashes at exit.
@@ -89,7 +91,7 @@ _TELLING = (
     "nsupported", "Unsupported", "Invalid", "Incorrect", "must be", "should", "not supported", "requested", "disabled",
     "incompatible", "violates", "Unknown", "Device API", "signal", "fault", "terminate called", "double free",
     "free(): ", "malloc(): ", "corrupted ", "smashing", "Aborted", "Killed", "Illegal", "exception", "core dumped",
-    "om-kill",
+    "om-kill", "exit", "Exit",
 )  # fmt: skip
 _GLOG = re.compile(r"E[0-9]{4} ")
 _CONNECTING = "Connecting to ETCD at "
@@ -207,6 +209,7 @@ def _merged(outputs: Sequence[NixlbenchOutput]) -> NixlbenchOutput:
         report=main.report,
         crashes=tuple(text for output in outputs for text in output.crashes),
         losses=tuple(text for output in outputs for text in output.losses),
+        endings=frozenset().union(*(output.endings for output in outputs)),
     )
 
 
@@ -227,6 +230,8 @@ class _Reader:
         self._columns: tuple[tuple[str, Decimal], ...] = ()
         self._tables, self._endpoint, self._ready, self._configuring = 0, "", False, False
         self._roles: set[tuple[int, str]] = set()
+        self._rank: int | None = None
+        self._endings: dict[int, int] = {}
         self._expected: dict[str, int] = {}
         self._report: deque[str] = deque(maxlen=_MOST_REPORTED)
         self._crashes: list[str] = []
@@ -270,7 +275,12 @@ class _Reader:
             self._ready = True
             self._waiting.clear()
         elif match := _ROLE.match(line):
-            self._roles.add((int(match[1]), match[2]))
+            self._rank = int(match[1])
+            self._roles.add((self._rank, match[2]))
+            self._endings.pop(self._rank, None)  # another run
+        elif match := _EXIT.fullmatch(line):
+            if self._rank is not None:
+                self._endings[self._rank] = int(match[1])
         elif match := _EXPECTED.match(line):
             self._expected = {"initiator": int(match[1]), "target": int(match[2])}
         elif _LOST.match(line):
@@ -310,6 +320,7 @@ class _Reader:
             report="\n".join(self._report),
             crashes=tuple(self._crashes),
             losses=tuple(self._losses),
+            endings=frozenset(self._endings.items()),
         )
 
 

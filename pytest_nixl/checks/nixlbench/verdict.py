@@ -34,6 +34,13 @@ _OUTPUTS_REMEDY = (
     "Give the output of each rank, its stdout and its stderr in one file (nixlbench ... > FILE 2>&1): "
     "pytest-nixl profile judge --nixlbench RANK0 --nixlbench RANK1 PROFILE."
 )
+_EXIT_REMEDY = (
+    'Record the exit code of each rank at the end of its output: nixlbench ... > FILE 2>&1; echo "exit code $?" >> '
+    "FILE. If nixlbench crashes at its exit (two copies of libnl-route), run it with UCX_MODULES=^ib."
+)
+_LATENCY_REMEDY = (
+    "Give the unchanged output of one run: this row was edited, or the clock of its host was set during it."
+)
 _CRASH_REMEDY = (
     "Read the lines before it in every rank's output, and `dmesg` on its host; run this row alone "
     "(--start_block_size, --max_block_size) to see whether it crashes again."
@@ -76,7 +83,7 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
     transports: tuple[str, ...] = ()
     if comparison is not None and (comparison.agrees or comparison.emulated):
         transports = transports_of(configuration.backend, carriers, emulated=comparison.emulated)
-    unheard = _unheard(output)
+    unheard = _unheard(output) or _unended(output)
     by_size: dict[tuple[int, int], dict[NixlbenchRow, None]] = {}
     for row in output.rows:
         by_size.setdefault((row.block, row.batch), {})[row] = None
@@ -85,7 +92,8 @@ def judge_run(output: NixlbenchOutput, profile: Profile, moved: Mapping[str, Mov
         for row in alike:
             ways = transports or _reported(output, row)
             limit = card_limit(machine, carriers)
-            judged.append(_unproven(_judged(row, configuration, profile, limit, ways, machine), unheard))
+            one = _unproven(_judged(row, configuration, profile, limit, ways, machine), unheard)
+            judged.append(_contradicted(one, configuration.contradiction(row)))
         results.append(judged[0] if len(judged) == 1 else _doubted(judged))
     results.extend(_missing(output, missing))
     results.extend(_faults(output))
@@ -190,14 +198,42 @@ def _unheard(output: NixlbenchOutput) -> str:
     return f"only {whose} compare{'s' if expected == 1 else ''} the bytes of a {configuration.op}, {which}"
 
 
+def _unended(output: NixlbenchOutput) -> str:
+    """Return a sentence if targets should have compared the bytes, but nothing shows that they did; otherwise empty.
+
+    nixlbench prints nothing if the bytes are right, so that only the exit code tells a whole output from one that was
+    cut, and a target that compared from one that died before. An initiator prints a row after it has compared.
+    """
+    configuration = output.configuration
+    if configuration.values.get("check_consistency") != "1" or configuration.op != "WRITE":
+        return ""
+    codes = dict(output.endings)
+    for rank in sorted(
+        rank for rank, role in output.roles if role == "target" and configuration.backend not in STORAGE
+    ):
+        if rank not in codes:
+            return f"only the target compares the bytes of a WRITE, and the output of rank {rank} has no exit code"
+        if codes[rank]:
+            return f"only the target compares the bytes of a WRITE, and rank {rank} ended with exit code {codes[rank]}"
+    return ""
+
+
+def _contradicted(result: Result, contradiction: str) -> Result:
+    """Change a result that accepts a bandwidth to INCONCLUSIVE if the row itself contradicts it."""
+    if not contradiction or outcome(result.verdict, gate=False) is Outcome.FAIL:
+        return result
+    reason = f"the row {result.row}: {contradiction}"
+    return replace(result, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=_LATENCY_REMEDY)
+
+
 def _unproven(result: Result, unheard: str) -> Result:
-    """Change PASS to UNKNOWN if the bytes should have been compared, but the output of that process is missing."""
+    """Change PASS to UNKNOWN if the bytes should have been compared, and nothing shows that they were."""
     if not unheard or result.verdict is not Verdict.PASS:
         return result
     name = f"the row {result.row}" if result.row else "the row"
     return replace(
         result, verdict=Verdict.UNKNOWN, reason=f"{name}: {unheard}: it is unknown whether they were right",
-        remedy=_OUTPUTS_REMEDY,
+        remedy=_EXIT_REMEDY if "exit code" in unheard else _OUTPUTS_REMEDY,
     )  # fmt: skip
 
 
@@ -326,7 +362,7 @@ def _described(output: NixlbenchOutput) -> Iterator[str]:
         yield f"nixlbench: {key.backend} {key.op} {key.memory}{ranks}, --device_list={','.join(configuration.devices)}"
     if configuration.values.get("check_consistency") == "0":
         yield "nixlbench: the received bytes were not checked (--check_consistency=0)"
-    elif unheard := _unheard(output):
+    elif unheard := _unheard(output) or _unended(output):
         yield f"nixlbench: {unheard}"
     for warning in output.warnings:
         yield f"nixlbench: {warning}"

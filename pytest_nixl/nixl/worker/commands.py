@@ -11,15 +11,17 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.cpu_contention import CpuContention
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.carrier_bytes import CarrierByteCounter
+from pytest_nixl.model.worker_commands import AGENT_METHODS, WORKER_COMMANDS
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 from pytest_nixl.nixl.worker import nixl_api, transfer
@@ -31,56 +33,13 @@ from pytest_nixl.nixl.worker.memory import DramBuffer, PatternBuffer
 from pytest_nixl.nixl.worker.tools import Tools
 from pytest_nixl.nixl.worker.walk import WalkCommands
 
-#: The methods of NIXL's agent that the command ``call`` accepts.
-AGENT_METHODS = frozenset(
-    {
-        "add_remote_agent",
-        "check_remote_metadata",
-        "check_remote_xfer_done",
-        "check_xfer_state",
-        "create_backend",
-        "deregister_memory",
-        "deserialize_descs",
-        "estimate_xfer_cost",
-        "fetch_remote_metadata",
-        "get_agent_metadata",
-        "get_backend_mem_types",
-        "get_backend_params",
-        "get_new_notifs",
-        "get_partial_agent_metadata",
-        "get_plugin_list",
-        "get_plugin_mem_types",
-        "get_plugin_params",
-        "get_reg_descs",
-        "get_serialized_descs",
-        "get_xfer_descs",
-        "get_xfer_telemetry",
-        "initialize_xfer",
-        "invalidate_local_metadata",
-        "make_connection",
-        "make_prepped_xfer",
-        "prep_xfer_dlist",
-        "query_memory",
-        "query_xfer_backend",
-        "register_memory",
-        "release_dlist_handle",
-        "release_xfer_handle",
-        "remove_remote_agent",
-        "send_local_metadata",
-        "send_notif",
-        "send_partial_agent_metadata",
-        "transfer",
-        "update_notifs",
-    }
-)
-
 
 class CommandRefusedError(Exception):
     """The command does not exist, or its arguments are wrong."""
 
 
 class Commands(FlowCommands, KvCommands, WalkCommands):
-    """The commands, as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
+    """The commands of the table as methods named ``do_COMMAND``, and the objects that the worker keeps for pytest.
 
     :param cancelled: returns whether pytest has asked to end the running command.
     """
@@ -95,12 +54,15 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
     def handle(self, command: str, arguments: dict[str, Any]) -> Any:
         """Run one command.
 
-        :raises CommandRefusedError: the command does not exist.
+        :raises CommandRefusedError: the command does not exist, or its arguments are wrong.
         """
-        method = getattr(self, f"do_{command}", None)
-        if method is None:
+        if command not in _METHODS:
             raise CommandRefusedError(f"there is no command {command!r}")
-        return method(**arguments)
+        try:
+            check(WORKER_COMMANDS[command].arguments, arguments)
+        except StrictError as error:
+            raise CommandRefusedError(f"invalid arguments of {command!r}: {error}") from None
+        return _METHODS[command](self, **arguments)
 
     def do_hello(self, path: list[str], loads: bool = True) -> dict[str, Any]:
         """Load NIXL if ``loads``, and return its version; ``path`` is pytest's ``sys.path``, for functions of tests."""
@@ -389,6 +351,12 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         if isinstance(value, (list, tuple)):
             return [self._reply(part) for part in value]
         return self._keep(value, type(value).__name__)
+
+
+#: The method of each command in the table. An import without the method of a command fails.
+_METHODS: Mapping[str, Callable[..., Any]] = {
+    name: getattr(Commands, f"do_{name}") for name, command in WORKER_COMMANDS.items() if command.answered
+}
 
 
 @contextlib.contextmanager

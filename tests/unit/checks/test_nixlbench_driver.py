@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -22,14 +23,17 @@ from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
 from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
 from pytest_nixl.checks.nixlbench.group import Group
+from pytest_nixl.checks.nixlbench.row import judge_row
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.tools import own_variables
+from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -104,7 +108,9 @@ def test_two_processes_meet_and_their_row_is_parsed(play: Play, runtime: str) ->
 
 
 def test_a_run_with_a_passing_consistency_check_succeeds(play: Play) -> None:
-    assert play("normal", more=("--check_consistency=1",)).output.configuration.values["check_consistency"] == "1"
+    ran = play("normal", more=("--check_consistency=1",))
+    assert ran.output.configuration.values["check_consistency"] == "1"
+    assert ran.uncompared == ""
 
 
 def test_a_crash_after_the_last_row_is_only_a_remark(play: Play) -> None:
@@ -113,6 +119,21 @@ def test_a_crash_after_the_last_row_is_only_a_remark(play: Play) -> None:
     assert len(ran.remarks) == 2
     assert ran.remarks[0].startswith("the initiator, nixlbench of rank 0 on ")
     assert " was ended by SIGSEGV " in ran.remarks[0]
+
+
+def test_a_target_that_dies_before_it_compared_is_told(play: Play, tmp_path: Path) -> None:
+    ran = play("dies:1", endpoint="ASIO", more=("--check_consistency=1",))
+    assert re.fullmatch(
+        r"the target \(nixlbench of rank 1 on .*\), which compares the bytes of a WRITE, was ended by SIGSEGV, "
+        "perhaps before it had compared them",
+        ran.uncompared,
+    )
+    (tmp_path / "p.toml").write_text("[profile]\nname = 'p'\n[[expect]]\nfloor = '0.001 GB/s'\nsource = 'a test'\n")
+    judged = judge_row(ran, ROW, ROW.measured_by("nixlbench"), load_profile(str(tmp_path / "p.toml")), {})
+    assert judged.judgement.verdict is Verdict.UNKNOWN
+    assert ran.uncompared in judged.judgement.reason
+    # Bytes that nobody was to compare are as good as those of any run.
+    assert play("dies:1", endpoint="ASIO").uncompared == ""
 
 
 @pytest.mark.parametrize("runtime", ["ETCD", "ASIO"])

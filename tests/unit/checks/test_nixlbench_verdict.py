@@ -27,6 +27,8 @@ NORMAL = (RECORDINGS / "01_normal.rank_a.out").read_text()
 TARGET = (RECORDINGS / "01_normal.rank_b.out").read_text()
 ASIO = (RECORDINGS / "20_asio.rank_a.out").read_text()
 P5 = (FIXTURES / "efa-p5" / "nixlbench-rank0.out").read_text()
+#: What a shell adds to an output.
+ENDED = "exit code 0\n"
 REFUSED = "Rank 2 is greater than or equal to global size 2\nFailed to setup ETCD runtime\n"
 
 PROFILE = """
@@ -69,8 +71,36 @@ def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None
     assert "only the target compares the bytes of a WRITE" in run.results[0].reason
     assert "--nixlbench RANK0 --nixlbench RANK1" in run.results[0].remedy
     # A file that rank 0 printed a second time is not the target's.
-    assert verdicts(judged(tmp_path, COMPARED, TARGET)) == [Verdict.PASS] * 9
-    assert verdicts(judged(tmp_path, TARGET, COMPARED)) == [Verdict.PASS] * 9
+    assert verdicts(judged(tmp_path, COMPARED, TARGET + ENDED)) == [Verdict.PASS] * 9
+    assert verdicts(judged(tmp_path, TARGET + ENDED, COMPARED)) == [Verdict.PASS] * 9
+
+
+@pytest.mark.parametrize("end", ["", "Consistency check fai", "exit code 0", "exit code 139\n", "Exit status: 1\n"])
+def test_a_write_is_not_passed_without_the_word_of_its_target_that_it_compared(tmp_path: Path, end: str) -> None:
+    run = judged(tmp_path, COMPARED + ENDED, TARGET + end)
+    assert verdicts(run) == [Verdict.UNKNOWN] * 9
+    words = "rank 1 ended with exit code 1" if end.endswith("\n") else "the output of rank 1 has no exit code"
+    assert f"only the target compares the bytes of a WRITE, and {words}" in run.results[0].reason
+    assert 'echo "exit code $?" >> FILE' in run.results[0].remedy
+    # An output of both ranks, one after the other: each exit code belongs to the rank above it.
+    assert verdicts(judged(tmp_path, COMPARED + ENDED + TARGET + end)) == [Verdict.UNKNOWN] * 9
+    assert verdicts(judged(tmp_path, COMPARED + TARGET + ENDED)) == [Verdict.PASS] * 9
+
+
+@pytest.mark.parametrize(
+    ("printed", "depth", "verdict"),
+    [("0.265866", 1, Verdict.PASS), ("2.5", 1, Verdict.PASS), ("2.8", 1, Verdict.INCONCLUSIVE),
+     ("2.8", 8, Verdict.PASS), ("28", 8, Verdict.INCONCLUSIVE), ("0.025", 1, Verdict.INCONCLUSIVE)],
+)  # fmt: skip
+def test_a_bandwidth_that_contradicts_its_own_latency_is_doubted(
+    tmp_path: Path, printed: str, depth: int, verdict: Verdict
+) -> None:
+    text = re.sub(r"(Pipeline depth .*): 1", rf"\1: {depth}", NORMAL.replace("0.265866", printed))
+    run = judged(tmp_path, text)
+    assert verdicts(run) == [verdict] + [Verdict.PASS] * 14
+    if verdict is Verdict.INCONCLUSIVE:
+        assert f"nixlbench printed {float(printed):g} GB/s, at which a block takes " in run.results[0].reason
+        assert " us, but an Avg Lat. of 15.4 us" in run.results[0].reason
 
 
 def test_wrong_bytes_that_the_target_found_are_corrupt(tmp_path: Path) -> None:
@@ -89,6 +119,7 @@ def test_the_command_takes_the_output_of_both_ranks(tmp_path: Path, capsys: pyte
         (tmp_path / name).write_text(text)
     one = ["profile", "judge", "--gate", "--nixlbench", str(tmp_path / "a")]
     assert cli.main([*one, str(tmp_path / "profile.toml")]) == 1
+    (tmp_path / "b").write_text(TARGET + ENDED)
     assert cli.main([*one, "--nixlbench", str(tmp_path / "b"), str(tmp_path / "profile.toml")]) == 0
     assert capsys.readouterr().out.endswith("NIXL gate: PASS (9 PASS; 9 rows measured)\n")
 
@@ -180,7 +211,7 @@ def labelled(texts: Sequence[str], form: str) -> str:
 
 @pytest.mark.parametrize("form", ["{}: ", " {}: ", "[1,{}]<stdout>: ", "[1,{}]<stderr>:"])
 def test_a_launchers_labels_tell_the_ranks_apart(tmp_path: Path, form: str) -> None:
-    run = judged(tmp_path, labelled([COMPARED, TARGET], form))
+    run = judged(tmp_path, labelled([COMPARED, TARGET + ENDED], form))
     assert verdicts(run) == [Verdict.PASS] * 9
     wrong = f"{TARGET}Consistency check failed for iov 0:0\n"
     assert "CORRUPT nixlbench says: Consistency check failed for iov 0:0" in said(

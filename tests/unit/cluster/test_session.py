@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from helpers.process_parent import parent_of
+from helpers.rank_group import rank_group
+from helpers.s3 import S3Server, use_s3
 from helpers.two_ranks import Two, two
 
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
@@ -46,6 +51,37 @@ def test_a_row_between_two_ranks_is_measured_like_a_local_row(
         pairs.close()
     assert ranks.serving.result().code == 0
     assert nixl_private_etcd.client.get_prefix("/") == {}
+
+
+@pytest.mark.long
+def test_footprints_and_objects_are_moved_between_any_of_three_ranks(
+    nixl_private_etcd: PrivateEtcd, make_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = S3Server()
+    use_s3(monkeypatch, server.url)
+    with ExitStack() as stack:
+        stack.callback(server.kill)
+        group = stack.enter_context(rank_group(nixl_private_etcd.endpoint, 3, "of this group"))
+        group.join()
+        group.serve()
+        stack.callback(group.end)
+        hosts = (LocalHost(supervisor(), 0), group.driver.peers[1], group.driver.peers[2])
+        pairs = WorkerPairs(hosts, make_settings(duration=0.0))
+        stack.callback(pairs.close)
+        for ranks in itertools.permutations(range(3), 2):
+            walked = pairs.link("UCX", "WRITE", MemoryPair("DRAM", "DRAM"), ranks, footprint=MIB)
+            samples = walked.measure(64 * KIB)
+            assert samples.corruption is None
+            assert str(samples.key).endswith(f"/{ranks[0]}-{ranks[1]}/footprint=1MiB")
+        for rank in range(3):
+            stored = pairs.link("OBJ", "READ", MemoryPair("DRAM", "OBJ"), (rank, rank)).measure(4 * KIB)
+            assert stored.corruption is None
+            assert stored.key.pair == (rank, rank)
+            assert server.keys == []
+        last = pairs.link("OBJ", "READ", MemoryPair("DRAM", "OBJ"), (2, 2))
+        server.kill()
+        with pytest.raises(WorkerError, match=r"(?i)connection refused"):  # as probe_objects says, not NIXL
+            last.measure(4 * KIB)
 
 
 def test_a_dead_worker_of_a_peer_is_named_with_its_signal(nixl_private_etcd: PrivateEtcd) -> None:

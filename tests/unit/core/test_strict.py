@@ -22,6 +22,7 @@ from pytest_nixl.cluster.messages import ANSWERS, ASKS, PeerAnswer, PeerRequest,
 from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
 from pytest_nixl.core.wire import decode
 from pytest_nixl.etcd.transaction import KeyValue
+from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes import answers
 
 KEY = "/pytest-nixl/groups/g/run/frozen"
@@ -85,7 +86,7 @@ def _message(data: bytes) -> None:
 
 def _line(data: bytes) -> None:
     message = decode(data)
-    for command in answers.ANSWERS:
+    for command in WORKER_COMMANDS:
         _refused(lambda name=command: answers.check_answer(name, message.get("result")))  # type: ignore[misc]
     check(answers.REPLY, message)
 

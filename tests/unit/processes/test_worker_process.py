@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.worker.commands import Commands
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError, WorkerHungError
@@ -303,3 +306,21 @@ def test_empty_descriptor_list_gives_metadata_with_only_connections(agents: Agen
     assert len(connections) < len(agent.get_agent_metadata())
     with pytest.raises(WorkerError, match="list index out of range"):
         agent.run("helpers.agent_functions:empty_list")
+
+
+def test_the_methods_of_the_worker_take_the_arguments_in_the_table_of_commands() -> None:
+    methods = {name.removeprefix("do_") for name in dir(Commands) if name.startswith("do_")}
+    assert methods == {name for name, command in WORKER_COMMANDS.items() if command.answered}
+    for name in methods:
+        _, *taken = inspect.signature(getattr(Commands, f"do_{name}")).parameters.values()
+        named = {one.name: one.default is one.empty for one in taken if one.kind is not one.VAR_KEYWORD}
+        told = {key.rstrip("?"): not key.endswith("?") for key in WORKER_COMMANDS[name].arguments}
+        assert named.items() <= told.items(), name
+        assert len(named) == len(told) or taken[-1].kind is inspect.Parameter.VAR_KEYWORD, name
+
+
+def test_worker_refuses_wrong_arguments(survivor: NixlAgent) -> None:
+    with pytest.raises(WorkerError, match=r"refused 'read': invalid arguments of 'read': size is -1: expected"):
+        survivor.worker.call("read", buffer=survivor.ref, offset=0, size=-1)
+    with pytest.raises(WorkerError, match=r"refused 'walk_release': invalid arguments .*: it has no field 'walk'"):
+        survivor.worker.call("walk_release")
