@@ -202,6 +202,8 @@ def test_rank_of_a_member_that_died_before_the_start_is_reassigned(
     with group(etcd, pool, "again", 2) as members, connect([etcd.endpoint], timeout=SECONDS) as other:
         waiting = pool.submit(members[0].barrier, SECONDS)
         taking = pool.submit(join, other, "again", 2, ttl=TTL, timeout=SECONDS, host="new-host")
+        wait([taking], SOON)
+        assert not taking.done(), "a rank may become free for as long as a lease lasts"
         members[1].lease.revoke()
         with taking.result(SECONDS) as replacement:
             assert replacement.rank == 1
@@ -351,6 +353,20 @@ class TestRequestedRanks:
                 assert isinstance(error, JoinRefusedError)
                 assert "rank 0 " in error.reason
                 assert error.reason.count(f"same (pid {os.getpid()})") == 2
+
+    def test_two_requests_from_one_host_are_not_refused_while_a_lease_may_end(
+        self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor
+    ) -> None:
+        """The first process was killed, and its lease has not ended when its successor completes the group."""
+        members = "/pytest-nixl/groups/killed/members/"
+        lease = client.lease(SECONDS)
+        client.put(f"{members}killed", Candidate("killed", "same", 1, 2, 0).value, lease)
+        with claiming(etcd, pool, "killed", [0], size=2, host="same") as [again]:
+            wait([again], SOON)
+            assert not again.done()
+            lease.revoke()
+            with claiming(etcd, pool, "killed", [1], size=2, host="same") as [other]:
+                assert [registration.result(SECONDS).rank for registration in (again, other)] == [0, 1]
 
     @pytest.mark.long
     def test_a_process_restarted_before_the_others_arrive_gets_its_rank(
@@ -609,7 +625,9 @@ class TestWords:
         one, same, other = (Candidate("t", host, 1, 3, 0) for host in ("a", "a", "b"))
         free, large = Candidate("t", "a", 1, 3), Candidate("t", "a", 1, 3, 3)
         assert may_settle([one, same, free], 3)
-        for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free]):
+        # Of these ranks in conflict one is requested by processes of one host, and one by those of two.
+        two = [one, same, *(Candidate("t", host, 1, 4, 1) for host in ("a", "b"))]
+        for some in ([one, other, free], [one, same, other], [one, same, large], [one, free, free], two):
             assert not may_settle(some, 3)
 
 

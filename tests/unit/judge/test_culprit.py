@@ -69,6 +69,21 @@ def test_each_rank_is_measured_with_a_rank_that_is_in_no_failed_pair() -> None:
     assert (other.key.op, other.ranks) == ("READ", (2, 0))
 
 
+def of_libfabric(key: RowKey) -> RowKey:
+    return replace(key, backend="LIBFABRIC")
+
+
+def test_a_partner_is_good_if_its_pairs_of_the_same_backend_are() -> None:
+    found = results(
+        (pair(WRITE, 1, 2), Verdict.FAIL),
+        (of_libfabric(pair(WRITE, 0, 3)), Verdict.FAIL), (pair(WRITE, 3, 2), Verdict.FAIL),
+    )  # fmt: skip
+    failed = failed_pairs(found)
+    one, other = trials(next(each for each in failed if each.ranks == (1, 2)), failed, 4)
+    assert (one.partner, other.partner) == (0, 0), "only a pair of LIBFABRIC failed with rank 0"
+    assert {each.key.backend for each in (one, other)} == {"UCX"}
+
+
 def test_two_ranks_give_no_trial() -> None:
     failed = FailedPair(pair(WRITE, 0, 1), FAIL)
     assert trials(failed, [failed], 2) == []
@@ -123,3 +138,14 @@ def test_two_ranks_that_are_slow_in_both_directions_have_no_culprit() -> None:
     found = results((WRITE, Verdict.FAIL), (READ, Verdict.FAIL))
     [said] = by_direction(failed_pairs(found), found, NAMES)
     assert said.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+
+
+def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:
+    # LIBFABRIC is slow in the other direction, and good in both: neither says anything of UCX.
+    found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (of_libfabric(READ), Verdict.FAIL))
+    said = list(by_direction(failed_pairs(found), found, NAMES))
+    assert said[0].startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")
+    assert said[1].startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+    found = results((WRITE, Verdict.FAIL), (of_libfabric(READ), Verdict.PASS))
+    [said_of_ucx] = by_direction(failed_pairs(found), found, NAMES)
+    assert said_of_ucx.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")

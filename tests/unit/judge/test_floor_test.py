@@ -81,6 +81,21 @@ def test_a_wide_spread_needs_five_launches() -> None:
     assert decide(*[1 / value for value in wide]).verdict is Verdict.FAIL
 
 
+def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> None:
+    # The interval of seven launches can be above the floor while two of them are not.
+    seven = [0.999, 0.999, 1.2, 1.2, 1.2, 1.2, 1.2]
+    above = decide(*seven)
+    assert above.interval is not None
+    assert above.interval[0] > G
+    assert above.verdict is Verdict.INCONCLUSIVE
+    below = decide(*[1 / value for value in seven])
+    assert below.interval is not None
+    assert below.interval[1] < G
+    assert below.verdict is Verdict.INCONCLUSIVE
+    assert decide(0.999, *[1.2] * 6).verdict is Verdict.PASS
+    assert decide(1 / 0.999, *[1 / 1.2] * 6).verdict is Verdict.FAIL
+
+
 def test_the_same_quiet_launches_decide_at_three() -> None:
     assert decide(2.0, 2.02, 2.04).verdict is Verdict.PASS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.measure.link import Link, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.samples import Samples
+from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.ucx import UcxBackend
 
@@ -114,6 +115,38 @@ def test_wrong_bytes_at_the_destination_are_found(shared_pairs: MakePairs) -> No
     assert found.offset < 5
     assert 400 < found.wrong_bytes <= 500
     assert found.total_bytes == 65536
+
+
+def test_a_byte_that_is_wrong_after_the_timed_transfers_is_found(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = link(shared_pairs())
+    timed = one._timed
+
+    def changed(*arguments: Any, **options: Any) -> dict[str, Any]:
+        found = timed(*arguments, **options)
+        with open(f"/proc/{one.destination.worker.pid}/mem", "r+b", buffering=0) as memory:
+            memory.seek(one.destination.address + 9)
+            [byte] = memory.read(1)
+            memory.seek(one.destination.address + 9)
+            memory.write(bytes([byte ^ 0x40]))
+        return found
+
+    monkeypatch.setattr(one, "_timed", changed)
+    corruption = one.measure(65536).corruption
+    assert isinstance(corruption, Corruption)
+    assert corruption.phase == "after the timed transfers"
+    assert (corruption.offset, corruption.wrong_bytes) == (9, 1)
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+def test_every_byte_is_wrong_if_none_arrives(shared_pairs: MakePairs, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destination holds the complement, so that no byte is right by chance, as one of 256 would be."""
+    one = link(shared_pairs(), op)
+    monkeypatch.setattr(one, "_run", lambda *_, **__: None)
+    corruption = one.move(65536)
+    assert corruption is not None
+    assert corruption.wrong_bytes == corruption.total_bytes == 65536
 
 
 @pytest.mark.long

@@ -66,6 +66,10 @@ def test_part_that_is_one_block_is_described() -> None:
         ({"shape": (10, 10), "typestr": "<f2", "strides": None, "stream": 1, "mask": None}, (4096, 200, 3, "VRAM")),
         ({"shape": (10, 10), "typestr": "<f2", "strides": (2, 20)}, (4096, 200, 3, "VRAM")),
         ({"shape": (), "typestr": "<c16"}, (4096, 16, 3, "VRAM")),
+        # The stride of an axis of one element is never used, and may be any number.
+        ({"shape": (1, 10), "typestr": "<f2", "strides": (4096, 2)}, (4096, 20, 3, "VRAM")),
+        ({"shape": (10, 1), "typestr": "<f2", "strides": (2, 0)}, (4096, 20, 3, "VRAM")),
+        ({"shape": (1,), "typestr": "<f4", "strides": (8,)}, (4096, 4, 3, "VRAM")),
     ],
 )
 def test_gpu_memory_is_described_by_the_cuda_array_interface(

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_nixl.nixl.worker import flows
-from pytest_nixl.nixl.worker.flows import OutgoingFlow, notification
+from pytest_nixl.nixl.worker.flows import FlowEndpoint, Gate, OutgoingFlow, StepPart, notification
+from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
 
 class _Clock:
@@ -110,3 +111,81 @@ def test_a_count_that_was_never_posted_is_not_believed(clock: _Clock) -> None:
     clock.now = 0.6
     flow.delivered(2)
     assert flow.over
+
+
+class TalkingAgent(_PostingAgent):
+    """An agent whose polls find these notifications, one mapping for each poll, and then none."""
+
+    def __init__(self, *polls: dict[str, list[bytes]]) -> None:
+        super().__init__()
+        self._polls = iter(polls)
+        self.sent: list[tuple[str, bytes]] = []
+        self.released: list[str] = []
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        return next(self._polls, {})
+
+    def send_notif(self, name: str, message: bytes) -> None:
+        self.sent.append((name, message))
+
+    def release_xfer_handle(self, handle: str) -> None:
+        self.released.append(handle)
+
+
+def test_a_target_tells_each_sender_how_many_transfers_of_its_flow_have_arrived() -> None:
+    flow = notification(3)
+    agent = TalkingAgent({"a": [flow, flow], "b": [flow]}, {"a": [b"of somebody else"]}, {"a": [flow, notification(4)]})
+    endpoint = FlowEndpoint(agent, [], lambda: False)
+    assert [endpoint._poll() for _ in range(4)] == [True, True, True, False]
+    assert agent.sent == [
+        ("a", b"pytest-nixl:flow-arrived:3:2"), ("b", b"pytest-nixl:flow-arrived:3:1"),
+        ("a", b"pytest-nixl:flow-arrived:3:3"), ("a", b"pytest-nixl:flow-arrived:4:1"),
+    ]  # fmt: skip
+
+
+def test_a_coordinator_lets_the_others_go_when_all_are_ready() -> None:
+    ready = b"pytest-nixl:ready:1:0:0"
+    agent = TalkingAgent({"a": [ready, ready]}, {"b": [b"pytest-nixl:ready:1:1:0"]}, {"b": [ready]})
+    endpoint = FlowEndpoint(agent, [], lambda: True)
+    endpoint.run(1, Gate("", ["a", "b"]), [], [], 60)
+    assert agent.sent == [("a", b"pytest-nixl:go:1:0:0"), ("b", b"pytest-nixl:go:1:0:0")]
+    assert list(agent._polls) == [], "not before the second is ready for the same step"
+
+
+def test_a_rank_waits_for_the_coordinator_of_each_gate() -> None:
+    agent = TalkingAgent(
+        {"c": [b"pytest-nixl:go:1:0:0"]}, {}, {"c": [b"pytest-nixl:go:2:1:0", b"pytest-nixl:go:1:1:0"]}
+    )
+    endpoint = FlowEndpoint(agent, [], lambda: False)
+    endpoint.run(1, Gate("c", []), [None], [], 60)
+    assert agent.sent == [("c", b"pytest-nixl:ready:1:0:0"), ("c", b"pytest-nixl:ready:1:1:0")]
+    assert endpoint.measured == [None]
+    assert list(agent._polls) == []
+
+
+def test_a_step_measures_each_window_of_its_flows() -> None:
+    agent = TalkingAgent({"c": [b"pytest-nixl:go:5:0:0"]})
+    flow = OutgoingFlow(3, ["one", "two"], b"")
+    endpoint = FlowEndpoint(agent, [flow], lambda: False)
+    agent._polls = iter([{"c": [b"pytest-nixl:go:5:0:0"]}, {}, {"g": [b"pytest-nixl:go:5:0:1"]}])
+    group = Gate("g", [])
+    with pytest.raises(StepTimeoutError, match="it was ended while waiting for the coordinator"):
+        endpoint._cancelled = lambda: len(agent.sent) == 3
+        endpoint.run(5, Gate("c", []), [StepPart(group, [3], [0.0, 0.0], 1)], [], 60)
+    assert agent.sent == [
+        ("c", b"pytest-nixl:ready:5:0:0"), ("g", b"pytest-nixl:ready:5:0:1"), ("c", b"pytest-nixl:ready:5:1:0"),
+    ]  # fmt: skip
+    [measured] = endpoint.measured
+    assert measured is not None
+    assert [count for count, _ in measured.windows[3]] == [2, 2]
+    assert all(seconds > 0 for _, seconds in measured.windows[3])
+    endpoint.close()
+    endpoint.close()
+    assert agent.released == ["one", "two"]
+
+
+@pytest.mark.parametrize(("gate", "what"), [(Gate("c", []), "the coordinator to let"), (Gate("", ["a"]), "the other")])
+def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, what: str) -> None:
+    endpoint = FlowEndpoint(TalkingAgent(), [], lambda: False)
+    with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {what}"):
+        endpoint.run(1, gate, [], [], 0.05)

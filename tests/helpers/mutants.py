@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change a seeded sample of lines, one at a time, and count the changes that the tests of their module notice.
+
+``python mutants.py [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [MODULE…]``
+
+cosmic-ray makes the changes; two operators are added here: a call that is left out, and ``all`` for ``any`` or ``min``
+for ``max``. A change is made in a copy of the clone. It has died when a test fails, or takes far longer than it does
+without the change. The module's tests that take long run only for changes that live through the others.
+
+Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.testing import run_tests
+from cosmic_ray.work_item import TestOutcome
+from parso.python.tree import Name
+
+#: What is sampled. The last three need nvcc, torch and an account of Azure.
+WHERE = ("judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd")
+LEFT_OUT = ("nixl/worker/devices/make_ptx", "nixl/worker/devices/by_torch", "nixl/worker/azure_blob")
+#: The unit tests of each module besides ``PACKAGE/test_MODULE.py``. A folder's line is for its modules without one.
+TESTS = {
+    "cluster": "cluster/test_session cluster/test_group_values",
+    "cluster/command_check": "core/test_strict checks/test_doctor_ranks",
+    "cluster/etcd": "cluster/test_group_values",
+    "cluster/etcd_address": "etcd_servers/test_rank0",
+    "cluster/group": "cluster/test_registration cluster/test_membership core/test_strict cluster/test_group_values",
+    "cluster/group_values": "cluster/test_registration cluster/test_group_values",
+    "cluster/joining": "cluster/test_membership cluster/test_group_values",
+    "cluster/mailbox": "cluster/test_registration",
+    "cluster/members": "cluster/test_membership",
+    "cluster/membership": "cluster/test_registration cluster/test_membership cluster/test_group_values",
+    "cluster/messages": "core/test_strict cluster/test_mailbox cluster/test_session",
+    "cluster/placement": "checks/test_doctor_ranks cluster/test_group_values",
+    "cluster/registration": "cluster/test_membership",
+    "cluster/seals": "cluster/test_group_values",
+    "cluster/session": "cluster/test_group_values",
+    "etcd": "etcd/test_client etcd/test_client_members",
+    "etcd/errors": "etcd/test_bounded_http etcd/test_client",
+    "etcd/lease": "etcd/test_watch etcd/test_client",
+    "etcd/maintenance": "checks/test_deployment_etcd",
+    "etcd/proxy": "etcd/test_proxy etcd/test_protobuf",
+    "etcd/transaction": "core/test_strict etcd/test_client cluster/test_membership",
+    "etcd/watch": "etcd/test_bounded_http etcd/test_client",
+    "judge/concurrent": "judge/test_gpus",
+    "judge/profile_image": "checks/test_doctor_image",
+    "judge/profile_table": "judge/test_profiles",
+    "judge/raw": "checks/test_raw_tools",
+    "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
+    "measure": "measure/test_worker_pair measure/test_link",
+    "nixl/worker": "processes/test_worker_process measure/test_link",
+    "nixl/worker/control_path": "checks/test_control_path",
+    "nixl/worker/devices": "nixl/test_vram",
+    "nixl/worker/endurance": "checks/test_endurance",
+    "nixl/worker/fault_traffic": "checks/test_transfer_faults",
+    "nixl/worker/files": "nixl/test_posix",
+    "nixl/worker/flow_commands": "measure/test_rank_flows",
+    "nixl/worker/flows": "measure/test_rank_flows",
+    "nixl/worker/forks": "processes/test_worker_parent",
+    "nixl/worker/kv_commands": "measure/test_kv_link",
+    "nixl/worker/kv_requests": "measure/test_kv_link",
+    "nixl/worker/memory": "nixl/test_pattern nixl/test_kv_cache measure/test_link",
+    "nixl/worker/misuse": "checks/test_misuse",
+    "nixl/worker/nixl_api": "model/test_nixl_releases processes/test_worker_process",
+    "nixl/worker/object_stores": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
+    "nixl/worker/objects": "nixl/test_store_deadlines nixl/test_obj",
+    "nixl/worker/resources": "checks/test_endurance",
+    "nixl/worker/s3": "nixl/test_s3_server nixl/test_store_deadlines nixl/test_obj",
+    "nixl/worker/s3_faults": "nixl/test_obj",
+    "nixl/worker/shared_memory": "core/test_terminal_output",
+    "nixl/worker/telemetry": "checks/test_telemetry_counts",
+    "nixl/worker/threads": "checks/test_threads",
+    "nixl/worker/tools": "processes/test_external_program",
+    "nixl/worker/transfer": "measure/test_link",
+    "nixl/worker/vram": "nixl/test_vram",
+    "session/gate": "session/test_gate_results",
+}
+#: The tests that run for each change, and those that run for each that lived.
+QUICK, LONG = "not long and not alone and not whole and not soak", "long and not alone and not whole and not soak"
+#: The operators of cosmic-ray: of those that replace an operator by each other one, the nearest.
+OPERATORS = (
+    "AddNot", "ExceptionReplacer", "NumberReplacer", "ReplaceAndWithOr", "ReplaceOrWithAnd",
+    "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ReplaceFalseWithTrue", "ReplaceTrueWithFalse",
+    "ZeroIterationForLoop", "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_USub_UAdd",
+    "ReplaceBinaryOperator_Add_Sub", "ReplaceBinaryOperator_Sub_Add", "ReplaceBinaryOperator_Mul_Div",
+    "ReplaceBinaryOperator_Div_Mul", "ReplaceBinaryOperator_FloorDiv_Div", "ReplaceBinaryOperator_Mod_FloorDiv",
+    "ReplaceBinaryOperator_Pow_Mul", "ReplaceBinaryOperator_BitOr_BitAnd", "ReplaceBinaryOperator_BitAnd_BitOr",
+    "ReplaceBinaryOperator_LShift_RShift", "ReplaceBinaryOperator_RShift_LShift",
+    "ReplaceComparisonOperator_Lt_LtE", "ReplaceComparisonOperator_LtE_Lt", "ReplaceComparisonOperator_Gt_GtE",
+    "ReplaceComparisonOperator_GtE_Gt", "ReplaceComparisonOperator_Eq_NotEq", "ReplaceComparisonOperator_NotEq_Eq",
+    "ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is",
+)  # fmt: skip
+#: A change has died when its tests take that many times as long as without it, and so many seconds.
+TIMES, SECONDS = 4, 60
+#: The most seconds that the tests of a module may take without a change.
+UNCHANGED = 1800.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class SwapBuiltin(Operator):  # type: ignore[misc]
+    """Replace ``all`` by ``any`` and ``min`` by ``max``, and the reverse."""
+
+    OTHER: ClassVar = {"all": "any", "any": "all", "min": "max", "max": "min"}
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        if node.type == "name" and node.value in self.OTHER and node.get_next_leaf().value == "(":
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        return Name(self.OTHER[node.value], node.start_pos, prefix=node.prefix)
+
+    @classmethod
+    def examples(cls) -> Sequence[Any]:
+        return ()
+
+
+class LeaveOutCall(SwapBuiltin):
+    """Leave out a statement that only calls a function."""
+
+    def mutation_positions(self, node: Any) -> Iterator[Any]:
+        call = node.type in ("atom_expr", "power") and node.children[-1].type == "trailer"
+        if call and node.parent.type == "simple_stmt" and node.children[-1].children[0].value == "(":
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        return Name("pass", node.start_pos, prefix=node.get_first_leaf().prefix)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: the operator's ``nth`` occurrence in a module, at a line."""
+
+    module: str
+    operator: str
+    nth: int
+    line: int
+    column: int
+
+    def code(self, source: str) -> str:
+        found = mutate_code(source, operator(self.operator), self.nth)
+        assert found is not None
+        return str(found)
+
+
+def operator(name: str) -> Operator:
+    own = {"SwapBuiltin": SwapBuiltin, "LeaveOutCall": LeaveOutCall}
+    return own[name]() if name in own else get_operator(f"core/{name}")()
+
+
+def modules(chosen: Sequence[str]) -> list[str]:
+    """Return the modules below the chosen paths, as paths below ``pytest_nixl`` without ``.py``."""
+    package = ROOT / "pytest_nixl"
+    found = sorted(str(path.relative_to(package).with_suffix("")) for path in package.rglob("*.py"))
+    below = {name for each in chosen for name in found if name == each or name.startswith(f"{each.rstrip('/')}/")}
+    return sorted(below.difference(LEFT_OUT))
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """Return the test files of a module: its own, those of its line, or those of the nearest folder's line."""
+    package, _, name = module.rpartition("/")
+    unit = ROOT / "tests" / "unit"
+    own = f"{package.removesuffix('/worker')}/test_{name}"
+    files = [own] if (unit / f"{own}.py").exists() else []
+    files += TESTS.get(module, "").split()
+    while not files and package:
+        files, package = TESTS.get(package, "").split(), package.rpartition("/")[0]
+    return tuple(f"tests/unit/{file}.py" for file in dict.fromkeys(files))
+
+
+def unchanging(source: str) -> list[tuple[int, int, int, int]]:
+    """Return the spans whose changes change nothing: annotations, and the arguments of decorators."""
+    spans = []
+    for node in ast.walk(ast.parse(source)):
+        parts = [getattr(node, name, None) for name in ("annotation", "returns")]
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            parts.append(node)
+        parts += getattr(node, "decorator_list", [])
+        for part in parts:
+            if isinstance(part, (ast.expr, ast.stmt)):
+                spans.append((part.lineno, part.col_offset, part.end_lineno or 0, part.end_col_offset or 0))
+    return spans
+
+
+def mutants_of(module: str, seed: int) -> list[Mutant]:
+    """Return one change for each place and kind of operator of a module."""
+    source = (ROOT / "pytest_nixl" / f"{module}.py").read_text()
+    spans, nodes = unchanging(source), list(ast_nodes(get_ast(source)))
+    places: dict[tuple[str, int, int], list[Mutant]] = defaultdict(list)
+    for name in (*OPERATORS, "SwapBuiltin", "LeaveOutCall"):
+        one = operator(name)
+        positions = [position for node in nodes for position in one.mutation_positions(node)]
+        for nth, ((line, column), _) in enumerate(positions):
+            if not any((top, left) <= (line, column) < (end, right) for top, left, end, right in spans):
+                places[name, line, column].append(Mutant(module, name, nth, line, column))
+    return [random.Random(f"{seed} {place} {module}").choice(found) for place, found in sorted(places.items())]
+
+
+class Tests:
+    """Runs tests in copies of the clone, one for each job."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self._copies: SimpleQueue[Path] = SimpleQueue()
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+        for number in range(jobs):
+            for name in filter(None, names):
+                if (ROOT / name).is_file():
+                    (folder / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, folder / str(number) / name)
+            self._copies.put(folder / str(number))
+
+    def run(self, files: Sequence[str], marks: str, limit: float, mutant: Mutant | None = None) -> tuple[str, float]:
+        """Return ``passed``, ``failed``, ``none`` or ``late``, and the seconds that the tests took."""
+        copy = self._copies.get()
+        path = copy / "pytest_nixl" / f"{mutant.module}.py" if mutant is not None else None
+        source = path.read_text() if path is not None else ""
+        try:
+            if mutant is not None and path is not None:
+                path.write_text(mutant.code(source))
+            command = f"env -C {copy} PYTHONPATH={copy} {sys.executable} -m pytest -W error -p no:cacheprovider -q -x"
+            start = time.monotonic()
+            outcome, output = run_tests(f"{command} -m '{marks}' {' '.join(files)}", limit)
+            seconds = time.monotonic() - start
+        finally:
+            if path is not None:
+                path.write_text(source)
+            self._copies.put(copy)
+        if outcome is TestOutcome.SURVIVED:
+            return "passed", seconds
+        if output == "timeout":
+            return "late", seconds
+        last = output.strip().splitlines()[-1:] or [""]
+        return "none" if "deselected" in last[0] and "failed" not in last[0] else "failed", seconds
+
+    def of_mutant(self, mutant: Mutant, marks: str, bases: Mapping[tuple[str, ...], tuple[str, float]]) -> str:
+        """Return what :meth:`run` returns first with a change; ``bases`` has what it returned without any."""
+        files = tests_of(mutant.module)
+        result, seconds = bases[files]
+        return result if result == "none" else self.run(files, marks, TIMES * seconds + SECONDS, mutant)[0]
+
+
+def described(mutant: Mutant) -> str:
+    """Return the place of a change, and the line before and after it."""
+    source = (ROOT / "pytest_nixl" / f"{mutant.module}.py").read_text()
+    before, after = source.splitlines(), mutant.code(source).splitlines()
+    number = next(n for n in range(len(before)) if before[n : n + 1] != after[n : n + 1])
+    change = f"    - {before[number].strip()}\n    + {after[number].strip()}"
+    return f"{mutant.module}.py:{number + 1} {mutant.operator}\n{change}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sample", type=int, default=400, help="the number of changes; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--least", type=float, default=90.0, help="the percentage that must die")
+    parser.add_argument("--quick", action="store_true", help="leave out the tests that take long")
+    parser.add_argument("modules", nargs="*", default=WHERE, help="paths below pytest_nixl, such as judge/row")
+    options = parser.parse_args()
+    every = [mutant for module in modules(options.modules) for mutant in mutants_of(module, options.seed)]
+    random.Random(options.seed).shuffle(every)  # a smaller sample is the beginning of a larger one
+    chosen = every[: options.sample or None]
+    if not chosen:
+        print(f"no change can be made in {' '.join(options.modules)}: give paths below pytest_nixl, such as judge/row")
+        return 2
+    print(f"{len(chosen)} of {len(every)} changes, seed {options.seed}", flush=True)
+    late: list[Mutant] = []
+    lives = sorted(chosen, key=lambda each: (each.module, each.line))
+    stages = (QUICK,) if options.quick else (QUICK, LONG)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        tests = Tests(Path(folder), options.jobs)
+        for marks in stages:
+            files = sorted({tests_of(mutant.module) for mutant in lives})
+            bases = dict(zip(files, pool.map(partial(tests.run, marks=marks, limit=UNCHANGED), files), strict=True))
+            if broken := [each for each, (result, _) in bases.items() if result not in ("passed", "none")]:
+                print(f"these tests fail without any change: {' '.join(broken[0])}")
+                return 2
+            results = pool.map(partial(tests.of_mutant, marks=marks, bases=bases), lives)
+            lived: list[Mutant] = []
+            for mutant, result in zip(lives, results, strict=True):
+                late += [mutant] if result == "late" else []
+                lived += [mutant] if result in ("passed", "none") else []
+                last = marks == stages[-1] and result in ("passed", "none")
+                print(described(mutant) if last else f"{mutant.module}.py:{mutant.line} {result}", flush=True)
+            lives = lived
+    died = len(chosen) - len(lives)
+    share = 100 * died / len(chosen)
+    print(f"{died} of {len(chosen)} changes died ({share:.1f} %), {len(late)} of them by their time")
+    return 0 if share >= options.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

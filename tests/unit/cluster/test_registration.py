@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease of a registration by this host's clock, and the rosters and arrivals that a member accepts.
+
+The clock, the lease and the client are doubles, because a real etcd gives no known delays.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from pytest_nixl.cluster.group import LeaseLostError, Member, Roster
+from pytest_nixl.cluster.group_values import GroupValues
+from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
+from pytest_nixl.cluster.membership import Membership
+from pytest_nixl.cluster.messages import Message, WorkerLine
+from pytest_nixl.cluster.registration import Registration
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.lease import Lease
+from pytest_nixl.etcd.transaction import FoundKey, KeyValue
+
+ROOT = "/pytest-nixl/groups/g/"
+NO_LEASE, REFUSED = (EtcdError(cause, cause=cause) for cause in ("no-lease", "refused"))
+
+
+class KnownClock:
+    """A clock that moves only while something waits or is asked."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
+    made = KnownClock()
+    monkeypatch.setattr("pytest_nixl.cluster.registration.time", made)
+    return made
+
+
+class SlowLease:
+    """A lease of ten seconds whose refreshes take these seconds each, or fail."""
+
+    id, ttl = 1, 10
+
+    def __init__(self, clock: KnownClock, refreshes: Sequence[float | EtcdError] = ()) -> None:
+        self._clock, self._refreshes = clock, iter(refreshes)
+        #: When each refresh began.
+        self.refreshed: list[float] = []
+        self.revoked = False
+
+    def refresh(self) -> int:
+        self.refreshed.append(self._clock.now)
+        taken = next(self._refreshes)
+        if isinstance(taken, EtcdError):
+            raise taken
+        self._clock.now += taken
+        return self.ttl
+
+    def revoke(self) -> None:
+        self.revoked = True
+
+
+class LeasingClient:
+    """A client that grants a lease after some seconds."""
+
+    def __init__(self, clock: KnownClock, lease: SlowLease, seconds: float = 0.0) -> None:
+        self._clock, self._lease, self._seconds = clock, lease, seconds
+
+    def lease(self, ttl: int) -> SlowLease:
+        self._clock.now += self._seconds
+        return self._lease
+
+
+class MovedEvent(threading.Event):
+    """An event that nobody sets for a number of waits; a wait moves the clock, and takes no time."""
+
+    def __init__(self, clock: KnownClock, waits: int) -> None:
+        super().__init__()
+        self._clock, self._waits = clock, waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.now += timeout or 0.0
+        self._waits -= 1
+        return self._waits < 0
+
+
+def registration(client: object = None, ttl: int = 10) -> Registration:
+    return Registration(cast(EtcdClient, client), "g", 2, ttl=ttl, root=ROOT, host="here", wanted=None)
+
+
+@pytest.fixture
+def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Registration, SlowLease]]:
+    """Grant a lease, which no thread refreshes."""
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+
+    def grant(refreshes: Sequence[float | EtcdError] = (), *, seconds: float = 0.0) -> tuple[Registration, SlowLease]:
+        lease = SlowLease(clock, refreshes)
+        made = registration(LeasingClient(clock, lease, seconds))
+        made.grant(clock.now + 60)
+        return made, lease
+
+    return grant
+
+
+Granted = Callable[..., tuple[Registration, SlowLease]]
+
+
+def test_a_lease_is_over_that_long_after_it_was_asked_for(clock: KnownClock, granted: Granted) -> None:
+    # etcd may have granted it at any moment of these four seconds.
+    one, _ = granted(seconds=4.0)
+    clock.now = 109.99
+    one.check()
+    clock.now = 110.0
+    with pytest.raises(LeaseLostError, match=r"group 'g' \(here, pid \d+\) lost its etcd lease: .* for 10 s"):
+        one.check()
+
+
+def test_a_refreshed_lease_is_over_that_long_after_the_refresh_was_sent(clock: KnownClock, granted: Granted) -> None:
+    one, lease = granted([4.0])
+    one._left = MovedEvent(clock, 1)
+    one._keep()
+    assert lease.refreshed == [pytest.approx(100 + 10 / 3)]
+    clock.now = lease.refreshed[0] + 9.99
+    one.check()
+    clock.now = lease.refreshed[0] + 10.0
+    with pytest.raises(LeaseLostError):
+        one.check()
+
+
+def test_a_lease_that_etcd_ended_is_lost_at_once(clock: KnownClock, granted: Granted) -> None:
+    one, _ = granted([NO_LEASE])
+    one._left = MovedEvent(clock, 1)
+    one._keep()
+    with pytest.raises(LeaseLostError, match=r"reassigned \(last refresh: no-lease\)"):
+        one.check()
+
+
+def test_a_refresh_that_failed_is_repeated_soon_and_until_the_lease_is_over(
+    clock: KnownClock, granted: Granted
+) -> None:
+    one, lease = granted([REFUSED, 0.0, REFUSED])
+    one._left = MovedEvent(clock, 3)
+    one._keep()
+    first, second, third = lease.refreshed
+    assert second - first == pytest.approx(10 / 20)
+    assert third - second == pytest.approx(10 / 3)
+    one.check()
+    one, lease = granted([REFUSED] * 100)
+    start = clock.now
+    one._left = MovedEvent(clock, 100)
+    one._keep()
+    assert start + 10 < lease.refreshed[-1] < start + 11
+    with pytest.raises(LeaseLostError, match=r"\(last refresh: refused\)"):
+        one.check()
+
+
+def failing(*errors: EtcdError) -> Callable[[], str]:
+    left = iter(errors)
+
+    def ask() -> str:
+        for error in left:
+            raise error
+        return "answer"
+
+    return ask
+
+
+def test_a_request_is_repeated_only_while_etcd_may_come_back(clock: KnownClock) -> None:
+    one = registration()
+    one._left = MovedEvent(clock, 1000)
+    assert one.insist(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
+    waited = clock.now - 100.0
+    assert waited == pytest.approx(0.01 + 0.02 + 0.04 + 0.08 + 0.16)
+    with pytest.raises(LeaseLostError):
+        one.insist(failing(NO_LEASE), clock.now + 60)
+    for cause in ("compacted", "unresolved"):
+        with pytest.raises(EtcdError, match=cause):
+            one.insist(failing(EtcdError(cause, cause=cause)), clock.now + 60)
+    start = clock.now
+    with pytest.raises(EtcdError, match="refused"):
+        one.insist(failing(*[REFUSED] * 1000), clock.now + 10)
+    assert start + 9.5 <= clock.now <= start + 10
+
+
+def member(rank: int, token: str = "") -> tuple[str, str, int]:
+    return (token or f"token-{rank}", f"host-{rank}", 1)
+
+
+def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
+    return KeyValue(f"{ROOT}run/frozen", Roster.value(10, members, changes=changes), 1, 1, 1)
+
+
+def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
+    claim = registration()
+    own = member(0, claim.token)
+    known = Roster.of(roster([own, member(1, "second")], 1))
+    one = Membership(claim, known, 0, 5)
+    for refused in (roster([own, member(1, "first")], 0), roster([member(0), member(1)], 2)):
+        one._take(refused)
+        assert one.members == known.members
+        assert claim.values.ignored == {
+            f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
+        }
+    one._take(roster([own, member(1, "third")], 2))
+    assert one.members[1].token == "third"
+
+
+def arrival(rank: int, value: bytes = b"") -> KeyValue:
+    return KeyValue(f"{ROOT}arrived/000001/{rank:06d}", value, 1, 1, 1)
+
+
+@pytest.mark.parametrize("token", ["", "t"])
+def test_only_members_arrive_and_each_once(token: str) -> None:
+    values, prefix = GroupValues(ROOT, token), f"{ROOT}arrived/000001/"
+    members = [Member(rank, *member(rank)) for rank in range(3)]
+    items = [arrival(rank, values.arrival(arrival(rank).key, members[rank])) for rank in (0, 2)]
+    strangers = [arrival(7), arrival(1, values.arrival(arrival(1).key, members[0]))] if token else [arrival(7)]
+    found = values.arrived(FoundKey(9, (*items, *strangers)), prefix, members)
+    assert found == {0, 2}
+
+
+class RecordingClient:
+    """A client that keeps the sizes of the values in each transaction."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> dict[str, Any]:
+        self.written.append(len(transaction["success"]))
+        return {}
+
+
+@pytest.fixture
+def box() -> tuple[Mailbox, RecordingClient, list[Message]]:
+    """The mailbox of rank 0 of three. Its client is a double."""
+    claim = registration()
+    claim._lease = cast(Lease, SlowLease(KnownClock()))
+    claim._valid_until = float("inf")
+    members = [member(0, claim.token), member(1), member(2)]
+    one = Membership(claim, Roster.of(roster(members, 0)), 0, 5)
+    client, read = RecordingClient(), list[Message]()
+
+    def failed(error: NixlPluginError) -> None:
+        raise AssertionError(error)
+
+    made = Mailbox(cast(EtcdClient, client), one, handle=lambda _, message: read.append(message), failed=failed)
+    return made, client, read
+
+
+Box = tuple[Mailbox, RecordingClient, list[Message]]
+
+
+def sized(size: int) -> dict[str, Any]:
+    """Return a message of this many bytes."""
+    empty = len(_text(1, {"worker": 1, "line": ""}))
+    return {"worker": 1, "line": "x" * (size - empty)}
+
+
+def line_of(size: int) -> bytes:
+    """Return a message of this many bytes as it would be sent, if it were not too large."""
+    return json.dumps(sized(size), separators=(",", ":")).encode()
+
+
+def test_the_largest_message_is_sent_and_a_larger_one_is_not(box: Box) -> None:
+    one, client, _ = box
+    one.send(1, sized(LARGEST))
+    assert client.written == [1]
+    with pytest.raises(MailError, match=f"a message of {LARGEST + 1} bytes to rank 2 is too large for etcd"):
+        one.send(2, sized(LARGEST + 1))
+    assert client.written == [1]
+
+
+def test_one_request_takes_messages_up_to_the_largest_size(box: Box) -> None:
+    one, client, _ = box
+    one.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2)})
+    assert client.written == [2]
+    one.send_each({1: sized(LARGEST // 2), 2: sized(LARGEST // 2 + 1)})
+    assert client.written == [2, 1, 1]
+
+
+def test_a_message_is_read_once_and_up_to_the_largest_size(box: Box) -> None:
+    one, _, read = box
+    key = f"{ROOT}mail/000000/000001/{{:012d}}"
+    for number, size in ((0, LARGEST), (0, 100), (1, LARGEST + 1), (1, 100), (1, 100)):
+        one._take(key.format(number), line_of(size))
+    assert [len(message.line) for message in read if isinstance(message, WorkerLine)] == [
+        len(sized(size)["line"]) for size in (LARGEST, 100)
+    ]
+    assert list(one._membership.values.ignored) == [key.format(1)]
+    for strange in (f"{ROOT}mail/000000/000003/{0:012d}", f"{ROOT}mail/000000/000002/x", f"{ROOT}mail/000000/000002"):
+        one._take(strange, b'{"worker": 1, "line": ""}')
+        assert strange in one._membership.values.ignored
+    assert len(read) == 2

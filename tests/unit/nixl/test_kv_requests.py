@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request for KV blocks is over when its target has said that the blocks have arrived, and not before.
+
+The agent is a double, because only it can hold an acknowledgement back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_nixl.model.kv_blocks import BlockDraw, KvLayout
+from pytest_nixl.nixl.worker.kv_requests import CacheSide, KvMethod, KvRequests
+from pytest_nixl.nixl.worker.transfer import Initiator, StepTimeoutError
+
+LAYOUT = KvLayout(tensors=2, blocks=8, block_bytes=64, ranges=2)
+DRAW = BlockDraw(np.array([1, 3], dtype=np.int32), np.array([0, 2], dtype=np.int32))
+
+
+class HeldAgent:
+    """An agent whose polls find the acknowledgements of these windows, one list for each poll, and then none.
+
+    :param states: the answers to posts and to looks at transfers, in order; then DONE.
+    """
+
+    def __init__(self, polls: Sequence[Sequence[int]], states: Sequence[str] = ()) -> None:
+        self._polls, self._states = iter(polls), iter(states)
+        #: What happened, in order: the names of functions, with the token or the handle.
+        self.log: list[Any] = []
+        self.made: list[tuple[Any, ...]] = []
+
+    def prep_xfer_dlist(self, name: str, rows: Any, memory: str, plugins: list[str]) -> str:
+        self.made.append((name, rows.tolist(), memory, plugins))
+        return f"prepared {len(self.made)}"
+
+    def make_prepped_xfer(self, *arguments: Any) -> str:
+        self.made.append(arguments)
+        self.log.append(("make", arguments[5]))
+        return f"handle {arguments[5].decode().split(':')[2]}"
+
+    def get_xfer_descs(self, rows: Any, memory: str) -> Any:
+        return rows.tolist(), memory
+
+    def initialize_xfer(self, *arguments: Any) -> str:
+        self.made.append(arguments)
+        self.log.append(("make", arguments[4]))
+        return "handle 1"
+
+    def transfer(self, handle: str) -> str:
+        self.log.append(("post", handle))
+        return next(self._states, "DONE")
+
+    def check_xfer_state(self, handle: str) -> str:
+        return next(self._states, "DONE")
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        self.log.append("poll")
+        return {"peer": [b"pytest-nixl:arrived:%d" % window for window in next(self._polls, ())]}
+
+    def release_xfer_handle(self, handle: str) -> None:
+        self.log.append(("release", handle))
+
+    def release_dlist_handle(self, handle: str) -> None:
+        self.log.append(("release", handle))
+
+
+def requests(agent: HeldAgent, method: KvMethod = KvMethod.PREPPED, *, merge: bool = True) -> KvRequests:
+    initiator = Initiator(
+        agent, "target", [], {}, depth=1, acknowledged=True, tag_each=False, deadline=time.monotonic() + 60
+    )
+    sides = CacheSide(4096, "DRAM", 0), CacheSide(65536, "VRAM", 3)
+    return KvRequests(agent, initiator, "target", "WRITE", "UCX", LAYOUT, sides, method, merge=merge)
+
+
+def test_a_request_is_released_after_the_target_has_acknowledged_it() -> None:
+    agent = HeldAgent([[], [7], [1]])
+    steps = requests(agent).request(DRAW, 60)
+    assert agent.log == [
+        ("make", b"pytest-nixl:window:1:1"), ("post", "handle 1"), "poll", "poll", "poll", ("release", "handle 1"),
+    ]  # fmt: skip
+    assert len(steps) == 5
+    assert min(steps) >= 0
+
+
+def test_of_several_requests_each_is_released_after_its_own_acknowledgement() -> None:
+    agent = HeldAgent([[], [2], [], [3], [1]], ["PROC", "DONE", "PROC"])
+    found = requests(agent).run([DRAW] * 3, 60, in_flight=2)
+    assert [each for each in agent.log if each != "poll"] == [
+        ("make", b"pytest-nixl:window:1:1"), ("post", "handle 1"),
+        ("make", b"pytest-nixl:window:2:1"), ("post", "handle 2"),
+        ("release", "handle 2"),
+        ("make", b"pytest-nixl:window:3:1"), ("post", "handle 3"),
+        ("release", "handle 3"), ("release", "handle 1"),
+    ]  # fmt: skip
+    assert agent.log.index(("release", "handle 2")) > 4
+    assert [each["range"] for each in found] == [0, 1, 1], "the third takes the range that is free again"
+    assert [len(each["steps"]) for each in found] == [5, 5, 5]
+    assert all(each["intended"] == each["start"] > 0 for each in found)
+    # The blocks of the second range are those of the first, four blocks further in each tensor.
+    first, second = (made for made in agent.made if made[0] == "WRITE" and made[5].endswith((b":1:1", b":2:1")))
+    assert (second[2] - first[2]).tolist() == [4] * 4
+    assert (second[4] - first[4]).tolist() == [4] * 4
+
+
+def test_requests_at_a_rate_start_when_they_should() -> None:
+    agent = HeldAgent([[number] for number in range(1, 4)])
+    begin = time.perf_counter()
+    found = requests(agent).run([DRAW] * 3, 60, in_flight=2, interval=0.02)
+    assert time.perf_counter() - begin >= 0.04
+    assert [each["intended"] for each in found] == [0.0, 0.02, 0.04]
+    assert all(each["start"] >= each["intended"] for each in found)
+
+
+@pytest.mark.parametrize("states", [["ERR"], ["PROC", "ERR"]])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_transfer_that_fails_is_an_error(states: list[str], in_flight: int) -> None:
+    with pytest.raises(RuntimeError, match="a transfer ended in state ERR"):
+        requests(HeldAgent([], states)).run([DRAW], 60, in_flight=in_flight)
+
+
+@pytest.mark.parametrize(("in_flight", "words"), [(1, "the target's acknowledgement"), (2, "one of several requests")])
+def test_a_request_that_nobody_acknowledges_ends_at_its_deadline(in_flight: int, words: str) -> None:
+    with pytest.raises(StepTimeoutError, match=words):
+        requests(HeldAgent([])).run([DRAW], 0.05, in_flight=in_flight)
+
+
+def test_prepared_descriptors_are_those_of_both_whole_caches() -> None:
+    agent = HeldAgent([])
+    made = requests(agent)
+    here, there = agent.made
+    assert here == ("NIXL_INIT_AGENT", [[4096 + 64 * number, 64, 0] for number in range(16)], "DRAM", ["UCX"])
+    assert there == ("target", [[65536 + 64 * number, 64, 3] for number in range(16)], "VRAM", ["UCX"])
+    made.close()
+    made.close()
+    assert agent.log == [("release", "prepared 1"), ("release", "prepared 2")]
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_request_names_the_blocks_of_each_tensor(merge: bool) -> None:
+    agent = HeldAgent([[1]])
+    requests(agent, merge=merge).request(DRAW, 60)
+    op, local, mine, remote, theirs, token, plugins, skip = agent.made[-1]
+    assert (op, local, remote, token, plugins) == (
+        "WRITE", "prepared 1", "prepared 2", b"pytest-nixl:window:1:1", ["UCX"],
+    )  # fmt: skip
+    assert (mine.tolist(), theirs.tolist()) == ([1, 3, 9, 11], [0, 2, 8, 10])
+    assert skip is not merge
+    agent = HeldAgent([[1]])
+    made = requests(agent, KvMethod.INITIALIZED)
+    assert made.prepare_seconds == 0.0
+    made.request(DRAW, 60)
+    assert agent.made == [
+        (
+            "WRITE",
+            ([[4096 + 64 * number, 64, 0] for number in (1, 3, 9, 11)], "DRAM"),
+            ([[65536 + 64 * number, 64, 3] for number in (0, 2, 8, 10)], "VRAM"),
+            "target", b"pytest-nixl:window:1:1", ["UCX"],
+        )
+    ]  # fmt: skip

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transfer loop's rules: what ends a window, how long windows are, and when a wait ends.
+
+The agents are doubles, because only they can give each poll a known answer.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from pytest_nixl.nixl.worker import transfer
+from pytest_nixl.nixl.worker.transfer import (
+    COUNTED,
+    WINDOWS,
+    Initiator,
+    StepTimeoutError,
+    Watch,
+    measure,
+    serve,
+    stamps_for,
+)
+
+
+class PolledAgent:
+    """An agent whose polls find these notifications, one list for each poll, and then none.
+
+    :param states: the answers to posts and to looks at transfers, in order; then DONE.
+    """
+
+    def __init__(self, polls: Sequence[Sequence[bytes]] = (), states: Sequence[str] = ()) -> None:
+        self._polls = iter(polls)
+        self._states = iter(states)
+        #: What was posted and sent, in order.
+        self.log: list[Any] = []
+
+    def get_new_notifs(self) -> dict[str, list[bytes]]:
+        messages = list(next(self._polls, []))
+        self.log.append("poll")
+        return {"peer": messages} if messages else {}
+
+    def send_notif(self, name: str, message: bytes) -> None:
+        self.log.append((name, message))
+
+    def transfer(self, handle: Any, tag: bytes) -> str:
+        self.log.append((handle, tag))
+        return next(self._states, "DONE")
+
+    def check_xfer_state(self, handle: Any) -> str:
+        return next(self._states, "DONE")
+
+    @property
+    def sent(self) -> list[Any]:
+        return [each for each in self.log if each != "poll"]
+
+
+def initiator(agent: PolledAgent, depth: int = 1, handles: int = 1, **options: Any) -> Initiator:
+    plain = [f"plain {number}" for number in range(handles)]
+    tagged = [f"tagged {number}" for number in range(handles)]
+    wanted: dict[str, Any] = {"acknowledged": True, "tag_each": False, "deadline": time.monotonic() + 60, **options}
+    return Initiator(agent, "target", plain, tagged, depth=depth, **wanted)
+
+
+def served(*polls: Sequence[bytes]) -> list[Any]:
+    """Return what a target sends that finds these notifications, one list for each poll."""
+    agent = PolledAgent(polls)
+    ends = iter(())
+    windows = serve(agent, deadline=time.monotonic() + 60, cancelled=lambda: next(ends, True))
+    assert windows == len(agent.sent)
+    return agent.sent
+
+
+def arrived(window: int) -> tuple[str, bytes]:
+    return ("peer", b"pytest-nixl:arrived:%d" % window)
+
+
+def test_a_window_is_acknowledged_when_the_last_of_its_notifications_has_arrived() -> None:
+    of_two = b"pytest-nixl:window:7:2"
+    assert served([of_two]) == []
+    assert served([of_two], [of_two]) == [arrived(7)]
+    # A window of the same number, as the next run of the initiator has, begins to count anew.
+    assert served([of_two, of_two, of_two]) == [arrived(7)]
+    assert served([of_two] * 4) == [arrived(7), arrived(7)]
+    assert served([of_two, b"pytest-nixl:window:8:2"]) == []
+
+
+def test_announced_notifications_are_counted_once() -> None:
+    two, more = b"pytest-nixl:expect:1:2", b"pytest-nixl:expect:2:2"
+    assert served([two, COUNTED]) == []
+    assert served([two], [COUNTED], [COUNTED]) == [arrived(1)]
+    assert served([COUNTED, COUNTED], [two]) == [arrived(1)], "they may arrive before they are announced"
+    assert served([two, COUNTED, COUNTED], [more]) == [arrived(1)], "those of one window do not count for the next"
+    assert served([two, COUNTED, COUNTED, COUNTED], [more, COUNTED]) == [arrived(1), arrived(2)]
+    assert served([b"", b"of somebody else"]) == []
+
+
+def test_a_target_that_waits_too_long_says_so() -> None:
+    with pytest.raises(StepTimeoutError, match="while the target waited for the initiator's transfers"):
+        serve(PolledAgent(), deadline=time.monotonic() - 1, cancelled=lambda: False)
+
+
+@pytest.mark.parametrize(("depth", "handles"), [(1, 1), (1, 3), (2, 2), (2, 3)])
+@pytest.mark.parametrize(("tag_each", "tagged"), [(False, 1), (True, 4)])
+def test_a_window_ends_with_its_own_acknowledgement(depth: int, handles: int, tag_each: bool, tagged: int) -> None:
+    agent = PolledAgent([[], [b"pytest-nixl:arrived:2"], [b"pytest-nixl:arrived:1"]], ["PROC", "DONE"])
+    stamps = stamps_for(4)
+    seconds = initiator(agent, depth, handles, tag_each=tag_each).window(4, stamps)
+    assert agent.log[-3:] == ["poll"] * 3, "the acknowledgement of another window does not end it"
+    posted = agent.sent
+    assert [tag for _, tag in posted] == [b""] * (4 - tagged) + [b"pytest-nixl:window:1:%d" % tagged] * tagged
+    assert [handle.split()[0] for handle, _ in posted] == ["plain"] * (4 - tagged) + ["tagged"] * tagged
+    assert {int(handle.split()[1]) for handle, _ in posted} == set(range(handles)), "every handle is used"
+    assert min(stamps) > 0
+    assert sum(stamps) <= depth * seconds * 1e9
+
+
+def test_a_window_that_needs_no_acknowledgement_ends_with_its_transfers() -> None:
+    agent, synced = PolledAgent(), list[int]()
+    one = initiator(agent, acknowledged=False, sync=lambda: synced.append(len(agent.log)))
+    one.window(3, stamps_for(3))
+    assert agent.log == [("plain 0", b"")] * 3
+    assert synced == [3]
+
+
+@pytest.mark.parametrize(("tag_each", "count"), [(False, 1), (True, 4)])
+def test_a_window_is_announced_to_a_target_that_only_counts(tag_each: bool, count: int) -> None:
+    agent = PolledAgent([[b"pytest-nixl:arrived:1"]])
+    initiator(agent, tag_each=tag_each, announced=True).window(4, stamps_for(4))
+    assert agent.log[0] == ("target", b"pytest-nixl:expect:1:%d" % count)
+
+
+@pytest.mark.parametrize(("depth", "handles"), [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("states", [["ERR"], ["PROC", "ERR"], ["PROC", "PROC", "ERR"]])
+def test_a_transfer_that_fails_ends_the_window(depth: int, handles: int, states: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="a transfer ended in state ERR"):
+        initiator(PolledAgent(states=states), depth, handles).window(4, stamps_for(4))
+
+
+def test_the_acknowledgements_of_several_windows_are_read_together() -> None:
+    agent = PolledAgent([[b"pytest-nixl:arrived:3", b"of somebody else", b"pytest-nixl:arrived:12"]])
+    one = initiator(agent)
+    assert one.acknowledged() == {3, 12}
+    assert one.acknowledged() == set()
+    assert [one.next_token(), one.next_token(), one.windows] == [
+        b"pytest-nixl:window:1:1", b"pytest-nixl:window:2:1", 2,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that ``time.monotonic()`` returns, in the only item."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_wait_ends_at_its_deadline_and_not_before(clock: list[float]) -> None:
+    class SlowAgent(PolledAgent):
+        def check_xfer_state(self, handle: Any) -> str:
+            clock[0] += 0.001
+            return "PROC"
+
+    one = initiator(SlowAgent(), deadline=103.0)
+    with pytest.raises(StepTimeoutError, match="the deadline passed while waiting for a transfer to complete"):
+        one.finish("handle", "PROC")
+    assert 103.0 < clock[0] < 103.0 + 0.001 * 2 * transfer._POLLS_BETWEEN_LOOKS
+
+
+class StoreWatch(Watch):
+    """Notes when it was asked why no transfer ends."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def arrived(self) -> None:
+        raise AssertionError("no window ends in these tests")
+
+    def stalled(self, seconds: float) -> None:
+        self.asked.append(seconds)
+
+
+def test_a_watch_is_asked_while_no_transfer_ends(clock: list[float]) -> None:
+    class StalledAgent(PolledAgent):
+        def check_xfer_state(self, handle: Any) -> str:
+            clock[0] += 0.001
+            return "PROC" if clock[0] < 112.5 else "DONE"
+
+    watch = StoreWatch()
+    initiator(StalledAgent(), deadline=200.0, watch=watch).finish("handle", "PROC")
+    assert watch.asked == [pytest.approx(5.0, abs=1.1), pytest.approx(10.0, abs=2.2)]
+
+
+def test_a_watch_counts_from_the_last_transfer_that_ended(clock: list[float]) -> None:
+    class TrickleAgent(PolledAgent):
+        polls = 0
+
+        def check_xfer_state(self, handle: Any) -> str:
+            clock[0] += 0.001
+            self.polls += 1
+            return "PROC" if self.polls % 4000 else "DONE"
+
+        def transfer(self, handle: Any, tag: bytes) -> str:
+            return "PROC"
+
+    watch = StoreWatch()
+    one = initiator(TrickleAgent(), 2, 2, acknowledged=False, deadline=200.0, watch=watch)
+    with pytest.raises(AssertionError, match="no window ends"):
+        one.window(6, stamps_for(6))
+    assert watch.asked == [], "each transfer ended within five seconds of the one before"
+
+
+class TimedInitiator(Initiator):
+    """An initiator whose windows last as long as it is told.
+
+    :param rates: the seconds of each transfer, for each window in turn; the last one for all further windows.
+    """
+
+    def __init__(self, rates: Sequence[float], depth: int = 1, transfers: int = 1) -> None:
+        super().__init__(
+            None, "target", [None] * transfers, [None] * transfers,
+            depth=depth, acknowledged=True, tag_each=False, deadline=0.0,
+        )  # fmt: skip
+        self._rates = self._in_turn_of(rates)
+        self.sizes: list[int] = []
+
+    @staticmethod
+    def _in_turn_of(rates: Sequence[float]) -> Iterator[float]:
+        yield from rates
+        while True:
+            yield rates[-1]
+
+    def window(self, transfers: int, stamps: array[int]) -> float:
+        self.sizes.append(transfers)
+        seconds = next(self._rates)
+        stamps[:] = array("q", [int(seconds * 1e9)] * transfers)
+        return transfers * seconds
+
+
+def timed(one: TimedInitiator, **options: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"iterations": 1, "warmup": 0, "settle": 1.0, "duration": 0.0, "around": nullcontext()}
+    return measure(one, **{**usual, **options})
+
+
+def test_the_fastest_burst_gives_the_size_of_a_window() -> None:
+    # The second burst was interrupted: by its rate windows would be a tenth as long as they should be.
+    one = TimedInitiator([0.0001, 0.001, 0.0001])
+    found = timed(one)
+    assert one.sizes[0] == 5
+    assert set(found["transfers"]) == {72}
+    assert len(found["windows"]) == WINDOWS
+    assert found["windows"][0] == pytest.approx(0.0072)
+    # So is the warm-up, if it was slow.
+    assert set(timed(TimedInitiator([0.001, 0.0001]), warmup=10)["transfers"]) == {72}
+    assert set(timed(TimedInitiator([0.0001, 0.001, 0.0001]), warmup=10)["transfers"]) == {72}
+
+
+def test_transfers_are_settled_for_the_least_time() -> None:
+    one = TimedInitiator([0.01])
+    timed(one, settle=1.0, warmup=10)
+    assert one.sizes[:2] == [10, 90]
+    one = TimedInitiator([0.01])
+    timed(one, settle=0.0, warmup=1000)
+    assert one.sizes[:2] == [1000, 1], "once more even if the warm-up was long enough"
+
+
+def test_windows_go_on_until_the_duration_has_passed() -> None:
+    found = timed(TimedInitiator([0.001]), duration=1.0, iterations=200)
+    assert set(found["transfers"]) == {20}
+    assert len(found["windows"]) == 50
+    assert found["latencies"] == [pytest.approx(0.001)] * 1000
+    assert len(timed(TimedInitiator([0.001]), iterations=201)["windows"]) == WINDOWS
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({"iterations": 201}, 21), ({"depth": 32}, 32), ({"transfers": 301}, 31), ({}, 8)],
+    ids=["iterations", "depth", "footprint", "duration of a window"],
+)
+def test_a_window_is_large_enough_for_each_reason(options: dict[str, int], size: int) -> None:
+    iterations = options.pop("iterations", 1)
+    found = timed(TimedInitiator([0.001], **options), iterations=iterations)
+    assert set(found["transfers"]) == {size}
+
+
+def test_the_order_statistics_are_in_the_middle_of_their_share() -> None:
+    found = transfer._order_statistics(array("q", range(4000, 0, -1)))
+    assert found == list(range(3, 4001, 4))
+    assert transfer._order_statistics(array("q", [3, 1, 2])) == [1, 2, 3]
