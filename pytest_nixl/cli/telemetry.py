@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",
         description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
         "expired requests and the mean times to post and to make a transfer since the process started. The command "
-        "exits with 1 if a value is above its bound. With --gate it also exits with 1 if a bounded value is unknown, or no "
+        "exits with 1 if a value is above its bound. With --gate it also does if a bounded value is unknown, or if no "
         "bound is given.",
     )
     telemetry.add_argument("url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics")
