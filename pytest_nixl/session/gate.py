@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_nixl.judge.profiles import Profile
 
 
+_NAME_A_SUITE = "name a suite, or no suite to run all of them"
 #: The most reasons in one sentence.
 _TOLD = 3
 
@@ -61,8 +62,14 @@ def missed(profile: Profile, run: Run) -> list[Result]:
         remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
         return [Result(WHOLE_RUN, "", Verdict.MISSING, run.found.ended, remedy)]
     if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.found.results) and not _measures_rows(run):
-        reason = "no check ran, or all checks were skipped: there is nothing to accept"
-        return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, "name a suite, or no suite to run all of them")]
+        if run.found.results:
+            reason, remedy = "all checks were skipped: there is nothing to accept", _NAME_A_SUITE
+        else:
+            reason = (
+                "no check ran, so there is nothing to accept: a test is a check only if it has the marker nixl_check"
+            )
+            remedy = f"mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, {_NAME_A_SUITE}"
+        return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
     return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
 
 
