@@ -380,7 +380,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     from pytest_nixl.report.junit import add_run_cases
     from pytest_nixl.report.outputs import leave
     from pytest_nixl.session.baseline import compare
-    from pytest_nixl.session.gate import failed, missed
+    from pytest_nixl.session.gate import failed, missed, unchecked
 
     settings = run.settings
     profile = load_profile(settings.profile)
@@ -388,11 +388,11 @@ def _conclude(session: pytest.Session, run: Run) -> None:
     if found.interrupted and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
     if found.ended or not found.interrupted:
-        if settings.gate:
-            run.recorder.add_run_results(missed(profile, run))
+        missing = missed(profile, run) if settings.gate else unchecked(run)
+        run.recorder.add_run_results(missing)
         if not found.ended:
             compare(run)
-        if settings.judges and failed(run.found.results, profile, gate=settings.gate):
+        if (settings.judges or missing) and failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     add_run_cases(session.config, run)
     leave(session.config, run)

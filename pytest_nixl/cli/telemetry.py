@@ -23,7 +23,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",
         description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
         "expired requests and the mean times to post and to make a transfer since the process started. The command "
-        "exits with 1 if a value is above its bound, or a bounded value is unknown and --gate is given.",
+        "exits with 1 if a value is above its bound. With --gate it also does if a bounded value is unknown, or if no "
+        "bound is given.",
     )
     telemetry.add_argument("url", metavar="URL", help="the endpoint, such as http://HOST:9090/metrics")
     telemetry.add_argument("--max-failed", metavar="N", type=_bound, help="the most failed transfers")
@@ -76,25 +77,35 @@ def _run(arguments: argparse.Namespace) -> int:
     bounded = [each for each in values if each.at_most is not None]
     failed = [each for each in bounded if outcome(each.judgement.verdict, gate=arguments.gate) is Outcome.FAIL]
     if arguments.json:
-        print(json.dumps(_plain(url, values, bool(failed)), indent=1))
+        print(json.dumps(_plain(url, values, _verdict(bounded, failed)), indent=1))
     else:
         for each in values:
             print(each.judgement)
-        print(_summary(len(bounded), len(failed)))
-    return int(bool(failed))
+        print(f"{_verdict(bounded, failed)}: {_reason(bounded, failed)}")
+    return int(bool(failed) or (arguments.gate and not bounded))
 
 
-def _summary(bounded: int, failed: int) -> str:
+def _verdict(bounded: list[EndpointValue], failed: list[EndpointValue]) -> str:
+    from pytest_nixl.model.verdicts import NOTHING_CHECKED, Verdict
+
     if failed:
-        return f"FAIL: {failed} of {bounded} bounded values do not keep their bounds"
+        return "FAIL"
+    return "PASS" if any(each.judgement.verdict is Verdict.PASS for each in bounded) else NOTHING_CHECKED
+
+
+def _reason(bounded: list[EndpointValue], failed: list[EndpointValue]) -> str:
+    if failed:
+        return f"{len(failed)} of {len(bounded)} bounded values do not keep their bounds"
     if not bounded:
-        return "PASS: no bound was given: add --max-failed, --max-expired, --max-post-us or --max-transfer-us"
-    return f"PASS: no bounded value of {bounded} is above its bound"
+        return "no bound was given: add --max-failed, --max-expired, --max-post-us or --max-transfer-us"
+    if _verdict(bounded, failed) != "PASS":
+        return f"none of {len(bounded)} bounded values is known"
+    return f"no bounded value of {len(bounded)} is above its bound"
 
 
-def _plain(url: str, values: list[EndpointValue], failed: bool) -> dict[str, object]:
+def _plain(url: str, values: list[EndpointValue], verdict: str) -> dict[str, object]:
     return {
-        "verdict": "FAIL" if failed else "PASS",
+        "verdict": verdict,
         "url": url,
         "values": [
             {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import INTERRUPTED, NOTHING_CHECKED, Outcome, Verdict, outcome
 
 #: The check of what fails a run but belongs to no other check.
 WHOLE_RUN = "whole-run"
@@ -24,7 +24,7 @@ MOST_FIGURES = 1000
 VERDICT_FORMAT = 1
 
 #: All verdicts of a run. REFUSED: it did not start.
-RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, "REFUSED")
+RUN_VERDICTS = ("PASS", "FAIL", INTERRUPTED, NOTHING_CHECKED, "REFUSED")
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Conclusion:
     :param failed: whether a result fails the run.
     :param interrupted: how far the run came and what ended it early; empty: it was completed.
     :param beside: why the run fails although it was completed and no result fails; empty: it does not.
+    :param nothing: whether no check came to a verdict. With ``--nixl-gate`` such a run fails for what is MISSING.
     """
 
     outcome: Outcome
     failed: bool
     interrupted: str = ""
     beside: str = ""
+    nothing: bool = False
 
     @classmethod
     def of(cls, results: Sequence[Result], *, gate: bool, interrupted: str = "", code: int | None = None) -> Conclusion:
@@ -51,12 +53,17 @@ class Conclusion:
         """
         outcomes = [outcome(result.verdict, gate=gate) for result in results]
         worst = next((one for one in (Outcome.FAIL, Outcome.WARN) if one in outcomes), Outcome.PASS)
+        unchecked = all(result.verdict in (Verdict.NOT_APPLICABLE, Verdict.MISSING) for result in results)
+        if results and unchecked and not gate and not interrupted:
+            return cls(Outcome.FAIL if code or worst is Outcome.FAIL else Outcome.WARN, failed=False, nothing=True)
         beside = _beside(code) if code and worst is not Outcome.FAIL and not interrupted else ""
         return cls(Outcome.FAIL if interrupted or beside else worst, worst is Outcome.FAIL, interrupted, beside)
 
     @property
     def word(self) -> str:
-        """PASS, FAIL or INTERRUPTED. A run that failed and was interrupted is FAIL."""
+        """PASS, FAIL, INTERRUPTED or NOTHING CHECKED. A run that failed and was interrupted is FAIL."""
+        if self.nothing:
+            return NOTHING_CHECKED
         if self.failed or self.beside:
             return "FAIL"
         return INTERRUPTED if self.interrupted else "PASS"
@@ -66,7 +73,7 @@ class Conclusion:
             return f"FAIL, {self.interrupted}" if self.failed else self.interrupted
         if self.beside:
             return f"FAIL, because {self.beside}"
-        return "PASS, with warnings" if self.outcome is Outcome.WARN else self.word
+        return "PASS, with warnings" if self.outcome is Outcome.WARN and not self.nothing else self.word
 
 
 def _beside(code: int) -> str:

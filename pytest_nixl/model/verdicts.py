@@ -101,3 +101,5 @@ class TextLine:
 
 #: The word of a run that was ended early, in every report.
 INTERRUPTED = "INTERRUPTED"
+#: The word of a run in which no check came to a verdict: each was skipped, or did not run at all.
+NOTHING_CHECKED = "NOTHING CHECKED"

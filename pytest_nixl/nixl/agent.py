@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from pytest_nixl.core.wire import Ref
 from pytest_nixl.model.agent_options import AgentOptions
@@ -25,11 +25,46 @@ from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 from pytest_nixl.processes.worker_process import Worker, results
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
+
     from pytest_nixl.nixl.gpus import LinkGpu
 
 _numbers = itertools.count()
 #: How an agent is created if nothing is said.
 DEFAULT = AgentOptions()
+
+
+class AgentKeywords(TypedDict, total=False):
+    """How an agent is created, as :meth:`NixlAgent.within` describes it."""
+
+    progress_thread: bool | None
+    listen_thread: bool
+    listen_port: int
+    telemetry: bool
+    agent_options: AgentOptions
+
+
+class BesideOptions(AgentKeywords, total=False):
+    """The options of :meth:`NixlAgent.beside`."""
+
+    backends: Sequence[str]
+
+
+class AnotherOptions(AgentKeywords, total=False):
+    """The options of :meth:`NixlAgent.another`, as :meth:`Agents.start` describes them."""
+
+    backends: Sequence[str] | None
+    environment: Mapping[str, str | None] | None
+    place: Host | None
+
+
+def _refuse_unknown(method: str, options: Mapping[str, object], known: type) -> None:
+    """Blame the call that has an unknown option, and not the one that creates the agent."""
+    __tracebackhide__ = True
+    names = sorted(known.__annotations__)  # those of a TypedDict are with the inherited ones
+    for name in options:
+        if name not in names:
+            raise TypeError(f"{method}() has no option {name!r}; it has name, {', '.join(names)}")
 
 
 class NixlAgent(AgentCalls):
@@ -43,7 +78,7 @@ class NixlAgent(AgentCalls):
 
     def __init__(self, worker: Worker, ref: Ref, name: str) -> None:
         super().__init__(worker, ref)
-        self.name = name
+        self.name = worker.agent_names[ref.number] = name
         self._siblings: Agents | None = None
         self._made_with: dict[str, Any] = {}
 
@@ -146,12 +181,14 @@ class NixlAgent(AgentCalls):
         """End the worker with all its agents."""
         self.worker.close()
 
-    def beside(self, name: str | None = None, **options: Any) -> NixlAgent:
+    def beside(self, name: str | None = None, **options: Unpack[BesideOptions]) -> NixlAgent:
         """Create another agent in the same worker, which shares the process, its memory and its environment.
 
         :param options: as for :meth:`within`; by default those of this agent, except for the port.
         :raises WorkerError: the agent cannot be created; the worker is then ended with all its agents.
         """
+        __tracebackhide__ = True
+        _refuse_unknown("beside", options, BesideOptions)
         return NixlAgent.within(self.worker, name=name, **{**self._made_with, **options})
 
     @contextlib.contextmanager
@@ -188,13 +225,15 @@ class NixlAgent(AgentCalls):
         """
         self.worker.call("forget", objects=[self.ref])
 
-    def another(self, name: str | None = None, **options: Any) -> NixlAgent:
+    def another(self, name: str | None = None, **options: Unpack[AnotherOptions]) -> NixlAgent:
         """Start another agent in another worker, which ends with the same test.
 
         :param options: as for :meth:`Agents.start`.
         :raises ValueError: this agent does not come from the fixture ``nixl_agent``.
         :raises WorkerError: the worker or the agent cannot be started.
         """
+        __tracebackhide__ = True  # the line of the test is the one to mend
+        _refuse_unknown("another", options, AnotherOptions)
         if self._siblings is None:
             raise ValueError("only an agent of the fixture nixl_agent can start another")
         return self._siblings.start(name, **options)

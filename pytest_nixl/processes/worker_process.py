@@ -23,6 +23,8 @@ from pytest_nixl.processes.worker_errors import (
     WorkerError,
     WorkerHungError,
     WorkerLateError,
+    how_it_ended,
+    step_words,
 )
 
 _log = logging.getLogger(__name__)
@@ -59,10 +61,12 @@ _NIXL_REMEDIES = {
 class Pending:
     """A request to a worker that is not answered yet."""
 
-    def __init__(self, worker: Worker, number: int, step: str, seconds: float) -> None:
+    def __init__(self, worker: Worker, number: int, step: str, seconds: float, words: str) -> None:
         self.worker = worker
         self.number = number
         self.step = step
+        #: The step in errors, such as ``'add_remote_agent' of agent 'a'``.
+        self.words = words
         #: The time that the request may take, in seconds, and the deadline on the monotonic clock.
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
@@ -135,6 +139,8 @@ class Worker:
         self._process = process
         self._buffer = b""
         self._requests = 0
+        #: The names of its agents, by the numbers of their references.
+        self.agent_names: dict[int, str] = {}
         self._ended = self._stopped = self._asked_to_end = False
         _log.info("%s started", self.name)
         self._pending: Pending | None = self.request("hello", path=sys.path, loads=role != "tool")
@@ -176,11 +182,11 @@ class Worker:
         self._requests += 1
         usual = self.start_timeout if command in _START_STEPS else self.timeout
         seconds = usual if seconds is None else seconds
-        pending = Pending(self, self._requests, command, seconds)
+        pending = Pending(self, self._requests, command, seconds, step_words(command, arguments, self.agent_names))
         try:
             self._send(command, pending.number, arguments)
         except OSError:
-            raise self._died(command) from None
+            raise self._died(pending.words) from None
         return pending
 
     def call(self, command: str, *, seconds: float | None = None, **arguments: Any) -> Any:
@@ -256,7 +262,7 @@ class Worker:
                     return message["result"]
             except StrictError as error:
                 raise self._nonsense(pending.step, error) from None
-            raise self._failed(pending.step, message["error"])
+            raise self._failed(pending.words, message["error"])
 
     def _line(self, pending: Pending) -> bytes:
         while b"\n" not in self._buffer:
@@ -265,7 +271,7 @@ class Worker:
                 raise self._hung(pending)
             chunk = self._receive()
             if not chunk:
-                raise self._died(pending.step)
+                raise self._died(pending.words)
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
@@ -281,8 +287,8 @@ class Worker:
         if code is None and self.alive:  # it has closed its channel but still runs
             self._process.kill()
             code = self._process.wait(_END_SECONDS)
-        how = "has gone with its rank" if code is None else _how_it_ended(code)
-        reason = f"{self.name} {how} during {step!r}"
+        how = "has gone with its rank" if code is None else how_it_ended(code)
+        reason = f"{self.name} {how} during {step}"
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
@@ -302,7 +308,7 @@ class Worker:
         self.kill()
         limit = f"{pending.seconds:g} s"
         what = _START_STEPS.get(pending.step)
-        did_not = f"did not {what}" if what else f"did not answer {pending.step!r}"
+        did_not = f"did not {what}" if what else f"did not answer {pending.words}"
         reason = f"{self.name}, which was {state}, {did_not} before its deadline of {limit}, and was ended"
         busy = "if the machine is only busy, run it again with less load"
         if self.by_option:
@@ -324,11 +330,11 @@ class Worker:
         kind, type_name, message = error["kind"], error["type"], error["message"]
         detail = _quoted(self.tail())
         if kind == "nixl":
-            reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step!r}"
+            reason = f"NIXL reported {type_name} ({message}) in {self.name} during {step}"
             remedy = error.get("remedy") or _NIXL_REMEDIES.get(type_name, _NIXL_REMEDY)
             return NixlError(reason, remedy, detail, type_name)
         if kind == "ours":
-            return WorkerError(f"{message} (in {self.name} during {step!r})", error["remedy"])
+            return WorkerError(f"{message} (in {self.name} during {step})", error["remedy"])
         if kind == "import":
             reason = f"NIXL cannot be loaded in {self.name}: {message}"
             remedy = (
@@ -338,11 +344,11 @@ class Worker:
             return WorkerError(reason, remedy, detail)
         if kind == "timeout":
             remedy = "check whether the other rank still runs; if the machine is busy, increase --nixl-timeout"
-            return WorkerLateError(f"{self.name} stopped {step!r} at its deadline: {message}", remedy, detail)
+            return WorkerLateError(f"{self.name} stopped {step} at its deadline: {message}", remedy, detail)
         if kind == "refused":
-            return WorkerError(f"{self.name} refused {step!r}: {message}", "", detail)
+            return WorkerError(f"{self.name} refused {step}: {message}", "", detail)
         remedy = "install the module for this Python, or correct the import" if type_name in _IMPORT_ERRORS else ""
-        return WorkerError(f"{type_name} in {self.name} during {step!r}: {message}", remedy, error["traceback"])
+        return WorkerError(f"{type_name} in {self.name} during {step}: {message}", remedy, error["traceback"])
 
 
 def results(pending: Sequence[Pending], *, serving: Pending | None = None) -> list[Any]:
@@ -403,12 +409,6 @@ def _readable(sources: Iterable[_SomeSource], seconds: float) -> list[_SomeSourc
         waiting.register(source.fileno(), select.POLLIN)
         by_descriptor[source.fileno()] = source
     return [by_descriptor[descriptor] for descriptor, _ in waiting.poll(seconds * 1000)]
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
 
 
 def telling(output: str) -> list[str]:

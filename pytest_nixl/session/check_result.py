@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
@@ -15,6 +18,7 @@ from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
 from pytest_nixl.session.repeat_command import repeat_command
 from pytest_nixl.session.requested_links import row_of
 from pytest_nixl.session.run import Run
+from pytest_nixl.session.suites import suite_of
 
 
 def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -26,7 +30,7 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     if call.excinfo is not None:
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
-        _shorten_failure(report, item, call.excinfo.value, gate=gate, required=required)
+        _shorten_failure(report, item, call.excinfo, gate=gate, required=required)
     result = _result_of(item, call, report)
     if result is None:
         return
@@ -95,9 +99,16 @@ def _first_line(error: BaseException | None) -> str:
 
 
 def _shorten_failure(
-    report: pytest.TestReport, item: pytest.Item, error: BaseException, *, gate: bool, required: bool
+    report: pytest.TestReport,
+    item: pytest.Item,
+    excinfo: pytest.ExceptionInfo[BaseException],
+    *,
+    gate: bool,
+    required: bool,
 ) -> None:
     """Replace the traceback in a report by the message if the error or verdict is the plugin's; skip if not applicable.
+
+    The failure of a user's own test keeps the lines of the test.
 
     A missed deadline on a busy host decides nothing, so the test is skipped. With the gate, only a check of pytest-nixl
     itself is skipped for that.
@@ -106,6 +117,7 @@ def _shorten_failure(
     :param gate: whether ``--nixl-gate`` is given.
     :param required: whether the profile requires the check.
     """
+    error = excinfo.value
     path, line, _ = item.location
     busy = late_because(item, error)
     if isinstance(error, NotApplicableError) and not (gate and required):
@@ -114,5 +126,25 @@ def _shorten_failure(
     elif busy and (is_own(item) or not gate):
         report.outcome = "skipped"
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {error}; {busy}")
+    elif isinstance(error, NixlPluginError) and suite_of(item.path) is None and report.when == "call":
+        report.longrepr = _own_lines(item, excinfo, error)
     elif isinstance(error, NixlPluginError) or (isinstance(error, pytest.fail.Exception) and JUDGEMENT in item.stash):
         report.longrepr = str(error)
+
+
+def _own_lines(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException], error: NixlPluginError) -> Any:
+    """Return the failure of a user's test as pytest shows it with ``--tb``, without the lines of this package."""
+    package = Path(__file__).parents[1]
+
+    def own(found: pytest.ExceptionInfo[BaseException]) -> Any:
+        whole = found.traceback.cut(path=item.path)
+        kept = whole.filter(lambda entry: package not in Path(entry.path).parents)
+        return kept or whole
+
+    style = item.config.getoption("tbstyle", "auto")
+    shown = excinfo.getrepr(style="short" if style in ("auto", "line", "no") else style, tbfilter=own, chain=False)
+    crash = getattr(shown, "reprcrash", None)
+    if crash is not None:  # the line and the sentence in pytest's summary and in JUnit XML
+        last = own(excinfo)[-1]
+        crash.path, crash.lineno, crash.message = str(last.path), last.lineno + 1, error.reason
+    return shown

@@ -18,10 +18,15 @@ from pytest_nixl.session.levels import left_out_of
 from pytest_nixl.session.requested_links import requested_rows
 from pytest_nixl.session.reruns import accidents
 from pytest_nixl.session.run import Run
-from pytest_nixl.session.suites import BANDWIDTH, answerable
+from pytest_nixl.session.suites import BANDWIDTH, answerable, checks_of_suites
 
 if TYPE_CHECKING:
     from pytest_nixl.judge.profiles import Profile
+
+
+_NAME_A_SUITE = "name a suite, or no suite to run all of them"
+#: The most reasons in one sentence.
+_TOLD = 3
 
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
@@ -57,9 +62,34 @@ def missed(profile: Profile, run: Run) -> list[Result]:
         remedy = "repair what failed first, or give --nixl-keep-going to run the remaining tests anyway"
         return [Result(WHOLE_RUN, "", Verdict.MISSING, run.found.ended, remedy)]
     if all(result.verdict is Verdict.NOT_APPLICABLE for result in run.found.results) and not _measures_rows(run):
-        reason = "no check ran, or all checks were skipped: there is nothing to accept"
-        return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, "name a suite, or no suite to run all of them")]
+        if run.found.results:
+            reason, remedy = "all checks were skipped: there is nothing to accept", _NAME_A_SUITE
+        else:
+            reason = (
+                "no check ran, so there is nothing to accept: a test is a check only if it has the marker nixl_check"
+            )
+            remedy = f"mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, {_NAME_A_SUITE}"
+        return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
     return [*_missed_checks(profile, run), *_missed_memory(run), *_missed_rows(run)]
+
+
+def unchecked(run: Run) -> list[Result]:
+    """Return a MISSING result for what a run without ``--nixl-gate`` was asked for by name, and did not check.
+
+    That is GPU memory in ``--nixl-memory`` of which no row ran, and the suites if all of their checks were skipped.
+    A user's own tests that were skipped are none of it: pytest passes those.
+    """
+    named = list(_missed_memory(run)) if run.settings.sources["memory"] == "option" else []
+    results = run.found.results
+    ours = [result for result in results if any(result.check in checks for checks in checks_of_suites().values())]
+    if named or not ours or any(result.verdict is not Verdict.NOT_APPLICABLE for result in results):
+        return named
+    reasons, remedies = (list(dict.fromkeys(getattr(one, of) for one in ours)) for of in ("reason", "remedy"))
+    more = [f"and {len(reasons) - _TOLD} more reasons: -rs shows them"] if len(reasons) > _TOLD else []
+    count = "the only check was" if len(ours) == 1 else f"all {len(ours)} checks were"
+    reason = f"nothing was checked, because {count} skipped: {'; '.join([*reasons[:_TOLD], *more])}"
+    remedy = remedies[0] if len(remedies) == 1 and remedies[0] else "run it where these checks apply, or run all suites"
+    return [Result(WHOLE_RUN, "", Verdict.MISSING, reason, remedy)]
 
 
 def _missed_checks(profile: Profile, run: Run) -> Iterator[Result]:

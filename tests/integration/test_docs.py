@@ -77,6 +77,9 @@ def workplace(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-before.txt", tmp_path / "before")
     shutil.copy(ROOT / "fixtures" / "efa-p5" / "efa-counters-after.txt", tmp_path / "after")
     shutil.copy(ROOT / "fixtures" / "topology" / "p5.48xl.xml", tmp_path / "p5.xml")
+    own = [block.text for block in BLOCKS if block.page == "docs/how-to/own-tests.md" and block.language == "python"]
+    for name, text in zip(("test_mine.py", "test_layout.py"), own, strict=True):
+        (tmp_path / name).write_text(text)
     rows = {"UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1": [4.0, 4.1, 4.0, 4.05, 4.02]}
     store = tmp_path / "store"
     store.mkdir()

@@ -222,6 +222,7 @@ def test_an_interrupted_run_of_a_store_is_left_out_as_a_baseline_with_a_note(
 
 PASSED, FAILED, DOUBTED = (Result("x", "x", verdict, "r", "m") for verdict in
                            (Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE))  # fmt: skip
+SKIPPED, MISSED = (Result("x", "x", verdict) for verdict in (Verdict.NOT_APPLICABLE, Verdict.MISSING))
 EARLY = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
 
 
@@ -236,6 +237,11 @@ EARLY = "INTERRUPTED after 1 of 2 checks: Ctrl-C"
         ((PASSED, DOUBTED), False, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
         ((PASSED, FAILED), False, EARLY, "FAIL", f"FAIL, {EARLY}", Outcome.FAIL),
         ((), False, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
+        ((SKIPPED, SKIPPED), False, "", "NOTHING CHECKED", "NOTHING CHECKED", Outcome.WARN),
+        ((SKIPPED, MISSED), False, "", "NOTHING CHECKED", "NOTHING CHECKED", Outcome.FAIL),
+        ((SKIPPED, MISSED), True, "", "FAIL", "FAIL", Outcome.FAIL),
+        ((SKIPPED, PASSED), False, "", "PASS", "PASS", Outcome.PASS),
+        ((SKIPPED,), False, EARLY, "INTERRUPTED", EARLY, Outcome.FAIL),
     ],
 )
 def test_a_run_has_one_verdict(
@@ -248,4 +254,6 @@ def test_a_run_has_one_verdict(
     )
     found = json.loads(json.dumps(told(results, gate=gate, interrupted=interrupted)))
     assert (found["verdict"], found["interrupted"]) == (word, interrupted)
-    assert len(found["failing"]) == sum(result is FAILED or (gate and result is DOUBTED) for result in results)
+    assert len(found["failing"]) == sum(
+        result in (FAILED, MISSED) or (gate and result is DOUBTED) for result in results
+    )

@@ -130,14 +130,19 @@ def test_rows_that_it_cannot_measure_are_not_applicable(program: str, arguments:
         pytest.skip("this host has a GPU")
     done = bench(program, *arguments)
     assert f"NOT-APPLICABLE nixlbench-bandwidth: {why}" in done.output
-    assert done.code == 0
+    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, " in done.output
+    assert done.code == 1
 
 
 def test_without_nixlbench_its_rows_are_not_applicable() -> None:
     done = run(SUITE, *ONE, env={"PATH": "/nowhere"})
     assert ": this host has no nixlbench on its PATH, and --nixl-nixlbench PATH names none" in done.output
-    assert "NIXL verdict: PASS (1 NOT-APPLICABLE; 0 rows measured)" in done.output
-    assert done.code == 0
+    assert (
+        "MISSING whole-run: nothing was checked, because the only check was skipped: this host has no nixl"
+        in done.output
+    )
+    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, 1 NOT-APPLICABLE; 0 rows measured)" in done.output
+    assert done.code == 1
 
 
 def test_a_program_that_is_not_nixlbench_is_reported() -> None:

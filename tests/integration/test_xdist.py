@@ -29,8 +29,10 @@ def test_functional_suites_run_in_parallel() -> None:
 def test_bandwidth_reports_that_it_was_not_measured_in_parallel() -> None:
     done = run("suites/bandwidth/test_bandwidth.py", "-n", "2", "--nixl-blocks=64KiB", "-rs")
     assert done.verdicts == {"WRITE 64KiB": "NOT-APPLICABLE", "READ 64KiB": "NOT-APPLICABLE"}
-    assert "bandwidth is never measured in parallel: run it without pytest-xdist (-n)" in done.output
-    assert done.code == 0
+    reason = "bandwidth is never measured in parallel: run it without pytest-xdist (-n)"
+    assert f"MISSING whole-run: nothing was checked, because all 2 checks were skipped: {reason}" in done.output
+    assert "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)" in done.output
+    assert done.code == 1
 
 
 def test_a_bad_variable_is_reported_as_a_usage_error() -> None:

@@ -103,7 +103,10 @@ def test_without_bounds_the_values_are_printed(capsys: pytest.CaptureFixture[str
     assert "NO-EXPECTATION: failed transfers: 3 (agent_errors_total), no bound\n" in out
     assert "NO-EXPECTATION: mean post time: 25 us (agent_xfer_post_time_total, 4 transfers), no bound\n" in out
     assert "NO-EXPECTATION: mean transfer time: 75 us (agent_xfer_time_total, 4 transfers), no bound\n" in out
-    assert "no bound was given" in out
+    assert out.splitlines()[-1].startswith("NOTHING CHECKED: no bound was given: add --max-failed, ")
+    assert ask(NIXL, "--json") == PASSED
+    assert json.loads(capsys.readouterr().out)["verdict"] == "NOTHING CHECKED"
+    assert ask(NIXL, "--gate") == FAILED
 
 
 def test_an_engine_with_both_kinds_of_metrics_is_not_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +159,7 @@ def test_a_bounded_value_that_is_unknown_fails_only_the_gate(
     assert ask(text, "--max-expired=0") == PASSED
     out = capsys.readouterr().out
     assert "UNKNOWN: expired requests: " in out
+    assert out.endswith("NOTHING CHECKED: none of 1 bounded values is known\n")
     assert why in out
     assert ask(text, "--max-expired=0", "--gate") == FAILED
 

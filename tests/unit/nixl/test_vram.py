@@ -174,6 +174,15 @@ def test_gate_fails_if_requested_memory_is_missing(pytester: pytest.Pytester, tm
         ]
     )
     assert gated.ret == 1
+    # Without the gate it was asked for by name too, and did not run.
+    named = run_pytest(pytester, *asked, "--nixl-memory=VRAM:VRAM")
+    named.stdout.fnmatch_lines(
+        [
+            f"MISSING bandwidth: {sentence.replace('[', '[[]')}",
+            "NIXL verdict: NOTHING CHECKED (1 MISSING, 2 NOT-APPLICABLE; 0 rows measured)",
+        ]
+    )
+    assert named.ret == 1
     # The variable NIXL_TARGET_SEG_TYPE also requests memory.
     seeds = run_pytest(pytester, *asked, "--nixl-gate", env={"NIXL_TARGET_SEG_TYPE": "VRAM"})
     asked_by = (

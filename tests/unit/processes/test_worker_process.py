@@ -154,7 +154,7 @@ def test_worker_that_is_stopped_by_a_signal_is_reported_as_stopped(agents: Agent
     agent = agents.start()
     agent.worker.timeout = 0.5
     os.kill(agent.worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerHungError, match=r"stopped by a signal.* 'call'"):
+    with pytest.raises(WorkerHungError, match=r"stopped by a signal.* 'get_plugin_list' of agent 'rank0-agent-"):
         agent.get_plugin_list()
 
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own tests that were all skipped: no PASS, and pytest's exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers.pytester_run import run_pytest
+
+
+def test_own_checks_that_were_all_skipped_are_no_pass_and_no_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.nixl_check("mine")
+        def test_mine():
+            pytest.skip("no such device here")
+        """
+    )
+    result = run_pytest(pytester, "--nixl-report=verdict.json", in_process=True)
+    result.stdout.fnmatch_lines(
+        [
+            "NOT-APPLICABLE mine: no such device here",
+            "NIXL verdict: NOTHING CHECKED (1 NOT-APPLICABLE; 0 rows measured)",
+        ]
+    )
+    assert result.ret == 0
+    assert json.loads((pytester.path / "verdict.json").read_text())["verdict"] == "NOTHING CHECKED"
+
+
+def test_the_gate_says_what_makes_a_test_a_check(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_mine(nixl_settings): pass")
+    result = run_pytest(pytester, "--nixl-gate", in_process=True)
+    result.stdout.fnmatch_lines(
+        [
+            "MISSING whole-run: no check ran, so there is nothing to accept: a test is a check only if it has the *",
+            "    remedy: mark your tests with @pytest.mark.nixl_check('my-check'); to run ours, name a suite, *",
+        ]
+    )
+    assert result.ret == 1
