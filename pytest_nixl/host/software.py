@@ -31,6 +31,8 @@ _BY_HAND = (
 )
 #: The same if the process has two copies of UCX, in seconds.
 _PATIENCE_WITH_TWO = 5.0
+#: Why the telemetry of a transfer is unknown if this process made none.
+NOT_TRIED = "no transfer was tried"
 _HASH = re.compile(r"^(?P<name>lib[\w+.-]+?)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 _UNUSED = re.compile(r"UCX +WARN +unused environment variables?: (.*)$", re.MULTILINE)
 _SAID = re.compile(r"^\[[^]]*\] *\[[^]]*\].*? UCX +(?:WARN|ERROR) +(.*?)\s*$", re.MULTILINE)
@@ -96,6 +98,7 @@ class Software:
     :param advertised: the IPv4 addresses that an agent's metadata contains.
     :param nixlbench: the path of nixlbench.
     :param nixlbench_fault: why nixlbench does not start; empty if it does.
+    :param telemetry: the bytes in the telemetry of a transfer within one agent; why not, if it could not be read.
     """
 
     python: Fact[str]
@@ -118,6 +121,7 @@ class Software:
     advertised: tuple[str, ...]
     nixlbench: Fact[str]
     nixlbench_fault: str
+    telemetry: Fact[int]
 
     def backend(self, name: str) -> BackendFacts | None:
         """Return the result of creating a backend; None if it was not requested."""
@@ -196,6 +200,7 @@ def read_software(
         advertised=tuple(nixl.get("advertised", ())),
         nixlbench=_fact(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
         nixlbench_fault=bench.get("fault", ""),
+        telemetry=_telemetry(nixl),
     )  # fmt: skip
 
 
@@ -238,6 +243,11 @@ def _fact(value: str | None, source: str, why: str) -> Fact[str]:
     return Fact(value, source) if value else Fact(None, source, why)
 
 
+def _telemetry(nixl: Mapping[str, Any]) -> Fact[int]:
+    found, source = nixl.get("telemetry", {}), "get_xfer_telemetry() of a transfer by UCX"
+    return Fact(found.get("bytes"), source, found.get("error", "" if found else NOT_TRIED))
+
+
 def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
     missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
     return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]),
@@ -254,7 +264,7 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
 
     try:
         found: dict[str, Any] = {**worker.versions, "backends": {}}
-        agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts")
+        agent = NixlAgent.within(worker, backends=[], name="pytest-nixl-facts", telemetry=True)
     except NixlPluginError as error:
         return {"why": error.reason, "remedy": error.remedy}
     try:
@@ -267,6 +277,8 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
         for name, backend in found["backends"].items():
             if not backend["error"]:
                 backend |= _run(agent, found, "make", name=name)
+        if found["backends"].get("UCX", {}).get("memories"):
+            found["telemetry"] = _run(agent, found, "telemetry", name="UCX")
         plugins = [each["plugin"] for each in found["backends"].values()]
         found |= _run(agent, found, "look", plugins=plugins)
     except NixlPluginError as error:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
+#: How long the transfer within one agent may take, in seconds.
+_PATIENCE = 5.0
 _NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
 
 
@@ -80,6 +83,35 @@ def make(agent: Any, name: str) -> dict[str, Any]:
     except Exception as error:  # whatever NIXL raises is reported
         return {"error": f"{type(error).__name__}: {error}"}
     return {"memories": [str(each) for each in agent.get_backend_mem_types(plugin)]}
+
+
+def telemetry(agent: Any, name: str) -> dict[str, Any]:
+    """Move bytes of host memory within the agent, and read the transfer's telemetry as engines do after each transfer.
+
+    :param agent: the raw NIXL agent; it was created with ``capture_telemetry``, as engines create theirs.
+    :param name: a backend of the agent that can move bytes within one process.
+    :returns: the number of ``bytes`` in the telemetry, or the ``error``.
+    """
+    size = 4096
+    source, target = ctypes.create_string_buffer(b"x" * size, size), ctypes.create_string_buffer(size)
+    regions = [(ctypes.addressof(each), size, 0, "") for each in (source, target)]
+    handle = None
+    registered = agent.register_memory(regions, "DRAM", backends=[name])
+    try:
+        lists = [agent.get_xfer_descs([region[:3]], "DRAM") for region in regions]
+        handle = agent.initialize_xfer("WRITE", *lists, agent.name, backends=[name])
+        state, deadline = agent.transfer(handle), time.monotonic() + _PATIENCE
+        while state == "PROC" and time.monotonic() < deadline:
+            state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            return {"error": f"a transfer within one agent ended with {state}"}
+        return {"bytes": int(agent.get_xfer_telemetry(handle).totalBytes)}
+    except Exception as error:  # NIXL's error classes cannot be imported
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        if handle is not None:
+            agent.release_xfer_handle(handle)
+        agent.deregister_memory(registered)
 
 
 def _open(files: list[str], name: str) -> ctypes.CDLL | None:

@@ -122,12 +122,14 @@ class AgentOptions:
     :param threads: the worker threads of backends that have them; None: none.
     :param sync_mode: one of :data:`SYNC_MODES`.
     :param parameters: the parameters of backends, in order.
+    :param telemetry: whether the agent asks for the telemetry of its transfers.
     """
 
     progress_thread: bool | None = None
     threads: ThreadCounts | None = None
     sync_mode: str = "auto"
     parameters: tuple[BackendParameter, ...] = ()
+    telemetry: bool = False
 
     def threads_of(self, role: str) -> int:
         """Return the number of worker threads of an agent; 0 for none.
@@ -162,6 +164,7 @@ class AgentOptions:
             "progress-thread": "" if self.progress_thread is None else "on" if self.progress_thread else "off",
             "threads": str(self.threads or ""),
             "sync-mode": "" if self.sync_mode == "auto" else self.sync_mode,
+            "telemetry": "on" if self.telemetry else "",
         }
         told = [f"{name}={value}" for name, value in words.items() if value]
         return ",".join((*told, *map(str, self.parameters))) or "default"
@@ -171,7 +174,7 @@ class AgentOptions:
 #: docs/how-to/production-agents.md has the source of each value.
 _ENGINES: Mapping[str, AgentOptions] = {
     "default": AgentOptions(),
-    "vllm": AgentOptions(progress_thread=True, threads=ThreadCounts(4, 4)),
+    "vllm": AgentOptions(progress_thread=True, threads=ThreadCounts(4, 4), telemetry=True),
     "dynamo": AgentOptions(progress_thread=True),
     "sglang": AgentOptions(progress_thread=True, threads=ThreadCounts(8, 0), sync_mode="strict"),
 }

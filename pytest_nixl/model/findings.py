@@ -291,6 +291,15 @@ _ALL = (
         "NIXL 1.4.1, 1.5.0 and 1.5.1; a transfer of unregistered memory or to an unknown agent is counted",
     ),
     Finding(
+        "NIXL-TELEMETRY-OFF-RAISES",
+        "if NIXL_TELEMETRY_ENABLE turns telemetry off, get_xfer_telemetry() raises nixlNoTelemetryError after a "
+        "transfer that succeeded, also for agents with capture_telemetry=True (ai-dynamo/nixl#2266)",
+        "unset NIXL_TELEMETRY_ENABLE in the pods of the engine, or set NIXL_TELEMETRY_ENABLE=y",
+        "NIXL_TELEMETRY_ENABLE=n is set, as Dynamo's operator does, and an engine reads the telemetry of each "
+        "transfer, as vLLM does: it then fails every request",
+        "NIXL 1.4.0, 1.4.1 and 1.5.1; 1.1.0, 1.2.0, 1.3.1 and 1.3.2 ignore the value n",
+    ),
+    Finding(
         "NIXL-TELEMETRY-PORT-SHARED",
         "with the exporter prometheus, only the first process of a port is measured: a later one runs on without "
         "telemetry (ai-dynamo/nixl#1838)",

@@ -13,6 +13,9 @@ import re
 PACKAGES = ("nixl-cu13", "nixl-cu12", "nixl-rocm", "nixl")
 #: The default port of NIXL's listener.
 USUAL_PORT = 8888
+#: The variable that turns telemetry on or off, whatever agents ask for, and its values that turn it off.
+TELEMETRY_VARIABLE = "NIXL_TELEMETRY_ENABLE"
+TELEMETRY_OFF = ("n", "no", "off", "0", "false", "disable")
 _NEWEST = (999,)
 
 
@@ -49,6 +52,11 @@ def sends_the_first_notification(version: str) -> bool:
 
 def has_sync_modes(version: str) -> bool:
     """Return whether an agent can be created with a thread synchronization mode."""
+    return numbers(version) >= (1, 4)
+
+
+def telemetry_off_raises(version: str) -> bool:
+    """Return whether ``get_xfer_telemetry`` raises if the variable turns telemetry off that an agent asks for."""
     return numbers(version) >= (1, 4)
 
 

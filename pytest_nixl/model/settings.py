@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, BackendParameter, ThreadCounts
+from pytest_nixl.model.agent_options import PROGRESS_THREAD, AgentOptions, BackendParameter, ThreadCounts, engine_agent
 from pytest_nixl.model.kv_model import KvModel
 from pytest_nixl.model.kv_plan import KvPlan
 from pytest_nixl.model.memory import DevicePair, MemoryPair
@@ -147,8 +147,9 @@ class Settings:
     @property
     def agents(self) -> tuple[AgentOptions, ...]:
         """How agents are created; several if everything is done with each of them. The first is the default."""
+        telemetry = engine_agent(self.agent, self.backend).telemetry
         return tuple(
-            AgentOptions(PROGRESS_THREAD[each], self.threads, self.sync_mode, self.backend_params)
+            AgentOptions(PROGRESS_THREAD[each], self.threads, self.sync_mode, self.backend_params, telemetry)
             for each in self.progress_thread
         )
 

@@ -142,7 +142,7 @@ class NixlAgent(AgentCalls):
             "backends": list(backends),
             "progress_thread": shake_hands(backends) if progress_thread is None else progress_thread,
             "listen_thread": listen_thread,
-            "telemetry": telemetry,
+            "telemetry": telemetry or agent_options.telemetry,
         }
         told: dict[str, Any] = {
             **options,

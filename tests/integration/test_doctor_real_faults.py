@@ -70,6 +70,33 @@ def test_machine_without_faults_passes() -> None:
     assert seen.code == 0
 
 
+def test_telemetry_that_is_off_and_would_fail_every_request_of_vllm_is_reported() -> None:
+    seen = doctor("--image", NIXL_TELEMETRY_ENABLE="n")
+    assert seen.failed("telemetry-in-process", "NIXL_TELEMETRY_ENABLE=n", "nixlNoTelemetryError", "vLLM")
+    assert [name for name, (verdict, _, _) in seen.checks.items() if verdict == "FAIL"] == ["telemetry-in-process"]
+    verdict, reason, _ = doctor("--image", NIXL_TELEMETRY_ENABLE="y").checks["telemetry-in-process"]
+    assert (verdict, reason.rpartition("; ")[2]) == (
+        "PASS", "no exporter is set, so only the program itself can read it"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"NIXL_TELEMETRY_ENABLE": "maybe"}, "NIXL_TELEMETRY_ENABLE=maybe: NIXL creates no agent with this value"),
+        (
+            {"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_EXPORTER": "datadog"},
+            "Failed to load telemetry plugin: datadog",
+        ),
+        ({"NIXL_TELEMETRY_ENABLE": "y", "NIXL_TELEMETRY_DIR": "/proc/none"}, "Failed to create telemetry exporter"),
+    ],
+)
+def test_telemetry_with_which_no_agent_is_created_is_reported(variables: dict[str, str], words: str) -> None:
+    seen = doctor("--image", **variables)
+    assert seen.failed("telemetry-in-process", words)
+    assert "NIXL_TELEMETRY_" in seen.checks["nixl-loads"][2]
+
+
 def test_plugin_whose_libraries_are_missing_is_reported(plugins: Path, tmp_path: Path) -> None:
     # A copy in another folder does not find the libraries beside the original.
     shutil.copy(plugins / "libplugin_UCX.so", tmp_path)

@@ -68,7 +68,10 @@ def test_agents_of_an_engine_are_in_header_key_record_and_repeat_command(tmp_pat
     variants = ("num_workers=2,threads=4", "num_workers=2,progress-thread=on,threads=4")
     assert {each["fullname"] for each in record["benchmarks"]} == {f"{ROW}/{each}" for each in variants}
     told = record["nixl"]["provenance"]["environment"]["(agents)"]
-    assert told == ("progress-thread=off,threads=4,UCX:num_workers=2; progress-thread=on,threads=4,UCX:num_workers=2")
+    assert told == (
+        "progress-thread=off,threads=4,telemetry=on,UCX:num_workers=2; "
+        "progress-thread=on,threads=4,telemetry=on,UCX:num_workers=2"
+    )
     # The rows fail because of their transport, and so each has a command that repeats it.
     assert done.code == 1
     repeats = [line for line in done.output.splitlines() if "pytest suites/bandwidth" in line]

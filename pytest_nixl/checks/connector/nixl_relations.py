@@ -9,6 +9,7 @@ from pytest_nixl.checks.connector.engine_fields import EngineSide
 from pytest_nixl.checks.connector.relations import Mismatch, SidePair, is_loopback, reference, undecided
 from pytest_nixl.checks.doctor.ucx_tls import UcxTransports
 from pytest_nixl.etcd.endpoints import Endpoint, parse_endpoint
+from pytest_nixl.model.nixl_releases import PACKAGES, TELEMETRY_OFF, telemetry_off_raises
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.endpoint_explanation import explain
 from pytest_nixl.nixl.name_resolution import suppose
@@ -187,3 +188,15 @@ def net_devices(pair: SidePair, field: str) -> Mismatch | None:
     if pair.one_host or not any(value.is_known and value.text.strip() == "lo" for value in pair.values(field)):
         return None
     return Mismatch("the sides are on different hosts, which the device lo does not connect")
+
+
+def telemetry(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge the variable that turns telemetry off: vLLM then fails each request whose blocks it has received."""
+    for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
+        installed = dict(part.split(" ") for part in releases(side).split(", ") if part)
+        version = next((installed[name] for name in PACKAGES if name in installed), "")
+        if value.is_known and value.text.strip().lower() in TELEMETRY_OFF and telemetry_off_raises(version):
+            return Mismatch(
+                "with telemetry off, NIXL 1.4.0 and later raise an error after each transfer, and vLLM fails it"
+            )
+    return None

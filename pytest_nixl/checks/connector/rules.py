@@ -18,6 +18,7 @@ from pytest_nixl.checks.connector.relations import (
     prefill_listens,
     reachable,
 )
+from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
 
 class ConfigurationLayer(str, Enum):
@@ -69,6 +70,7 @@ _NIXL_ETCD = "NIXL src/core/nixl_etcd_metadata_backend.cpp"
 _CONN = "SGLang python/sglang/srt/disaggregation/common/conn.py (try_ensure_parallel_info)"
 _PD = "https://docs.sglang.io/advanced_features/pd_disaggregation.html"
 _NIXL_CONN = "SGLang python/sglang/srt/disaggregation/nixl/conn.py"
+_TELEMETRY = "docs/reference/findings.md (NIXL-TELEMETRY-OFF-RAISES)"
 _RUNTIME = "inferred from Dynamo components/src/dynamo/common/configuration/groups/runtime_args.py"
 
 
@@ -116,6 +118,8 @@ RULES: tuple[ConnectorRule, ...] = (
                   "give both sides the same backend", _NIXL_CONN),
     ConnectorRule(_NIXL, "", "NIXL_ETCD_NAMESPACE", "equal to the letter", nixl_relations.namespace,
                   "write the same NIXL_ETCD_NAMESPACE on both sides", _NIXL_ETCD),
+    ConnectorRule(_NIXL, "vLLM", TELEMETRY_VARIABLE, "not off", nixl_relations.telemetry,
+                  f"unset {TELEMETRY_VARIABLE} on both sides, or set it to y", _TELEMETRY),
     _same(_NIXL, "vLLM", "kv_buffer_device", _BUFFER),
     ConnectorRule(_CONNECTOR, "vLLM", "kv_connector", "equal, and one that uses NIXL", engine_relations.vllm_connector,
                   "give both sides --kv-transfer-config with \"kv_connector\": \"NixlConnector\"", _USAGE),

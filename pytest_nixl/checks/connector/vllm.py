@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
 from pytest_nixl.checks.connector.engine_fields import EngineField, FieldValue, bounded, json_option, read_fields
+from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
 #: The connectors that use NIXL: the default one is the same as NixlPullConnector.
 NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
@@ -28,6 +29,7 @@ FIELDS = (
         "--disable-hybrid-kv-cache-manager", ("--disable-hybrid-kv-cache-manager",), default="false", switch=True
     ),
     EngineField("--port", ("--port",), default="8000"),
+    EngineField(TELEMETRY_VARIABLE, variables=(TELEMETRY_VARIABLE,)),
     EngineField("VLLM_KV_CACHE_LAYOUT", variables=("VLLM_KV_CACHE_LAYOUT",), default="HND"),
     EngineField("VLLM_NIXL_SIDE_CHANNEL_HOST", variables=("VLLM_NIXL_SIDE_CHANNEL_HOST",), default="localhost"),
     EngineField("VLLM_NIXL_SIDE_CHANNEL_PORT", variables=("VLLM_NIXL_SIDE_CHANNEL_PORT",), default="5600"),

@@ -36,6 +36,7 @@ def other_checks() -> list[str]:
 def _own() -> dict[str, Check]:
     from pytest_nixl.checks.doctor import (
         cores,
+        engine,
         environment,
         etcd,
         gpu,
@@ -50,7 +51,8 @@ def _own() -> dict[str, Check]:
     )
 
     order = (
-        libraries, image, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls, environment,
+        libraries, image, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls,
+        environment, engine,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}
     return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))

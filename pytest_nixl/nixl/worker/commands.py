@@ -105,13 +105,13 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             )
         except RuntimeError as error:
             # NIXL refuses the agent, for example because it finds no plugin, or a variable is empty.
-            remedy = _port_remedy(listen_port) if "bind metadata listener" in str(error) else _plugin_remedy()
+            remedy = nixl_api.creation_remedy(str(error), listen_port)
             raise NixlPluginError(f"NIXL cannot create an agent: {error}", remedy) from error
         for backend in backends:
             plugin = plugin_of(backend)
             if plugin not in agent.get_plugin_list():
                 has = ", ".join(agent.get_plugin_list())
-                raise NixlPluginError(f"NIXL has no plugin {plugin}: it has {has}", _plugin_remedy())
+                raise NixlPluginError(f"NIXL has no plugin {plugin}: it has {has}", nixl_api.plugin_remedy())
             given = nixl_api.backend_parameters(agent, backend, (parameters or {}).get(backend, {}), threads)
             with BACKENDS[backend].creating() if backend in BACKENDS else contextlib.nullcontext():
                 agent.create_backend(plugin, given)
@@ -365,16 +365,6 @@ def _both(*contexts: contextlib.AbstractContextManager[object]) -> Iterator[None
         for context in contexts:
             stack.enter_context(context)
         yield
-
-
-def _port_remedy(port: int) -> str:
-    return f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
-
-
-def _plugin_remedy() -> str:
-    folder = os.environ.get("NIXL_PLUGIN_DIR")
-    what = f"unset NIXL_PLUGIN_DIR (now {folder}), or set it" if folder else "set NIXL_PLUGIN_DIR"
-    return f"{what} to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"
 
 
 def ucx_version() -> str:

@@ -182,3 +182,23 @@ def empty_list(agent: Any, method: str, mem_type: str) -> Any:
     """Return an empty descriptor list, which NIXL's own method cannot create, for metadata with only connections."""
     bindings = sys.modules[type(agent.agent).__module__]
     return getattr(bindings, LISTS[method])(agent.nixl_mems[mem_type])
+
+
+def creation_remedy(error: str, port: int) -> str:
+    """Return what to do if NIXL refuses to create an agent with this error."""
+    if "bind metadata listener" in error:
+        return _port_remedy(port)
+    if "telemetry" in error or "Conversion to bool" in error:
+        return "correct or unset the variables NIXL_TELEMETRY_…"
+    return plugin_remedy()
+
+
+def _port_remedy(port: int) -> str:
+    return f"find the process that has port {port} with `ss -tanp 'sport = :{port}'`; or create the agent with another"
+
+
+def plugin_remedy() -> str:
+    """Return what to do if NIXL does not find a plugin."""
+    folder = os.environ.get("NIXL_PLUGIN_DIR")
+    what = f"unset NIXL_PLUGIN_DIR (now {folder}), or set it" if folder else "set NIXL_PLUGIN_DIR"
+    return f"{what} to the plugin folder of this NIXL build; run with NIXL_LOG_LEVEL=info to see why a plugin fails"

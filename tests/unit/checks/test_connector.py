@@ -113,6 +113,7 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "NIXL_ETCD_ENDPOINTS": change("env", "NIXL_ETCD_ENDPOINTS", "http://etcd:2379/"),
         "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/qwen/"),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": change("env", "VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
+        "NIXL_TELEMETRY_ENABLE": change("env", "NIXL_TELEMETRY_ENABLE", "n"),
         "backends": change("transfer", "kv_connector_extra_config", {"backends": ["LIBFABRIC"]}),
         "kv_buffer_device": change("transfer", "kv_buffer_device", "cpu"),
         "kv_connector": change("transfer", "kv_connector", "NixlPushConnector"),
@@ -150,6 +151,7 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "ETCD_ENDPOINTS": change("env", "ETCD_ENDPOINTS", "http://other:2379"),
         "NATS_SERVER": change("env", "NATS_SERVER", "nats://localhost:4222"),
         "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/other"),
+        "NIXL_TELEMETRY_ENABLE": change("env", "NIXL_TELEMETRY_ENABLE", "0", "prefill"),
         "--namespace": change("env", "DYN_NAMESPACE", "other"),
         "--discovery-backend": change("options", "--discovery-backend", "kubernetes"),
         "--request-plane": change("env", "DYN_REQUEST_PLANE", "nats"),
@@ -241,6 +243,28 @@ def test_a_planted_difference_is_named_alone(engine: str, field: str, tmp_path: 
     assert named.decode in named.sentence
     assert named.remedy
     assert named.rule.source
+
+
+@pytest.mark.parametrize(
+    ("value", "installed", "fails"),
+    [
+        ("n", "1.3.2", False),
+        ("n", "1.4.0", True),
+        ("OFF", "1.5.1", True),
+        ("y", "1.5.1", False),
+        ("$(X)", "1.5.1", False),
+    ],
+)
+def test_telemetry_that_is_off_fails_only_with_a_release_that_raises(
+    value: str, installed: str, fails: bool, tmp_path: Path
+) -> None:
+    sides = sides_of("vLLM")
+    for side in sides.values():
+        words = " ".join(["pip install", f"nixl-cu13=={installed}", "&& vllm serve"])
+        side["command"] = ["sh", "-c", f'{words} "$@"', "-"]
+        side["env"]["NIXL_TELEMETRY_ENABLE"] = value
+    named = {result.rule.field for result in compared(tmp_path, sides).results if result.verdict is Verdict.FAIL}
+    assert ("NIXL_TELEMETRY_ENABLE" in named) is fails
 
 
 @pytest.mark.parametrize("engine", SIDES)

@@ -294,6 +294,13 @@ FAULTS = (
           ("/nixl/agents/", "ends with a slash"), WARN),
     Fault("namespace-no-slash", variable("NIXL_ETCD_NAMESPACE", "nixl"), "namespace-plain",
           ("=nixl", "without a slash"), WARN),
+    Fault("telemetry-off", both(variable("NIXL_TELEMETRY_ENABLE", "n"), nixl(telemetry={
+        "error": "nixlNoTelemetryError: NIXL_ERR_NO_TELEMETRY"})), "telemetry-in-process",
+          ("NIXL_TELEMETRY_ENABLE=n", "1.5.0", "nixlNoTelemetryError")),
+    Fault("telemetry-off-untried", variable("NIXL_TELEMETRY_ENABLE", "Off"), "telemetry-in-process",
+          ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
+    Fault("telemetry-unread", nixl(telemetry={"error": "nixlBackendError: NIXL_ERR_BACKEND"}), "telemetry-in-process",
+          ("nixlBackendError",), UNKNOWN),
     Fault("namespace-quoted", variable("NIXL_ETCD_NAMESPACE", '"/nixl"'), "namespace-plain", ('"/nixl"', "quotes")),
     Fault("two-etcds", both(variable("NIXL_ETCD_ENDPOINTS", "http://a:2379"), variable("ETCD_ENDPOINTS",
           "http://b:2379")),

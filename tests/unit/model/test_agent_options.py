@@ -69,6 +69,12 @@ def test_every_engine_has_a_progress_thread() -> None:
     assert [engine_agent(name, ("UCX",)).progress_thread for name in ENGINES] == [None, True, True, True]
 
 
+def test_agents_of_vllm_ask_for_telemetry_and_their_rows_keep_their_keys() -> None:
+    assert [engine_agent(name, ("LIBFABRIC",)).telemetry for name in ENGINES] == [False, True, False, False]
+    assert str(AgentOptions(telemetry=True)) == "telemetry=on"
+    assert AgentOptions(telemetry=True).variant("UCX", "UCX") == ()
+
+
 @pytest.mark.parametrize("backends", [("LIBFABRIC",), ("UCX", "LIBFABRIC"), ("POSIX",)])
 def test_engines_give_threads_only_to_ucx_alone(backends: tuple[str, ...]) -> None:
     assert [engine_agent(name, backends).threads for name in ENGINES] == [None] * len(ENGINES)

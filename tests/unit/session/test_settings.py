@@ -226,7 +226,7 @@ def test_every_setting_is_an_ini_value(pytester: pytest.Pytester, name: str) -> 
 @pytest.mark.parametrize(
     ("engine", "agent"),
     [
-        ("vllm", AgentOptions(True, ThreadCounts(4, 4))),
+        ("vllm", AgentOptions(True, ThreadCounts(4, 4), telemetry=True)),
         ("dynamo", AgentOptions(True)),
         ("sglang", AgentOptions(True, ThreadCounts(8, 0), "strict")),
         ("default", AgentOptions()),

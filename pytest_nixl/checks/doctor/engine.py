@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what inference engines ask of NIXL on each request, in the environment of the deployment."""
+
+from __future__ import annotations
+
+from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown
+from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.software import NOT_TRIED
+from pytest_nixl.model.nixl_releases import TELEMETRY_OFF, TELEMETRY_VARIABLE, telemetry_off_raises
+from pytest_nixl.model.verdicts import Judgement
+
+#: The class of NIXL's error if telemetry is asked for, and is off.
+NO_TELEMETRY = "nixlNoTelemetryError"
+_REMEDY = f"unset {TELEMETRY_VARIABLE}, or set {TELEMETRY_VARIABLE}=y"
+
+
+@check("telemetry-in-process", "Can an engine read the telemetry of its transfers?", image=True)
+def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge get_xfer_telemetry() after a transfer: an engine that calls it fails each request for which it raises."""
+    text = facts.environment.steering.get(TELEMETRY_VARIABLE)
+    given = f"{TELEMETRY_VARIABLE}={text}" if text is not None else f"{TELEMETRY_VARIABLE} is not set"
+    why = facts.software.nixl.why
+    if "Conversion to bool failed" in why and text is not None:
+        return failed(f"{given}: NIXL creates no agent with this value", _REMEDY)
+    for failure in ("Failed to load telemetry plugin", "Failed to create telemetry exporter"):
+        if failure in why:
+            return failed(
+                f"{given}: NIXL creates no agent ({failure}{why.partition(failure)[2]})",
+                "correct or unset NIXL_TELEMETRY_EXPORTER, NIXL_TELEMETRY_DIR and NIXL_TELEMETRY_PROMETHEUS_PORT",
+            )
+    absent = not_loaded(facts)
+    if absent is not None:
+        return not_applicable(f"NIXL cannot be loaded: {absent.reason}")
+    version, telemetry = facts.software.nixl.value or "", facts.software.telemetry
+    if telemetry.value:
+        on, get = text is not None, facts.environment.get
+        alone = on and not get("NIXL_TELEMETRY_EXPORTER") and not get("NIXL_TELEMETRY_DIR")
+        only = "; no exporter is set, so only the program itself can read it" if alone else ""
+        return passed(f"{given}: get_xfer_telemetry() returned the {telemetry.value} bytes of a transfer{only}")
+    off = (text or "").lower() in TELEMETRY_OFF and text is not None and telemetry_off_raises(version)
+    if NO_TELEMETRY in telemetry.why or (off and telemetry.why == NOT_TRIED):
+        return failed(
+            f"{given}: get_xfer_telemetry() of NIXL {version} raises {NO_TELEMETRY} after a transfer that succeeded, "
+            "and vLLM then fails the request",
+            _REMEDY,
+        )
+    if telemetry.why == NOT_TRIED:
+        return passed(f"{given}")
+    return unknown(
+        f"the telemetry of a transfer could not be read: {telemetry.why}", "follow the remedy of backend-loads"
+    )
