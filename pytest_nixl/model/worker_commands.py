@@ -24,8 +24,10 @@ _COUNTS, _LINES, _REFS = Every(_COUNT), Every(_WORDS), Every(Ref, most=1 << 20)
 #: Of each device counter: its device, its name, and the values before and after.
 _COUNTED = Every((_NAME, Text(64), Number(0, 1 << 64), OneOf((None, Number(0, 1 << 64)))))
 _CORES = Number(0, 1e6)
+#: An offset or a size that users give; the buffer says whether it is inside.
+_PLACE = Number(-(1 << 63), 1 << 64, whole=True)
 #: Seed, offset and size in bytes.
-_PARTS = Every((_COUNT, _COUNT, _COUNT))
+_PARTS = Every((_COUNT, _PLACE, _PLACE))
 #: Address, memory type and device.
 _SIDE = (_COUNT, Text(64), _COUNT)
 #: Address, length and device.
@@ -273,7 +275,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     "move": WorkerCommand(_TRANSFERS),
     "prepare_objects": WorkerCommand({"agent": Ref, "buffer": Ref, "block": _COUNT, "count": _COUNT}),
     "probe_objects": WorkerCommand({"buffer": Ref}),
-    "read": WorkerCommand({"buffer": Ref, "offset": _COUNT, "size": _COUNT}, bytes),
+    "read": WorkerCommand({"buffer": Ref, "offset": _PLACE, "size": _PLACE}, bytes),
     "register": WorkerCommand({"agent": Ref, "buffer": Ref}, Ref),
     # It calls any function, so that a peer must not be asked for it.
     "run": WorkerCommand({"agent": Ref, "function": _WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
@@ -311,5 +313,5 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
         Ref,
     ),
     "walk_release": WorkerCommand({"walk": Ref}),
-    "write": WorkerCommand({"buffer": Ref, "offset": _COUNT, "data": bytes}),
+    "write": WorkerCommand({"buffer": Ref, "offset": _PLACE, "data": bytes}),
 }

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pytest_nixl.checks.rank_race.functions import read_modify_write
+from pytest_nixl.checks.rank_race.functions import locked_read_modify_write, read_modify_write
 
 
 def seeds_own(endpoint: str, group: str, size: int, announce: Callable[[int], None], **_: Any) -> None:
@@ -75,3 +75,30 @@ def tries_again(endpoint: str, group: str, size: int, announce: Callable[[int], 
 
     with connect(parse_endpoints(endpoint), timeout=60) as client:
         announce(next(rank for rank in range(size) if own(client, rank)))
+
+
+def present_then_early(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write that it is there, then claim by the known race."""
+    _present(endpoint, group)
+    read_modify_write(endpoint, group, size, announce)
+
+
+def present_then_late(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write that it is there, and claim by the known race after a pause, in which others have claimed."""
+    _present(endpoint, group)
+    time.sleep(3.0)
+    read_modify_write(endpoint, group, size, announce)
+
+
+def present_then_locked(endpoint: str, group: str, size: int, announce: Callable[[int], None]) -> None:
+    """Write that it is there, then claim behind etcd's lock. This is correct."""
+    _present(endpoint, group)
+    locked_read_modify_write(endpoint, group, size, announce)
+
+
+def _present(endpoint: str, group: str) -> None:
+    from pytest_nixl.etcd.client import connect
+    from pytest_nixl.etcd.endpoints import parse_endpoints
+
+    with connect(parse_endpoints(endpoint), timeout=60) as client:
+        client.put(f"{group}present/{os.getpid()}", b"")

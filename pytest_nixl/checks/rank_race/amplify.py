@@ -3,7 +3,8 @@
 
 So all claimants read before any of them writes. The first request of each claimant is held until all have sent one, no
 matter how late they start. After that only writes are held, until each claimant has sent one or waits in etcd's lock
-behind another claimant.
+behind another claimant. Later writes are held in the same way, because the first write need not be that of the rank: a
+claimant may write that it is there, and look for its rank after a pause.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_nixl.checks.rank_race.invariants import faults, given_twice, owners_of_one_rank
-from pytest_nixl.checks.rank_race.order import describe_order, overlap
+from pytest_nixl.checks.rank_race.order import describe_order, overlap, read_too_late
 from pytest_nixl.checks.rank_race.system_under_test import ClaimOutcome, Running, Subject, leases, waits_for_lock
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
@@ -24,6 +25,8 @@ from pytest_nixl.etcd.proxy import EtcdProxy, ProxyClient, Request
 SECONDS = 300.0
 #: Seconds between two polls of the keys of a lock.
 _LOOK = 0.1
+#: Seconds to wait for the next write of each claimant after its first one, before all go on by themselves.
+_STEP = 20.0
 #: Timeout in seconds for ranks after claims that did not overlap; then only a duplicate rank proves anything.
 _LAST_LOOK = 10.0
 _WRITES = {"Put", "Txn", "DeleteRange"}
@@ -38,7 +41,7 @@ class Amplified:
     faults: tuple[str, ...]
     #: Whether every claimant's first write was held until all had sent one.
     met: bool
-    #: Whether all other claimants waited in etcd's lock while one claimant's first write was held.
+    #: Whether all other claimants waited in etcd's lock while a write of one claimant was held.
     locked: bool
     #: Why the claims neither overlapped nor were separated by a lock, so that good ranks prove nothing; else empty.
     unmet: str
@@ -97,6 +100,8 @@ def amplify(
         locked = locked and set(stands) <= {_Stands.WRITES, _Stands.WAITS}
         if not unmet and not met and not locked:
             unmet = _why_apart(ways, running, stands, names, seconds)
+        if not unmet:
+            locked |= _go_on_in_step(path, etcd, subject, ways, running, group, seconds)
         for way in ways:
             way.release()
         left = min(seconds, _LAST_LOOK) if unmet else seconds
@@ -105,6 +110,8 @@ def amplify(
         if not done:
             late = [way.name for way, one in zip(ways, running, strict=True) if one.outcome() is None]
             unmet = unmet or f"{' and '.join(late)} had no rank {seconds:g} s after the first writes"
+        if not locked:
+            unmet = unmet or read_too_late(ways, names)
         found = faults(outcomes, clients, etcd.get_prefix(subject.keys(group))) if done else given_twice(outcomes)
         cause = overlap(ways, owners_of_one_rank(outcomes), names)
         return Amplified(
@@ -164,6 +171,47 @@ def _wait_for_first_writes(
         found = all_stand()
         if _Stands.MOVING not in found or time.monotonic() > deadline:
             return found
+
+
+def _go_on_in_step(
+    path: EtcdProxy,
+    etcd: EtcdClient,
+    subject: Subject,
+    ways: Sequence[ProxyClient],
+    running: Sequence[Running],
+    group: str,
+    seconds: float,
+) -> bool:
+    """Release the held writes, and hold the next ones until each claimant has sent one, waits or has its rank.
+
+    This ends when no write is held, or when a claimant neither writes nor waits for :data:`_STEP` seconds.
+
+    :returns: whether all other claimants waited in etcd's lock while a write of one claimant was held.
+    """
+    locked, end = False, time.monotonic() + seconds
+    while time.monotonic() < end:
+        for way in ways:
+            for request in way.held:
+                way.release_if_held(request)
+        deadline = min(end, time.monotonic() + _STEP)
+        while True:
+            keys = {item.key: item.value for item in etcd.by_creation(subject.keys(group))}
+            states = [_state(subject, way, one, group, keys) for way, one in zip(ways, running, strict=True)]
+            if _Stands.MOVING not in states or time.monotonic() > deadline:
+                break
+            path.wait_quietly(lambda: False, seconds=_LOOK)
+        if _Stands.MOVING in states or _Stands.WRITES not in states:
+            return locked
+        waiting = [way for way, state in zip(ways, states, strict=True) if state is _Stands.WAITS]
+        locked |= len(waiting) == len(ways) - 1 and all(waits_for_lock(way, keys) for way in waiting)
+    return locked
+
+
+def _state(subject: Subject, way: ProxyClient, one: Running, group: str, keys: Mapping[str, bytes]) -> _Stands:
+    found = _stand(way, one, keys)
+    if found is _Stands.ENDED:
+        way.release()  # it has its rank: what it writes now does not decide about one
+    return _Stands.WAITS if found is _Stands.MOVING and subject.blocked(way, group, keys) else found
 
 
 def _stand(way: ProxyClient, one: Running, keys: Mapping[str, bytes]) -> _Stands:

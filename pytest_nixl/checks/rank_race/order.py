@@ -69,6 +69,31 @@ def overlap(ways: Sequence[ProxyClient], owners: Collection[str], names: Mapping
     return ""
 
 
+def read_too_late(ways: Sequence[ProxyClient], names: Mapping[str, str]) -> str:
+    """Return one sentence if a client read and wrote a key before another one read it; otherwise an empty string.
+
+    These two claims did not overlap, so that good ranks prove nothing. Writes in a transaction are left out, because it
+    compares what it has read.
+
+    :param ways: the clients.
+    :param names: replacements for parts of keys that differ from run to run.
+    """
+    requests = [one for one in sent_requests(ways) if one.method in ("Range", "Put", "DeleteRange")]
+    for key in _read_and_written(requests):
+        first_read: dict[str, int] = {}
+        for request in requests:
+            if _touches(request, key, write=False):
+                first_read.setdefault(request.client, request.sent)
+        first = next(request for request in requests if _touches(request, key, write=True))
+        late = [client for client, read in first_read.items() if client != first.client and read > first.sent]
+        if late and first_read.get(first.client, first.sent) < first.sent:
+            name = key.start.decode(errors="replace")
+            for part, word in names.items():
+                name = name.replace(part, word)
+            return f"{' and '.join(late)} read {name!r} only after {first.client} had written it"
+    return ""
+
+
 def _read_and_written(requests: Sequence[Request]) -> Iterator[Access]:
     """Yield the single keys (not ranges) that these requests both read and write."""
     written = {access.start for request in requests for access in request.accesses if access.write}

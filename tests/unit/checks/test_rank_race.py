@@ -18,6 +18,7 @@ import pytest
 from helpers.cli_run import repeats
 from helpers.etcd import Etcd, running, running_etcd, wait_until
 
+from pytest_nixl.checks.rank_race import amplify as amplified
 from pytest_nixl.checks.rank_race.amplify import Amplified, amplify
 from pytest_nixl.checks.rank_race.depth_first import DepthFirst
 from pytest_nixl.checks.rank_race.events import DivergenceError, RequestEvent
@@ -145,6 +146,33 @@ class TestAmplified:
         )
         first_write = min(number for number, move in enumerate(moves) if "size" in move and "Put" in move)
         assert all(moves.index(f"claimant {number}: Range(<group>/size)") < first_write for number in (0, 1))
+
+    def test_a_race_behind_a_first_write_and_a_pause_is_detected(
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer
+    ) -> None:
+        """A nixlbench without a lock that writes that it is there, and looks for its rank after a pause."""
+        helpers = "helpers.race_functions:present_then_"
+        subject = Mixed(forkserver, f"{helpers}late", f"{helpers}early")
+        done = amplify(path, direct, subject, 2, group="/r/")
+        assert (done.met, done.locked, done.twice, done.unmet) == (True, False, True, "")
+        assert done.faults[0].startswith("rank 0 was given 2 times: to claimant 0 (")
+
+    def test_a_claim_that_looked_for_its_rank_after_another_had_it_proves_nothing(
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(amplified, "_STEP", 0.1)
+        helpers = "helpers.race_functions:present_then_"
+        subject = Mixed(forkserver, f"{helpers}late", f"{helpers}early")
+        done = amplify(path, direct, subject, 2, group="/r/")
+        assert (done.met, done.locked, done.faults) == (True, False, ())
+        assert done.unmet == "claimant 0 read '<group>/size' only after claimant 1 had written it"
+
+    def test_a_lock_behind_a_first_write_is_detected(
+        self, path: EtcdProxy, direct: EtcdClient, forkserver: ForkServer
+    ) -> None:
+        subject = FunctionSubject(forkserver, "helpers.race_functions:present_then_locked")
+        done = amplify(path, direct, subject, 2, group="/r/")
+        assert (done.met, done.locked, done.unmet, done.faults) == (True, True, "", ())
 
     @pytest.mark.long
     def test_claims_that_cannot_overlap_prove_nothing(
