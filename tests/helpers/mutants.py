@@ -210,9 +210,14 @@ def mutants_of(module: str, seed: int) -> list[Mutant]:
     places: dict[tuple[str, int, int], list[Mutant]] = defaultdict(list)
     for name in (*OPERATORS, "SwapBuiltin", "LeaveOutCall"):
         one = operator(name)
-        positions = [position for node in nodes for position in one.mutation_positions(node)]
-        for nth, ((line, column), _) in enumerate(positions):
-            if not any((top, left) <= (line, column) < (end, right) for top, left, end, right in spans):
+        positions = [(node, position) for node in nodes for position in one.mutation_positions(node)]
+        for nth, (node, ((line, column), _)) in enumerate(positions):
+            lone = node.type == "operator" and node.parent.type in (
+                "parameters",
+                "param",
+            )  # the asterisk of a signature
+            same = lone or any((top, left) <= (line, column) < (end, right) for top, left, end, right in spans)
+            if not same:
                 places[name, line, column].append(Mutant(module, name, nth, line, column))
     return [random.Random(f"{seed} {place} {module}").choice(found) for place, found in sorted(places.items())]
 
