@@ -213,6 +213,9 @@ def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
     assert one.members[1].token == "third"
 
 
+MANY = [Member(rank, *member(rank)) for rank in range(200)]
+
+
 def arrival(rank: int, value: bytes = b"") -> KeyValue:
     return KeyValue(f"{ROOT}arrived/000001/{rank:06d}", value, 1, 1, 1)
 
@@ -225,6 +228,15 @@ def test_only_members_arrive_and_each_once(token: str) -> None:
     strangers = [arrival(7), arrival(1, values.arrival(arrival(1).key, members[0]))] if token else [arrival(7)]
     found = values.arrived(FoundKey(9, (*items, *strangers)), prefix, members)
     assert found == {0, 2}
+
+
+def test_a_key_is_ignored_once_and_not_too_many_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    values = GroupValues(ROOT, "t")
+    for number in [0, *range(200), 0]:
+        assert values.arrived(FoundKey(1, (arrival(number, b"forged"),)), f"{ROOT}arrived/000001/", MANY) == set()
+    assert list(values.ignored) == [arrival(number).key for number in range(100)]
+    assert len(caplog.messages) == 100
+    assert caplog.messages[0].startswith(f"the key '{arrival(0).key}' is ignored: ")
 
 
 class RecordingClient:
