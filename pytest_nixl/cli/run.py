@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
-from pytest_nixl.core.redaction import clean
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.session.options import LEVELS, OPTIONS
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
@@ -158,6 +158,6 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
     hide = False
     for word in words:
         flag, equals, _ = word.partition("=")
-        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else clean(word))
+        shown.append("***" if hide else f"{flag}=***" if flag in secret and equals else redact(word))
         hide = flag in secret and not equals
     return shown

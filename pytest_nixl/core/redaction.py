@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hide secrets in texts: values of variables with secrets, and users and passwords in URLs."""
+"""Hide secrets in texts, by the name of a variable, by the shape of the text, and by the value of a known secret.
+
+:func:`recorded` decides what of a variable may be kept: a variable is recorded if its name is in :mod:`.variables`.
+:func:`redact` hides by shape, whatever wrote the text. :func:`hider` also hides the values that a process knows.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +13,58 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from pytest_nixl.core.variables import is_known
+
 HIDDEN = "***"
 
 #: The scheme of a URL with what follows it, as a regular expression. Its length is bounded, because a search in a long
 #: word would else take time that grows with the square of its length.
 URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,63}://"
 
-# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator.
+# What stands before the last @ of a URL is hidden, whatever is in it; the next URL begins after a separator. A URL
+# whose user is hidden already is left as it is, because the sentence around it may have an @.
 _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
-_IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?:{_NOT_NEXT}[^\n])*@")
+_IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*@")
 # The same where no scheme tells that it is a URL; the digest of a container image is none.
-_BARE = re.compile(rf"(?P<before>^|[,;])(?!{URL_SCHEME})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)")
+_BARE = re.compile(
+    rf"(?P<before>^|[,;])(?![\"'(]{{0,2}}{URL_SCHEME})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+)
 _SPACES = re.compile(r"(\s+)")
+#: A value that can be no secret: a number with a unit, a range of numbers, or a switch.
+_HARMLESS = re.compile(
+    r"[+-]?(?:0x[0-9a-f]{1,8}|[0-9]{1,9}(?:\.[0-9]{1,6})?)(?:[kmgt]?i?b?|[mun]?s|%)|[0-9]{1,9}[-:][0-9]{1,9}|"
+    r"y|n|yes|no|on|off|true|false|auto|try|inf|none|default|enabled?|disabled?",
+    re.IGNORECASE,
+)
 
-#: A variable with one of these words in its name contains a secret, or the path of one.
+#: A variable with one of these words in its name contains a secret, or the path of one. The long words also count at
+#: the end of another word, as in APITOKEN; RDMA's PKEY and RKEY are not secret.
 _NAMES = re.compile(
-    r"(?:^|_)(?:PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|SECRET|SECRETS|TOKEN|TOKENS|JWT|KEY|KEYS|APIKEY|CREDENTIAL|CREDENTIALS|"
-    r"AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT|CONNECTION_STRING)(?:_|$)",
+    r"(?:^|_)(?:(?:PASS|PWD|AUTH|AUTHORIZATION|USER|BEARER|COOKIE|SIGNATURE|SAS|PAT|CONNECTION_STRING)|"
+    r"(?![LPR]KEYS?(?:_|$))[A-Z0-9]{0,40}(?:PASSWD|PASSWORD|PASSPHRASE|SECRETS?|TOKENS?|JWT|KEYS?|CREDENTIALS?))(?:_|$)",
     re.IGNORECASE,
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "USER"})
-_PARAMETER = re.compile(
-    r"(?P<name>[?&;,\s]?(?:password|passwd|token|secret|access_?key|secret_?key|account_?key|sharedaccesssignature|signature|sig|x-amz-[a-z-]+|auth)=)"
-    r"[^&;,\s\"']+",
-    re.IGNORECASE,
+_WORD = (
+    r"(?:password|passwd|passphrase|token|secret|jwt|(?:access|secret|account|private|api|storage)[_-]?key|"
+    r"shared[_-]?access[_-]?signature|signature|sig|x-amz-[a-z-]{1,40}|credentials?|auth)"
+)
+_QUOTE = r"""\\{0,2}["']"""
+#: A value in quotes, or up to the next separator.
+_VALUE = r"""(?P<value>(?<=["'])[^"'\n]+|[^&;,\s"'\\]+)"""
+#: How a secret follows its name: in an HTTP header; after ``=``; after ``:`` in JSON, or as the rest of a line of YAML;
+#: and as the word after a flag, also in a list of words. (Of our own flags :func:`hider` knows the values.)
+_SHAPES = tuple(
+    re.compile(shape, re.IGNORECASE | re.MULTILINE)
+    for shape in (
+        rf"(?P<name>authorization(?:{_QUOTE})?\s{{0,4}}[:=]\s{{0,4}}(?:{_QUOTE})?)(?P<value>[^\"'\n\\]+)",
+        r"(?P<name>\bbearer\s{1,4})(?P<value>[\w.~+/=-]{8,})",
+        rf"(?P<name>{_WORD}(?:{_QUOTE})?\s{{0,4}}=\s{{0,4}}(?:{_QUOTE})?){_VALUE}",
+        rf"(?P<name>{_QUOTE}[\w.-]{{0,40}}?{_WORD}{_QUOTE}\s{{0,4}}:\s{{0,4}}(?:{_QUOTE})?){_VALUE}",
+        rf"(?P<name>{_WORD}:(?!:)){_VALUE}",
+        rf"(?P<name>^[\w\s-]{{0,40}}?{_WORD}:[ \t]{{1,4}})(?P<value>\S+)(?=\s*$)",
+        rf"(?P<name>(?<![\w-])--?(?!nixl-)[\w-]{{0,40}}?{_WORD}(?:{_QUOTE})?,?\s{{1,4}}(?:{_QUOTE})?)(?![-\s]){_VALUE}",
+    )
 )
 #: The key in a connection string of Azure, which may also be met alone.
 _ACCOUNT_KEY = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", re.IGNORECASE)
@@ -46,7 +78,18 @@ _WORDS = frozenset({"true", "false", "none", "null", "auto", "root", "default", 
 
 
 def redact(text: str) -> str:
-    """Replace user and password of every URL in ``text`` by ``***``; if they are ambiguous, hide more."""
+    """Replace each secret that its shape shows by ``***``; if it is ambiguous, hide more.
+
+    Secrets are users and passwords in URLs, the values of parameters, fields and headers such as ``password=…``,
+    ``"token": "…"`` and ``Authorization: …``, and the words after flags such as ``--password``.
+    """
+    text = _without_users(text)
+    for shape in _SHAPES:
+        text = shape.sub(lambda match: f"{match['name']}{HIDDEN}", text)
+    return text
+
+
+def _without_users(text: str) -> str:
     if "@" not in text:
         return text
     words = (_to_last_at(word, _BARE, r"\g<before>***@") for word in _SPACES.split(text))
@@ -69,17 +112,20 @@ def is_secret(name: str) -> bool:
 
 
 def shown(name: str, value: str) -> str:
-    """Return the value of a variable with its secrets hidden."""
-    return HIDDEN if is_secret(name) and value else clean(value)
+    """Return the value of a field or variable with its secrets hidden."""
+    return HIDDEN if is_secret(name) and value else redact(value)
 
 
-def clean(text: str) -> str:
-    """Hide users and passwords in URLs, and the values of parameters such as ``password=``."""
-    return _PARAMETER.sub(lambda match: f"{match['name']}{HIDDEN}", redact(text))
+def recorded(name: str, value: str) -> str:
+    """Return what may be recorded of a variable: its value if its name is known, or if it is a number or a switch.
+
+    Any other value of an unknown variable may be a secret, and is hidden.
+    """
+    return shown(name, value) if not value or is_known(name) or _HARMLESS.fullmatch(value) else HIDDEN
 
 
 def hide_command(command: str) -> str:
-    """Hide the secrets in a shell command: the values of variables with secrets, and what :func:`clean` hides.
+    """Hide the secrets in a shell command: values of variables and flags with secrets, and what :func:`redact` hides.
 
     A command of more than :data:`MOST_COMMAND` characters is hidden whole, because its parts would take too long.
     """
@@ -89,17 +135,30 @@ def hide_command(command: str) -> str:
         words = shlex.split(command)
     except ValueError:  # its quotes are not balanced, so its words are unknown
         return HIDDEN
-    parts = ((word, *word.partition("=")) for word in words)
-    hidden = (f"{name}={HIDDEN}" if sign and is_secret(name) else clean(word) for word, name, sign, _ in parts)
+    hidden: list[str] = []
+    after_flag = False
+    for word in words:
+        name, sign, _ = word.partition("=")
+        secret = is_secret(name.lstrip("-").replace("-", "_"))
+        if after_flag and not word.startswith("-"):
+            hidden.append(HIDDEN)
+        else:
+            hidden.append(f"{name}={HIDDEN}" if sign and secret else redact(word))
+        after_flag = secret and not sign and word.startswith("-")
     return shlex.join(hidden)
 
 
-def hider(environ: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that hides the secrets of these environment variables in any text."""
+def hider(environ: Mapping[str, str], *texts: str) -> Callable[[str], str]:
+    """Return a function that hides the secrets of these environment variables in any text.
+
+    :param texts: texts whose secrets are to be hidden too, such as the values of options.
+    """
     found: set[str] = set()
     for name, value in environ.items():
         if is_secret(name):
             found |= {value, value.partition(":")[2], *_ACCOUNT_KEY.findall(value)}
+    for value in (*environ.values(), *texts):
+        found |= {match["value"] for shape in _SHAPES for match in shape.finditer(value[:MOST_COMMAND])}
         for part in _CREDENTIALS.findall(value):
             user, _, password = part.partition(":")
             found |= {part, password, unquote(password)} if password else {user, unquote(user)}
@@ -107,7 +166,7 @@ def hider(environ: Mapping[str, str]) -> Callable[[str], str]:
     pattern = re.compile("|".join(map(re.escape, secrets))) if secrets else None
 
     def hide(text: str) -> str:
-        return clean(text) if pattern is None else clean(pattern.sub(HIDDEN, text))
+        return redact(text) if pattern is None else redact(pattern.sub(HIDDEN, text))
 
     return hide
 

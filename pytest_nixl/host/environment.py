@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_nixl.core.redaction import shown
+from pytest_nixl.core.redaction import recorded
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.recorded_tree import FactsRoot
 
@@ -60,9 +60,9 @@ def read_environment(root: FactsRoot, environ: Mapping[str, str] = os.environ) -
 def _ask(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     def matching(pattern: re.Pattern[str]) -> dict[str, str]:
         names = sorted(name for name in environ if pattern.fullmatch(name))
-        return {name: shown(name, environ[name]) for name in names}
+        return {name: recorded(name, environ[name]) for name in names}
 
-    image = {name: shown(name, environ[name]) for name in _IMAGES if environ.get(name)}
+    image = {name: recorded(name, environ[name]) for name in _IMAGES if environ.get(name)}
     return {"steering": matching(_STEERING), "launcher": matching(_LAUNCHERS), "image": image}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pytest_nixl.core.redaction import clean
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.model.row_key import Variant
 
 #: The values of ``--nixl-progress-thread``, with what :class:`AgentOptions` has for them.
@@ -95,9 +95,9 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
         backend, colon, setting = part.partition(":")
         name, equals, value = setting.partition("=")
         if not colon or "=" in backend or not backend:
-            raise ValueError(f"{clean(part)[:80]!r} names no backend")
+            raise ValueError(f"{redact(part)[:80]!r} names no backend")
         if not equals or not value.strip():
-            raise ValueError(f"{clean(part)[:80]!r} has no value")
+            raise ValueError(f"{redact(part)[:80]!r} has no value")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,60}", name, re.ASCII):
             raise ValueError(f"{name[:80]!r} is not the name of a parameter")
         if name == THREADS_PARAMETER:
@@ -106,7 +106,7 @@ def parse_parameters(text: str) -> tuple[BackendParameter, ...]:
             raise ValueError(f"{name} may hold a secret, and parameters are recorded: set {variable} instead")
         if not re.fullmatch(r"[^/=\s\x00-\x1f\x7f]{1,200}", value):
             raise ValueError(
-                f"{clean(value)[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
+                f"{redact(value)[:80]!r} has a space, a / or a =, or over 200 characters, which a row key cannot hold"
             )
         if any((each.backend, each.name) == (backend.upper(), name) for each in found):
             raise ValueError(f"{backend.upper()}:{name} is named twice")

@@ -32,7 +32,7 @@ class AlternateImage:
     """
 
     image: str
-    prefix: tuple[str, ...]
+    prefix: tuple[str, ...] = field(repr=False)
 
     def __str__(self) -> str:
         return shlex.join((self.image, *self.prefix))

@@ -62,6 +62,7 @@ def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
     if config.stash.get(_REFUSED, False):
         return
     config.stash[_REFUSED] = True
+    why = run.hide(why)
     rank = run.placement.rank if run.usable else None
     add_refusal(config, why, rank or 0)
     if rank:

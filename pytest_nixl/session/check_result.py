@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,34 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
         _shorten_failure(report, item, call.excinfo, gate=gate, required=required)
+    _hide_secrets(report, run.hide)
     result = _result_of(item, call, report)
     if result is None:
         return
+    result = replace(result, reason=run.hide(result.reason), remedy=run.hide(result.remedy))
     if report.failed and isinstance(report.longrepr, str):
         report.longrepr += f"\nrepeat: {result.repeat}"
     vars(report)["nixl_result"] = result.plain()
     item.user_properties.extend(result.properties())
     if run.usable and run.settings.image:
         item.user_properties.append(("nixl_image", run.settings.image))
+
+
+def _hide_secrets(report: pytest.TestReport, hide: Callable[[str], str]) -> None:
+    """Hide secrets in all texts of a report: a traceback has arguments and variables, and a program may print one."""
+    report.longrepr = _hidden(report.longrepr, hide)
+    report.sections = [(name, hide(text)) for name, text in report.sections]
+
+
+def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_hidden(each, hide) for each in value)
+    if type(value).__module__ == "_pytest._code.code":  # a part of pytest's representation of an exception
+        for name, part in vars(value).items():
+            setattr(value, name, _hidden(part, hide))
+    return value
 
 
 def _result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Result | None:

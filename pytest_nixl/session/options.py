@@ -7,9 +7,10 @@ imports little. The parsers of the values are in :mod:`~pytest_nixl.session.pars
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ class Option:
 
     def show(self, value: Any) -> str:
         """Return a value as it would be typed, with secrets redacted."""
+        from pytest_nixl.core.redaction import hide_command, redact
+
         if self.secret:
             return "***" if value else "none"
         if value is None:
@@ -112,19 +115,15 @@ class Option:
         if self.field == "max_regression":
             return f"{100 * value:.6g}%"
         if self.field == "compare_image":
-            from pytest_nixl.core.redaction import hide_command
-
             return hide_command(str(value)) if value else "none"
-        if self.field == "nixlbench_args" and not isinstance(value, str):
-            return shlex.join(value) or "none"
+        if self.field == "nixlbench_args":
+            return hide_command(value if isinstance(value, str) else shlex.join(value)) or "none"
         if isinstance(value, tuple):
-            return ",".join(str(part) for part in value) or "none"
+            return redact(",".join(str(part) for part in value)) or "none"
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, float):
             return f"{f'{value:.9f}'.rstrip('0').rstrip('.')}s"
-        from pytest_nixl.core.redaction import redact
-
         return redact(str(value)) if value != "" else "none"
 
 
@@ -317,8 +316,19 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(item.ini, help=f"the same as {item.flag}", default=None)
 
 
+def hider_of(config: pytest.Config) -> Callable[[str], str]:
+    """Return a function that hides the secrets of the options and of the environment variables in any text."""
+    from pytest_nixl.core.redaction import hider
+
+    values = {item: config.getoption(item.dest, None) or config.getini(item.ini) for item in OPTIONS}
+    typed = {item: str(text) for item, text in values.items() if text}
+    # An option may differ from its variable: hide both.
+    secret = {f"{item.environment[0]}_OPTION": text for item, text in typed.items() if item.secret}
+    return hider({**os.environ, **secret}, *typed.values())
+
+
 def given_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that were given on the command line, by flag, with passwords hidden."""
     typed = {item: text for item in OPTIONS if (text := config.getoption(item.dest, None)) is not None}
-    hidden = ("etcd", "compare_image", "image")
+    hidden = ("etcd", "compare_image", "image", "nixlbench_args", "backend_params")
     return {item.flag: item.show(text) if item.secret or item.field in hidden else text for item, text in typed.items()}

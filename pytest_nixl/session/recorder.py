@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from pytest_nixl.core.redaction import redact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +54,13 @@ class Found:
 
 
 class Recorder:
-    """Adds to what a run found."""
+    """Adds to what a run found.
 
-    def __init__(self) -> None:
+    :param hide: hides the secrets in a text. No result or note is kept before it has passed through this.
+    """
+
+    def __init__(self, hide: Callable[[str], str] = redact) -> None:
+        self._hide = hide
         self._found = Found()
         #: The samples of the row that is being measured, of the launches so far; None: none has ended.
         self.samples_so_far: Samples | None = None
@@ -70,19 +76,24 @@ class Recorder:
     def add_result(self, result: Result) -> None:
         """Add the result of a test. The result of its teardown replaces that of its call."""
         kept = (one for one in self._found.results if one.nodeid != result.nodeid)
-        self._set(results=(*kept, result))
+        self._set(results=(*kept, self._hidden(result)))
 
     def add_run_results(self, results: Iterable[Result]) -> None:
         """Add results that no test made, such as a required check that did not run."""
-        self._set(results=(*self._found.results, *results))
+        self._set(results=(*self._found.results, *map(self._hidden, results)))
+
+    def _hidden(self, result: Result) -> Result:
+        reason, remedy, repeat = map(self._hide, (result.reason, result.remedy, result.repeat))
+        return replace(result, reason=reason, remedy=remedy, repeat=repeat)
 
     def explain(self, row: RowKey, why: str) -> None:
         """Append an explanation to the reason of a row's result.
 
         :param why: the explanation.
         """
+        hidden = self._hide(why)
         explained = (
-            replace(one, reason=f"{one.reason}; {why}") if one.row == row else one for one in self._found.results
+            replace(one, reason=f"{one.reason}; {hidden}") if one.row == row else one for one in self._found.results
         )
         self._set(results=tuple(explained))
 
@@ -113,12 +124,12 @@ class Recorder:
 
     def note(self, *sentences: str) -> None:
         """Add sentences that the report shows at its end. A sentence that is there already is not repeated."""
-        self._set(notes=tuple(dict.fromkeys((*self._found.notes, *sentences))))
+        self._set(notes=tuple(dict.fromkeys((*self._found.notes, *map(self._hide, sentences)))))
 
     def note_detail(self, sentence: str) -> None:
         """Add a note that the terminal of a run of several suites shows with ``-v`` only."""
         self.note(sentence)
-        self._set(details=self._found.details | {sentence})
+        self._set(details=self._found.details | {self._hide(sentence)})
 
     def annotate(self, commands: Iterable[str]) -> None:
         """Set the workflow commands for GitHub Actions; they replace those of an earlier report."""
@@ -133,11 +144,11 @@ class Recorder:
 
         :param why: which check, as a sentence.
         """
-        self._set(ended=why)
+        self._set(ended=self._hide(why))
 
     def interrupt(self, how_far: str) -> None:
         """Note that the run was ended early. The first cause stays.
 
         :param how_far: how far the run came and what ended it.
         """
-        self._set(interrupted=self._found.interrupted or how_far)
+        self._set(interrupted=self._found.interrupted or self._hide(how_far))

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.session.options import OPTIONS, given_options
+from pytest_nixl.session.options import OPTIONS, given_options, hider_of
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:
@@ -158,7 +159,12 @@ class Run:
         """Through which everything that the run finds is added."""
         from pytest_nixl.session.recorder import Recorder
 
-        return Recorder()
+        return Recorder(self.hide)
+
+    @cached_property
+    def hide(self) -> Callable[[str], str]:
+        """Hides the secrets of this run in a text. Every result, note and traceback passes through it."""
+        return hider_of(self.config)
 
     @property
     def found(self) -> Found:

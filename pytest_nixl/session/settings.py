@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.extensions import ExtensionError
-from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.redaction import hider, redact
 from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.model.agent_options import THREADED, engine_agent
 from pytest_nixl.model.kv_plan import format_tp
@@ -104,8 +104,9 @@ def _parse(item: Option, parse: Callable[[str], Any], text: str, source: str) ->
     try:
         return parse(text)
     except ValueError as error:
-        message = str(error)
-        if ": expected " not in message and not isinstance(error, ExtensionError):
+        fault, expected, form = str(error).partition(": expected ")
+        message = f"{hider({}, text)(fault)}{expected}{form}"
+        if not expected and not isinstance(error, ExtensionError):
             message = f"{message}: expected {item.form}"
         raise pytest.UsageError(f"{source}: {message}") from None
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_nixl.core.redaction import shown
+from pytest_nixl.core.redaction import recorded
 
 #: Environment variables that steer NIXL and the libraries below it. No other variable is recorded.
 _STEERING = re.compile(
@@ -141,7 +141,8 @@ def _podinfo(folder: Path) -> dict[str, str]:
 
 def steering(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that steer transports. Values that may contain a secret are hidden."""
-    return {name: shown(name, environ[name]) for name in sorted(environ) if _STEERING.match(name) and name not in _OWN}
+    names = sorted(name for name in environ if _STEERING.match(name) and name not in _OWN)
+    return {name: recorded(name, environ[name]) for name in names}
 
 
 def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
     :param seconds: the deadline of the connection, and of the whole answer.
     :raises ScrapeError: it cannot be reached, or what it answers is not metrics.
     """
-    shown = printable(url)
+    shown = printable(redact(url))
     try:
         with BoundedSession() as session:
             data = _read(session, url, seconds)
@@ -63,7 +63,7 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
             reason = f"{shown} did not complete its answer within {seconds:g} s"
             raise ScrapeError(reason, "check that this is the port of the metrics, or give --timeout") from None
         said = next((each.strerror for each in causes if isinstance(each, OSError) and each.strerror), str(causes[-1]))
-        reason = f"{shown} cannot be read: {printable(said)}"
+        reason = f"{shown} cannot be read: {printable(redact(said))}"
         raise ScrapeError(reason, "check that the process runs, and its port") from None
     try:
         return read_metrics(data)
@@ -74,18 +74,21 @@ def scrape(url: str, seconds: float) -> list[MetricSample]:
 
 
 def _read(session: BoundedSession, url: str, seconds: float) -> bytes:
+    shown = printable(redact(url))
     headers = {"Accept": "text/plain;version=0.0.4"}
     with session.get(url, headers=headers, timeout=(seconds, seconds), stream=True) as answer:
         if answer.status_code != 200:
             raise ScrapeError(
-                f"{printable(url)} answers with HTTP status {answer.status_code}", "check the path: /metrics is usual"
+                f"{shown} answers with HTTP status {answer.status_code}",
+                "check the path: /metrics is usual",
             )
         data = bytearray()
         for chunk in answer.iter_content(_CHUNK):
             data += chunk
             if len(data) > MOST_TEXT:
                 raise ScrapeError(
-                    f"the answer of {printable(url)} has more than {MOST_TEXT >> 20} MiB", "give the URL of the metrics"
+                    f"the answer of {shown} has more than {MOST_TEXT >> 20} MiB",
+                    "give the URL of the metrics",
                 )
         return bytes(data)
 

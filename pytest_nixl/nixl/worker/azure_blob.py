@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pytest_nixl.core.redaction import clean
+from pytest_nixl.core.redaction import redact
 from pytest_nixl.nixl.worker.object_stores import (
     SECONDS,
     SYSTEM_BUNDLE,
@@ -124,7 +124,7 @@ class BlobClient(StoreClient):
             ) from None
         except ValueError as error:
             variable = _CONNECTION if told else _ACCOUNT
-            raise ObjectStoreError(f"{variable} is malformed: {clean(str(error))}", f"correct {variable}") from None
+            raise ObjectStoreError(f"{variable} is malformed: {redact(str(error))}", f"correct {variable}") from None
 
     def put(self, key: str, content: bytes) -> None:
         """Store a blob. :raises ObjectStoreError: the account cannot be reached, or refuses it."""
@@ -184,7 +184,7 @@ class BlobClient(StoreClient):
         if not isinstance(error, ClientAuthenticationError):
             words, fault = fault_of(_cause(error), CONNECTION_FAULTS)
             return ObjectStoreError(f"{self.server} {words}", fault.remedy, kind=fault.kind)
-        first = clean(str(error.message).strip().partition("\n")[0])
+        first = redact(str(error.message).strip().partition("\n")[0])
         if type(error).__name__ == "AzureSigningError":  # it is exported by no public module
             return ObjectStoreError(f"the key for {self.server} is malformed: {first}", _KEY.remedy, kind=_KEY.kind)
         return ObjectStoreError(
@@ -215,7 +215,7 @@ def _credential() -> Any:
         return DefaultAzureCredential()
     except ValueError as error:
         raise ObjectStoreError(
-            f"azure-identity refuses its settings: {clean(str(error))}",
+            f"azure-identity refuses its settings: {redact(str(error))}",
             "correct the variable AZURE_… that the message names",
             kind="credentials",
         ) from None

@@ -24,7 +24,7 @@ from pytest_nixl import cli
 from pytest_nixl.checks.doctor.catalogue import checks
 from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.checks.doctor.ranks import compare_hosts, ranks_agree
-from pytest_nixl.core.redaction import clean, hider, is_secret
+from pytest_nixl.core.redaction import hider, is_secret, redact
 from pytest_nixl.host.fact import Fact, from_plain
 from pytest_nixl.host.facts import Facts, gather, read_facts
 from pytest_nixl.host.recorded_tree import ASKED, FactsRoot
@@ -471,4 +471,4 @@ def test_names_of_variables_without_secrets(name: str) -> None:
 def test_text_without_secrets_is_unchanged() -> None:
     hide = hider({"A_TOKEN": "true", "B_KEY": "abc", "C_PASSWORD": "long enough"})
     assert hide("true, abc, and long enough") == "true, abc, and ***"
-    assert clean("/sys/class/net/eth0: up") == "/sys/class/net/eth0: up"
+    assert redact("/sys/class/net/eth0: up") == "/sys/class/net/eth0: up"
