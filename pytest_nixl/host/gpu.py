@@ -228,6 +228,8 @@ def _ask_nvml() -> dict[str, Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return {"why": "NVML (libnvidia-ml.so.1) was not found"}
         return {"why": f"NVML cannot be initialised: {error}"}
     try:
         return _nvml_facts(pynvml)

@@ -19,6 +19,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -70,6 +71,8 @@ class BackendFacts:
     :param remedy: what to do about the error.
     :param memories: the memory types that it supports, such as ``DRAM``.
     :param said: UCX's warnings and errors on stderr, without time and source position.
+    :param cuda_lacks: what UCX's CUDA modules lack, in a sentence; empty if nothing.
+    :param cuda_runtime: the path of the CUDA runtime, if only a worker of pytest-nixl finds it; otherwise empty.
     """
 
     name: str
@@ -79,6 +82,8 @@ class BackendFacts:
     remedy: str
     memories: tuple[str, ...]
     said: tuple[str, ...] = ()
+    cuda_lacks: str = ""
+    cuda_runtime: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,8 +255,9 @@ def _telemetry(nixl: Mapping[str, Any]) -> Fact[int]:
 
 def _backend(name: str, found: Mapping[str, Any]) -> BackendFacts:
     missing = tuple(Lacking(each["soname"], tuple(each["versions"]), each["words"]) for each in found["missing"])
+    versions = found["versions"]
     return BackendFacts(name, found["plugin"], missing, found["error"], found["remedy"], tuple(found["memories"]),
-                         tuple(found.get("said", ())))  # fmt: skip
+                         tuple(found.get("said", ())), lacking(versions), versions.get(LOADED, ""))  # fmt: skip
 
 
 def _efa_installer(root: FactsRoot) -> Fact[str]:

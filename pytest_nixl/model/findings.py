@@ -153,8 +153,9 @@ _ALL = (
         "VRAM-AS-HOST-MEMORY",
         "GPU memory is treated as host memory",
         "let UCX load its CUDA modules: UCX_MODULES, UCX_TLS and UCX_MODULE_DIR must not leave cuda out (`ucx_info -d` "
-        "lists cuda_copy and cuda_ipc), libuct_cuda must find libcuda.so.1, and UCX must be built with CUDA; with "
-        "memory that was not made by CUDA's own allocator set UCX_MEMTYPE_CACHE=n",
+        "lists cuda_copy and cuda_ipc), libuct_cuda must find libcuda.so.1 and libnvidia-ml.so.1, libucm_cuda must "
+        "find libcudart.so.12, and UCX must be built with CUDA (check ucx-cuda); with memory that was not made by "
+        "CUDA's own allocator set UCX_MEMTYPE_CACHE=n",
         "UCX does not load its CUDA modules, or the memory was not made by CUDA's own allocator",
         "any release of NIXL: it depends on the UCX that is loaded",
     ),
@@ -362,11 +363,12 @@ class FindingError(NixlPluginError):
     :param finding: id of the finding.
     :param reason: the observation that shows it.
     :param detail: evidence, such as the last lines of a log.
+    :param remedy: what to do about this cause; empty for the finding's own remedy.
     """
 
-    def __init__(self, finding: str, reason: str, detail: str = "") -> None:
+    def __init__(self, finding: str, reason: str, detail: str = "", remedy: str = "") -> None:
 
         known = FINDINGS[finding]
-        super().__init__(f"{known.title}: {reason}", known.remedy, detail)
+        super().__init__(f"{known.title}: {reason}", remedy or known.remedy, detail)
         self.finding = finding
         self.seen = reason

@@ -17,7 +17,7 @@ from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import HOST
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.agent_calls import AgentCalls
-from pytest_nixl.nixl.backends import between_agents, shake_hands
+from pytest_nixl.nixl.backends import between_agents, cuda_modules, shake_hands
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, taken_for_host
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import Host
@@ -313,8 +313,10 @@ class NixlAgent(AgentCalls):
             words = taken_for_host(self.worker.output()) if buffer.memory == "VRAM" else ""
             if not words:
                 raise
+            lacking = cuda_modules.lacking(self.worker.versions)
             reason = f"{self.worker.name} could not register memory of GPU {buffer.device}: {words}"
-            raise FindingError(VRAM_AS_HOST, reason, error.detail) from None
+            reason += f"; {lacking}" if lacking else ""
+            raise FindingError(VRAM_AS_HOST, reason, error.detail, cuda_modules.remedy(lacking)) from None
 
 
 class Agents:

@@ -36,6 +36,12 @@ def test_the_driver_suits_nixl(ask: Callable[[str], Judgement], verdict: Callabl
     verdict(ask("gpu-driver"))
 
 
+@pytest.mark.nixl_check("ucx-cuda", level="quick")
+def test_ucx_finds_its_cuda_libraries(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """UCX finds every library that its CUDA modules need."""
+    verdict(ask("ucx-cuda"))
+
+
 @pytest.mark.nixl_check("gpu-p2p", level="quick")
 def test_every_gpu_reaches_every_other(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """Every GPU can read every other's memory."""

@@ -1,175 +1,506 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for libcuda.so.1, for tests on machines without a GPU: its "GPUs" are host memory, and its kernels are
-// kernels.cu, compiled for this processor. STANDIN_GPUS is how many there are, STANDIN_LOG a file for what they gave. It is strict where a real driver would be: memory belongs to the context that
-// is current, a copy must lie inside one allocation, and what is freed must have been allocated.
+// A stand-in for libcuda.so.1 that UCX takes for the driver, for tests on machines without a GPU. Its "GPUs" are host
+// memory, and its kernels are kernels.cu, compiled for this processor. It is strict where a real driver would be:
+// - Each allocation is a memfd that is mapped twice. Its device address has no access, so that a host access to it is a
+//   SIGSEGV or EFAULT, as with a GPU. Only this file uses the other mapping.
+// - Contexts are per thread, memory belongs to a context, a copy must lie inside one allocation.
+// - A copy on a stream is made when somebody waits for it or asks for its event, not when it is issued.
+// Variables: STANDIN_GPUS (how many; 2), STANDIN_MEMORY (bytes of each; 1 GiB), STANDIN_CUDA (the CUDA version; 12090),
+// STANDIN_LOG (a file for what was done). Faults: STANDIN_NO_IPC (memory cannot be shared), STANDIN_CORRUPT (a copy of
+// 4 KiB and more on a stream changes a byte), STANDIN_SLOW (milliseconds that each copy on a stream takes),
+// STANDIN_LOST (a file: once it exists, every GPU is lost).
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef unsigned int u32;
 typedef struct { u32 x, y, z; } dim3;
-
 static dim3 gridDim, blockDim, blockIdx, threadIdx;
 static void atomicAdd(unsigned long long *at, unsigned long long value) { *at += value; }
 static void atomicMin(unsigned long long *at, unsigned long long value) { *at = value < *at ? value : *at; }
 #include KERNELS
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_STARTED = 3, NO_DEVICE = 100, BAD_DEVICE = 101, NO_IMAGE = 200,
-       NO_CONTEXT = 201, NOT_FOUND = 500, BAD_ADDRESS = 700 };
+       NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, BAD_ADDRESS = 700,
+       REGISTERED = 712, NOT_REGISTERED = 713, LOST = 719, UNSUPPORTED = 801 };
+enum { MOST = 16, ROOMS = 4096, DEEP = 64 };
+#define PAGE 4096ull
 
-static const u64 MEMORY = 1ull << 30;
-static int devices = -1;
-static long current = 0, retained[16];
-static struct { char *at; u64 size; long context; } rooms[256];
-static u64 taken;
+typedef struct { int device; u64 id; u32 flags; } Context;                 // id 0: destroyed
+typedef struct Room { u64 at, size, number; char *inside; int fd, device, opened; u64 context; } Room;
+typedef struct Event Event;
+typedef struct Op { struct Op *next; char *to; const char *from; size_t size; Event *event; } Op;
+typedef struct Stream { struct Stream *next; u64 context; Op *first, **last; } Stream;
+struct Event { u64 context; Stream *stream; bool pending; };
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static void unlock(int *_) { (void)_; pthread_mutex_unlock(&mutex); }
+#define LOCKED __attribute__((cleanup(unlock), unused)) int locked_ = pthread_mutex_lock(&mutex)
+
+static int devices = -1, physical[MOST];
+static Context primary[MOST];
+static long retained[MOST];
+static u64 taken[MOST], numbers, contexts;
+static Room rooms[ROOMS];
+static struct { u64 at, size; } pinned[ROOMS];
+static Stream *streams;
+static __thread Context *stack[DEEP];
+static __thread int depth = 1;                                             // stack[0] is what cuCtxSetCurrent sets
+
+static u64 capacity(void) { const char *told = getenv("STANDIN_MEMORY"); return told ? strtoull(told, 0, 10) : 1ull << 30; }
+static Context *current(void) { Context *c = stack[depth - 1]; return c && c->id ? c : NULL; }
 
 static void tell(const char *what, u64 much) {
     const char *path = getenv("STANDIN_LOG");
-    FILE *log = path ? fopen(path, "a") : NULL;
-    if (log) {
-        fprintf(log, "%s %llu\n", what, much);
-        fclose(log);
-    }
+    FILE *log = path ? fopen(path, "ae") : NULL;
+    if (log) { fprintf(log, "%s %llu\n", what, much); fclose(log); }
 }
 
-static int room(u64 address, u64 size) {
-    for (int i = 0; i < 256; i++)
-        if (rooms[i].at && (u64)rooms[i].at <= address && address + size <= (u64)rooms[i].at + rooms[i].size)
-            return i;
-    return -1;
+static Room *room(u64 address, u64 size) {
+    for (Room *r = rooms; r < rooms + ROOMS; r++)
+        if (r->at && r->at <= address && address + size <= r->at + r->size && address < r->at + r->size) return r;
+    return NULL;
 }
+static bool touches(u64 address, u64 size) {
+    for (Room *r = rooms; r < rooms + ROOMS; r++)
+        if (r->at && address < r->at + r->size && r->at < address + size) return true;
+    return false;
+}
+static bool is_pinned(u64 address) {
+    for (int i = 0; i < ROOMS; i++)
+        if (pinned[i].size && pinned[i].at <= address && address < pinned[i].at + pinned[i].size) return true;
+    return false;
+}
+static char *inside(u64 address, u64 size) { Room *r = room(address, size); return r ? r->inside + (address - r->at) : NULL; }
+
+static int place(Room *r, int fd, u64 size, int device, u64 context) {     // map a memfd twice
+    u64 whole = (size + PAGE - 1) / PAGE * PAGE;
+    char *in = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *out = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (in == MAP_FAILED || out == MAP_FAILED) return NO_MEMORY;
+    *r = (Room){(u64)out, size, ++numbers, in, fd, device, 0, context};
+    return OK;
+}
+static void leave(Room *r) {
+    u64 whole = (r->size + PAGE - 1) / PAGE * PAGE;
+    munmap(r->inside, whole), munmap((void *)r->at, whole), close(r->fd);
+    r->at = 0;
+}
+static Room *vacant(void) { for (Room *r = rooms; r < rooms + ROOMS; r++) if (!r->at) return r; return NULL; }
+
+static bool lost(void) { const char *file = getenv("STANDIN_LOST"); return file && !access(file, F_OK); }
+
+static void move(char *to, const char *from, size_t size) {               // for a stream
+    const char *slow = getenv("STANDIN_SLOW");
+    long ms = slow ? atol(slow) : 0;
+    if (ms) nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+    memcpy(to, from, size);
+    if (size >= 4096 && getenv("STANDIN_CORRUPT")) to[size / 2] += 1;
+}
+static void drain(Stream *s) {
+    while (s->first) {
+        Op *op = s->first;
+        if (op->event) op->event->pending = false; else move(op->to, op->from, op->size);
+        s->first = op->next;
+        free(op);
+    }
+    s->last = &s->first;
+}
+static void drain_all(void) { for (Stream *s = streams; s; s = s->next) drain(s); }
+static void issue(Stream *s, Op op) {
+    Op *made = malloc(sizeof op);
+    *made = op, made->next = NULL;
+    *s->last = made, s->last = &made->next;
+}
+static Stream *stream_of(void *handle) { for (Stream *s = streams; s; s = s->next) if (s == handle) return s; return NULL; }
+
+// Start, versions, devices
 
 int cuInit(u32 flags) {
-    const char *count = getenv("STANDIN_GPUS");
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    devices = visible && !*visible ? 0 : count ? atoi(count) : 2;
+    LOCKED;
+    const char *count = getenv("STANDIN_GPUS"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int all = count ? atoi(count) : 2;
+    devices = 0;
+    if (!visible) for (; devices < all && devices < MOST; devices++) physical[devices] = devices;
+    else for (char *end; *visible && devices < MOST; visible = *end == ',' ? end + 1 : end) {
+        long one = strtol(visible, &end, 10);
+        if (end == visible || one < 0 || one >= all) break;
+        physical[devices++] = one;
+    }
     return flags ? INVALID : devices ? OK : NO_DEVICE;
 }
-
-int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
-
+int cuDriverGetVersion(int *version) { const char *told = getenv("STANDIN_CUDA"); *version = told ? atoi(told) : 12090; return OK; } // nixl chooses nixl_cu12 or nixl_cu13 by it
 int cuGetErrorName(int code, const char **name) {
     *name = code == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : code == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
           : code == NO_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : code == BAD_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-          : code ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_SUCCESS";
+          : code == LOST ? "CUDA_ERROR_LAUNCH_FAILED" : code == UNSUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED" : code ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_SUCCESS";
     return OK;
 }
-
-int cuGetErrorString(int code, const char **text) { *text = code ? "made by a stand-in" : "no error"; return OK; }
-
+int cuGetErrorString(int code, const char **text) {
+    static __thread char told[64];
+    if (!code) *text = "no error"; else snprintf(told, sizeof told, "stand-in error %d", code), *text = told;
+    return OK;
+}
 int cuDeviceGetCount(int *count) { *count = devices; return devices < 0 ? NOT_STARTED : OK; }
-
 int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
-    return ordinal < 0 || ordinal >= devices ? BAD_DEVICE : OK;
+    return devices < 0 ? NOT_STARTED : ordinal < 0 || ordinal >= devices ? BAD_DEVICE : OK;
 }
-
-int cuDeviceGetName(char *name, int length, int device) {
-    snprintf(name, length, "Stand-in %d", device);
-    return OK;
-}
-
-int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0x10 + device, 16); return OK; }
-
+#define DEVICE if (device < 0 || device >= devices) return BAD_DEVICE
+int cuDeviceGetName(char *name, int length, int device) { DEVICE; snprintf(name, length, "Stand-in %d", physical[device]); return OK; }
+int cuDeviceGetUuid(char *uuid, int device) { DEVICE; memset(uuid, 0x10 + physical[device], 16); return OK; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 int cuDeviceGetPCIBusId(char *id, int length, int device) {
-    snprintf(id, length, "0000:%02X:00.0", 0x1A + device);
+    DEVICE; snprintf(id, length, "0000:%02X:00.0", 0x1A + physical[device]); return OK;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { DEVICE; *bytes = capacity(); return OK; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    DEVICE;
+    switch (attribute) {
+    case 16: *value = 132; break;                                          // multiprocessors
+    case 33: *value = 0x1A + physical[device]; break;                      // PCI bus
+    case 34: case 50: *value = 0; break;                                   // PCI device, domain
+    case 41: *value = 1; break;                                            // unified addressing
+    case 75: *value = getenv("STANDIN_CC") ? atoi(getenv("STANDIN_CC")) : 9; break;
+    default: *value = 0;                                                   // all else: not supported
+    }
+    return OK;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer; return OK; }
+
+// Contexts
+
+int cuDevicePrimaryCtxRetain(Context **context, int device) {
+    DEVICE; LOCKED;
+    if (!retained[device]++) primary[device] = (Context){device, ++contexts, 0};
+    *context = &primary[device];
+    tell("retain", retained[device]);
+    return OK;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    DEVICE; LOCKED;
+    if (!retained[device]) return NO_CONTEXT;
+    tell("release", retained[device]);
+    if (--retained[device]) return OK;
+    drain_all();
+    for (Room *r = rooms; r < rooms + ROOMS; r++)
+        if (r->at && r->context == primary[device].id) taken[r->device] -= r->opened ? 0 : r->size, leave(r);
+    primary[device].id = 0;
+    tell("destroy", device);
+    return OK;
+}
+int cuDevicePrimaryCtxGetState(int device, u32 *flags, int *active) {
+    DEVICE; *flags = primary[device].flags; *active = retained[device] > 0; return OK;
+}
+int cuCtxSetCurrent(Context *context) { if (context && !context->id) return NO_CONTEXT; stack[depth - 1] = context; return OK; }
+int cuCtxGetCurrent(Context **context) { *context = current(); return devices < 0 ? NOT_STARTED : OK; }
+int cuCtxPushCurrent_v2(Context *context) {
+    if (!context || !context->id) return NO_CONTEXT;
+    if (depth == DEEP) return INVALID;
+    if (depth == 1 && !stack[0]) stack[0] = NULL;
+    stack[depth++] = context;
+    return OK;
+}
+int cuCtxPopCurrent_v2(Context **context) {
+    if (!current()) return NO_CONTEXT;
+    if (context) *context = stack[depth - 1];
+    if (depth > 1) depth--; else stack[0] = NULL;
+    return OK;
+}
+int cuCtxGetDevice(int *device) { Context *c = current(); if (!c) return NO_CONTEXT; *device = c->device; return OK; }
+int cuCtxGetFlags(u32 *flags) { Context *c = current(); if (!c) return NO_CONTEXT; *flags = c->flags; return OK; }
+int cuCtxSetFlags(u32 flags) { Context *c = current(); if (!c) return NO_CONTEXT; c->flags = flags; return OK; }
+int cuCtxGetId(Context *context, u64 *id) {
+    if (!context) context = current();
+    if (!context || !context->id) return NO_CONTEXT;
+    *id = context->id;
+    return OK;
+}
+int cuCtxSynchronize(void) {
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    LOCKED;
+    for (Stream *s = streams; s; s = s->next) if (s->context == c->id) drain(s);
     return OK;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) {
-    *context = (void *)(long)(device + 1);
-    tell("retain", ++retained[device]);
-    return OK;
-}
-
-int cuCtxSetCurrent(void *context) { current = (long)context; return OK; }
-int cuCtxSynchronize(void) { return current ? OK : NO_CONTEXT; }
+// Memory
 
 int cuMemAlloc_v2(u64 *address, size_t size) {
-    if (!current) return NO_CONTEXT;
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    if (lost()) return LOST;
     if (!size) return INVALID;
-    if (taken + size > MEMORY) return NO_MEMORY;
-    for (int i = 0; i < 256; i++)
-        if (!rooms[i].at) {
-            rooms[i].at = memset(aligned_alloc(256, (size + 255) / 256 * 256), 0xAA, size);
-            rooms[i].size = size;
-            rooms[i].context = current;
-            *address = (u64)rooms[i].at;
-            taken += size;
-            tell("allocate", size);
-            return OK;
-        }
+    LOCKED;
+    if (taken[c->device] + size > capacity()) return NO_MEMORY;
+    Room *r = vacant();
+    char name[32];
+    snprintf(name, sizeof name, "standin-gpu-%llu", numbers + 1);
+    int fd = r ? memfd_create(name, MFD_CLOEXEC) : -1;
+    if (fd < 0 || ftruncate(fd, (size + PAGE - 1) / PAGE * PAGE) || place(r, fd, size, c->device, c->id)) return NO_MEMORY;
+    memset(r->inside, 0xAA, size);
+    *address = r->at, taken[c->device] += size;
+    tell("allocate", size);
+    return OK;
+}
+int cuMemFree_v2(u64 address) {
+    LOCKED;
+    Room *r = room(address, 0);
+    if (!r || r->at != address || r->opened) return INVALID;
+    if (!current()) return NO_CONTEXT;
+    drain_all();
+    taken[r->device] -= r->size;
+    tell("free", r->size);
+    leave(r);
+    return OK;
+}
+int cuMemGetInfo_v2(size_t *left, size_t *all) {
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    *all = capacity(), *left = *all - taken[c->device];
+    return OK;
+}
+int cuMemGetAddressRange_v2(u64 *base, size_t *size, u64 address) {
+    LOCKED;
+    Room *r = room(address, 0);
+    if (!current()) return NO_CONTEXT;
+    if (!r) return NOT_FOUND;
+    if (base) *base = r->at;
+    if (size) *size = r->size;
+    return OK;
+}
+int cuMemHostRegister_v2(void *at, size_t size, u32 flags) {
+    LOCKED;
+    if (!current()) return NO_CONTEXT;
+    if (!size || touches((u64)at, size)) return INVALID;
+    if (is_pinned((u64)at) || is_pinned((u64)at + size - 1)) return REGISTERED;
+    for (int i = 0; i < ROOMS; i++)
+        if (!pinned[i].size) { pinned[i].at = (u64)at, pinned[i].size = size; tell("pin", size); return OK; }
     return NO_MEMORY;
 }
-
-int cuMemFree_v2(u64 address) {
-    int i = room(address, 0);
-    if (i < 0 || (u64)rooms[i].at != address) return INVALID;
-    if (rooms[i].context != current) return NO_CONTEXT;
-    free(rooms[i].at);
-    taken -= rooms[i].size;
-    tell("free", rooms[i].size);
-    rooms[i].at = NULL;
-    return OK;
+int cuMemHostUnregister(void *at) {
+    LOCKED;
+    for (int i = 0; i < ROOMS; i++)
+        if (pinned[i].size && pinned[i].at == (u64)at) { drain_all(); tell("unpin", pinned[i].size); pinned[i].size = 0; return OK; }
+    return NOT_REGISTERED;
 }
 
+static int attribute(void *data, int which, u64 address) {
+    Room *r = room(address, 0);
+    bool host = !r && is_pinned(address);
+    switch (which) {
+    case 1: *(void **)data = r ? &primary[r->device] : NULL; break;        // context
+    case 2: *(u32 *)data = r ? 2 : host ? 1 : 0; break;                    // memory type
+    case 3: *(u64 *)data = address; break;                                 // device pointer
+    case 4: *(u64 *)data = host ? address : 0; break;                      // host pointer
+    case 6: *(u32 *)data = r != NULL; break;                               // synchronous operations
+    case 7: *(u64 *)data = r ? r->number : 0; break;                       // buffer id
+    case 8: *(u32 *)data = 0; break;                                       // managed (UCX gives 4 bytes for it)
+    case 9: *(int *)data = r ? r->device : -2; break;                      // device
+    case 10: *(u32 *)data = r && !getenv("STANDIN_NO_IPC"); break;         // legacy IPC (UCX gives 4 bytes)
+    case 11: *(u64 *)data = r ? r->at : 0; break;
+    case 12: *(u64 *)data = r ? r->size : 0; break;
+    case 13: *(u32 *)data = r || host; break;                              // mapped
+    case 14: *(u64 *)data = 0; break;                                      // handle types
+    case 15: *(u32 *)data = r != NULL; break;                              // GPUDirect RDMA
+    case 16: *(u32 *)data = r || host ? 3 : 0; break;                      // access
+    case 17: *(void **)data = NULL; break;                                 // pool
+    default: return INVALID;
+    }
+    return r || host ? OK : INVALID;
+}
+int cuPointerGetAttribute(void *data, int which, u64 address) {
+    LOCKED;
+    return devices < 0 ? NOT_STARTED : !room(address, 0) && !is_pinned(address) ? INVALID : attribute(data, which, address);
+}
+int cuPointerGetAttributes(u32 count, int *which, void **data, u64 address) {
+    LOCKED;
+    if (devices < 0) return NOT_STARTED;
+    for (u32 i = 0; i < count; i++) if (data[i]) attribute(data[i], which[i], address);
+    return OK;                                                             // unknown memory: zeros, and no error
+}
+int cuPointerSetAttribute(const void *value, int which, u64 address) { LOCKED; return which == 6 && room(address, 0) ? OK : INVALID; }
+
+static int copy(u64 to, u64 from, size_t size, Stream *s) {
+    char *in = inside(to, size), *out = inside(from, size);
+    if ((!in && touches(to, size)) || (!out && touches(from, size))) return INVALID;
+    bool pageable = (!in && !is_pinned(to)) || (!out && !is_pinned(from));
+    Op op = {NULL, in ? in : (char *)to, out ? out : (char *)from, size, NULL};
+    if (s) tell(!in ? "to-host" : !out ? "from-host" : "on-gpu", size);
+    if (s && !pageable) issue(s, op);
+    else if (s) drain(s), move(op.to, op.from, size);
+    else memcpy(op.to, op.from, size);
+    return OK;
+}
+#define COPY(to, from, size, stream, need) { \
+    LOCKED; \
+    if (!current()) return NO_CONTEXT; \
+    if (lost()) return LOST; \
+    Stream *s = (void *)(stream) == NULL ? NULL : stream_of(stream); \
+    if ((stream) && !s) return BAD_HANDLE; \
+    if (!(need)) return INVALID; \
+    return copy((u64)(to), (u64)(from), size, s); }
+int cuMemcpyHtoD_v2(u64 to, const void *from, size_t size) COPY(to, from, size, NULL, inside(to, size) && !touches((u64)from, size))
+int cuMemcpyDtoH_v2(void *to, u64 from, size_t size) COPY(to, from, size, NULL, inside(from, size) && !touches((u64)to, size))
+int cuMemcpyDtoD_v2(u64 to, u64 from, size_t size) COPY(to, from, size, NULL, inside(from, size) && inside(to, size))
+int cuMemcpy(u64 to, u64 from, size_t size) COPY(to, from, size, NULL, true)
+int cuMemcpyAsync(u64 to, u64 from, size_t size, void *stream) COPY(to, from, size, stream, true)
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t size, void *stream) COPY(to, from, size, stream, inside(to, size))
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t size, void *stream) COPY(to, from, size, stream, inside(from, size))
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t size, void *stream) COPY(to, from, size, stream, inside(from, size) && inside(to, size))
 int cuMemsetD8_v2(u64 to, unsigned char value, size_t size) {
-    if (room(to, size) < 0) return BAD_ADDRESS;
-    memset((void *)to, value, size);
+    LOCKED;
+    char *in = inside(to, size);
+    if (!current()) return NO_CONTEXT;
+    if (!in) return BAD_ADDRESS;
+    memset(in, value, size);
     return OK;
 }
 
-int cuMemcpyHtoD_v2(u64 to, const void *from, size_t size) {
-    if (room(to, size) < 0 || room((u64)from, size) >= 0) return INVALID;
-    memcpy((void *)to, from, size);
-    return current ? OK : NO_CONTEXT;
-}
+// Streams and events
 
-int cuMemcpyDtoH_v2(void *to, u64 from, size_t size) {
-    if (room(from, size) < 0 || room((u64)to, size) >= 0) return INVALID;
-    memcpy(to, (void *)from, size);
-    return current ? OK : NO_CONTEXT;
-}
-
-int cuPointerGetAttribute(void *data, int attribute, u64 address) {
-    int i = room(address, 0);
-    if (attribute != 9 || i < 0) return INVALID; // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    *(int *)data = rooms[i].context - 1;
+int cuStreamCreate(Stream **stream, u32 flags) {
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    LOCKED;
+    Stream *s = *stream = calloc(1, sizeof *s);
+    s->context = c->id, s->last = &s->first, s->next = streams, streams = s;
     return OK;
 }
+int cuStreamDestroy_v2(Stream *stream) {
+    LOCKED;
+    for (Stream **at = &streams; *at; at = &(*at)->next)
+        if (*at == stream) { drain(stream); *at = stream->next; free(stream); return OK; }
+    return BAD_HANDLE;
+}
+int cuStreamSynchronize(void *stream) {
+    LOCKED;
+    if (!stream) return OK;
+    Stream *s = stream_of(stream);
+    if (!s) return BAD_HANDLE;
+    drain(s);
+    return OK;
+}
+int cuStreamAddCallback(Stream *stream, void (*call)(Stream *, int, void *), void *with, u32 flags) {
+    { LOCKED; if (stream) drain(stream); }
+    call(stream, OK, with);
+    return OK;
+}
+int cuEventCreate(Event **event, u32 flags) {
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    *event = calloc(1, sizeof **event);
+    (*event)->context = c->id;
+    return OK;
+}
+int cuEventDestroy_v2(Event *event) { LOCKED; if (event->pending) drain(event->stream); free(event); return OK; }
+int cuEventRecord(Event *event, Stream *stream) {
+    LOCKED;
+    if (stream && (!stream_of(stream) || event->context != stream->context)) return BAD_HANDLE;
+    event->stream = stream, event->pending = stream != NULL;
+    if (stream) issue(stream, (Op){.event = event});
+    return OK;
+}
+int cuEventQuery(Event *event) {
+    LOCKED;
+    if (!event->pending) return OK;
+    drain(event->stream);
+    return NOT_READY;                                                      // done at the next question
+}
+int cuEventSynchronize(Event *event) { LOCKED; if (event->pending) drain(event->stream); return OK; }
+
+// Memory of other processes
+
+typedef struct { u64 magic, number, size; int pid, fd, device; char rest[28]; } Handle;
+_Static_assert(sizeof(Handle) == 64, "CUipcMemHandle");
+int cuIpcGetMemHandle(Handle *handle, u64 address) {
+    LOCKED;
+    Room *r = room(address, 0);
+    if (getenv("STANDIN_NO_IPC")) return UNSUPPORTED;
+    if (!r || r->opened) return INVALID;
+    *handle = (Handle){0x47505553u, r->number, r->size, getpid(), r->fd, physical[r->device], ""};
+    tell("export", r->size);
+    return OK;
+}
+int cuIpcOpenMemHandle_v2(u64 *address, Handle handle, u32 flags) {
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    if (handle.magic != 0x47505553u || handle.pid == getpid()) return NO_CONTEXT;
+    LOCKED;
+    char path[64], name[64] = "", wanted[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
+    snprintf(wanted, sizeof wanted, "/memfd:standin-gpu-%llu (deleted)", handle.number);
+    if (readlink(path, name, sizeof name - 1) < 0 || strcmp(name, wanted)) return INVALID; // freed, or dead
+    Room *r = vacant();
+    int fd = r ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0 || place(r, fd, handle.size, c->device, c->id)) return INVALID;
+    r->opened = 1, *address = r->at;
+    tell("open", r->size);
+    return OK;
+}
+int cuIpcCloseMemHandle(u64 address) {
+    LOCKED;
+    Room *r = room(address, 0);
+    if (!r || !r->opened) return INVALID;
+    drain_all();
+    tell("close", r->size);
+    leave(r);
+    return OK;
+}
+
+// Kernels
 
 int cuModuleLoadData(void **module, const char *image) {
     *module = (void *)image;
-    return current && strstr(image, ".entry nixl_fill(") && strstr(image, ".entry nixl_compare(") ? OK : NO_IMAGE;
+    return current() && strstr(image, ".entry nixl_fill(") && strstr(image, ".entry nixl_compare(") ? OK : NO_IMAGE;
 }
-
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = !strcmp(name, "nixl_fill") ? (void *)nixl_fill : !strcmp(name, "nixl_compare") ? (void *)nixl_compare : NULL;
     return *function ? OK : NOT_FOUND;
 }
-
 int cuLaunchKernel(void *function, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 shared, void *stream,
                    void **arguments, void **extra) {
     u64 a[5];
-    if (!current) return NO_CONTEXT;
+    Context *c = current();
+    if (!c) return NO_CONTEXT;
+    if (lost()) return LOST;
     if (extra || stream || shared || gy != 1 || gz != 1 || by != 1 || bz != 1 || !gx || !bx || bx > 1024) return INVALID;
+    LOCKED;
     for (int i = 0; i < 5; i++) a[i] = *(u64 *)arguments[i];
     u64 tile = 8 * ((a[1] + 7) / 8 < TILE ? (a[1] + 7) / 8 : TILE);
-    int here = room(a[0], a[1]), there = room(a[2], tile);
-    if (here < 0 || there < 0 || rooms[here].context != current || rooms[there].context != current) return BAD_ADDRESS;
+    Room *here = room(a[0], a[1]), *there = room(a[2], tile);
+    if (!here || !there || here->device != c->device || there->device != c->device) return BAD_ADDRESS;
+    u8 *at = (u8 *)inside(a[0], a[1]);
+    u64 *tiles = (u64 *)inside(a[2], tile), *found = (u64 *)inside(a[4], 16);
+    if (function != (void *)nixl_fill && !found) return BAD_ADDRESS;
     gridDim = (dim3){gx, 1, 1}, blockDim = (dim3){bx, 1, 1};
     for (u32 block = 0; block < gx; block++)
         for (u32 thread = 0; thread < bx; thread++) {
             blockIdx = (dim3){block, 0, 0}, threadIdx = (dim3){thread, 0, 0};
-            if (function == (void *)nixl_fill) nixl_fill((u8 *)a[0], a[1], (u64 *)a[2], a[3], a[4]);
-            else if (room(a[4], 16) < 0) return BAD_ADDRESS;
-            else nixl_compare((u8 *)a[0], a[1], (u64 *)a[2], a[3], (u64 *)a[4]);
+            if (function == (void *)nixl_fill) nixl_fill(at, a[1], tiles, a[3], a[4]);
+            else nixl_compare(at, a[1], tiles, a[3], found);
         }
     return OK;
 }
+
+// What it does not have
+
+int cuMemRetainAllocationHandle(u64 *handle, void *address) { return INVALID; } // no memory is of the VMM functions
+#define NONE(name) int name(void) { return UNSUPPORTED; }
+NONE(cuMemAddressFree) NONE(cuMemAddressReserve) NONE(cuMemAllocManaged) NONE(cuMemCreate) NONE(cuMemExportToShareableHandle)
+NONE(cuMemGetAllocationGranularity) NONE(cuMemGetAllocationPropertiesFromHandle) NONE(cuMemImportFromShareableHandle)
+NONE(cuMemMap) NONE(cuMemPoolDestroy) NONE(cuMemPoolExportPointer) NONE(cuMemPoolExportToShareableHandle)
+NONE(cuMemPoolImportFromShareableHandle) NONE(cuMemPoolImportPointer) NONE(cuMemPoolSetAccess) NONE(cuMemRangeGetAttribute)
+NONE(cuMemRelease) NONE(cuMemSetAccess) NONE(cuMemUnmap) NONE(cuMemFreeAsync) NONE(cuMemAllocAsync)
 
 int cuGetProcAddress_v2(const char *name, void **function, int version, u64 flags, int *status) {
     char newer[128];

@@ -1,24 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build a stand-in for the CUDA driver whose GPUs are host memory, because CI has no GPU."""
+"""Build stand-ins for the CUDA driver and NVML whose GPUs are host memory, because CI has no GPU.
+
+They are for faults and calls that cannot be made otherwise, and never for a host that has a driver. What UCX does with
+them is real. ``driver.c`` and ``nvml.c`` in ``tests/gpu`` say which variables change a stand-in.
+"""
 
 from __future__ import annotations
 
 import ctypes.util
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
+from helpers.needs import lack, need_programs
 from pytest_nixl.nixl.backends.driver_standin import real_driver
 from pytest_nixl.nixl.worker.devices import make_ptx
 
+SOURCES = Path(__file__).parents[1] / "gpu"
+DRIVER, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+_FILES = {DRIVER: "driver.c", NVML: "nvml.c"}
 
-def build(folder: Path) -> Path:
-    """Compile the stand-in (``gpu/driver.c``) with the kernels. :raises RuntimeError: this host has a real driver."""
-    found = real_driver() or ctypes.util.find_library("cuda")
-    if found:
-        raise RuntimeError(f"this host has a real CUDA driver ({found}): the stand-in must not hide it")
-    library = folder / "libcuda.so.1"
-    source = Path(__file__).parents[1] / "gpu" / "driver.c"
-    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wl,-soname,libcuda.so.1"]
-    kernels = f'-DKERNELS="{make_ptx.SOURCE}"'
-    subprocess.run(["gcc", *options, kernels, "-o", str(library), str(source), "-ldl"], check=True)
-    return library
+
+def build(folder: Path, *libraries: str) -> dict[str, str]:
+    """Compile the stand-ins, and return the variables with which a process finds them, and the log of the driver.
+
+    The test is skipped, and in CI fails, on a host that has a real driver, or neither gcc nor cuda-bindings.
+
+    :param folder: an empty folder.
+    :param libraries: the sonames; none: all.
+    """
+    if found := real_driver() or ctypes.util.find_library("cuda"):
+        lack(f"a host without a CUDA driver, which a stand-in would hide ({found})")
+    if find_spec("cuda") is None:
+        lack("cuda-bindings")
+    need_programs("gcc")
+    for soname in libraries or _FILES:
+        options = ["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-format-truncation"]
+        options += ["-Wno-unused-function", "-Wl,-Bsymbolic", f"-Wl,-soname,{soname}", f'-DKERNELS="{make_ptx.SOURCE}"']
+        source, made = SOURCES / _FILES[soname], folder / soname
+        subprocess.run(["gcc", *options, "-o", str(made), str(source), "-ldl", "-lpthread"], check=True)
+    return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log")}

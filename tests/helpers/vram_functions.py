@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ def describe_part(agent: Any, *, buffer: Any, offset: int) -> list[object]:
 def sum_of(agent: Any, *, buffer: Any) -> int:
     """Use a buffer in host memory as an array."""
     return int(np.asarray(buffer).sum())
+
+
+def touch(agent: Any, *, address: int) -> int:
+    """Read a byte at an address from the host, which must not work in GPU memory."""
+    return ctypes.c_uint8.from_address(address).value
 
 
 def register_array(agent: Any) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from pytest_nixl.checks.doctor.check import (
@@ -19,10 +20,12 @@ from pytest_nixl.checks.doctor.check import (
     unknown,
     warned,
 )
+from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.checks.doctor.limits import amount
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.gpu_nic_affinity import FAR, NODE, ROOT, SWITCH, Topology
 from pytest_nixl.model.verdicts import Judgement
+from pytest_nixl.nixl.backends.cuda_modules import remedy
 
 _NVML = (
     "run `pip install nvidia-ml-py` in the environment of pytest-nixl, and give the container NVML "
@@ -111,6 +114,29 @@ def gpu_driver(facts: Facts, wanted: Requirements) -> Judgement:
             f"install nixl-cu{cuda.value.split('.')[0]}, or install a newer driver on the host",
         )
     return passed(f"driver {driver.value}, CUDA up to {cuda.value}")
+
+
+@check("ucx-cuda", "Does UCX find the libraries that its CUDA modules need?")
+def ucx_cuda(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the libraries of UCX's CUDA modules. Without them, UCX takes GPU memory for host memory."""
+    if not has_gpu(facts, wanted):
+        return not_applicable(NO_GPU)
+    if "UCX" not in wanted.backends:
+        return not_applicable("UCX is not requested")
+    absent = not_loaded(facts)
+    if absent is not None:
+        return absent
+    found = facts.software.backend("UCX")
+    if found is None or not found.plugin:
+        return unknown("the libraries of UCX were not examined", "follow the remedy of backend-loads")
+    if found.cuda_lacks:
+        return failed(f"{found.cuda_lacks}; UCX takes GPU memory for host memory", remedy(found.cuda_lacks))
+    if found.cuda_runtime:
+        return passed(
+            f"workers load {found.cuda_runtime}, which the loader does not find: a program that does not import torch "
+            f"needs {os.path.dirname(found.cuda_runtime)} in LD_LIBRARY_PATH"
+        )
+    return passed("UCX's CUDA modules find all libraries that they need")
 
 
 @check("gpu-p2p", "Can every GPU read every other's memory?")

@@ -241,15 +241,16 @@ def remedies(library: FoundLibrary) -> str:
     return f"{first}; or {second}; or set {library.variable}=/path/to/{library.usual}"
 
 
-def needed(plugin: str | None) -> list[tuple[FoundLibrary, str]]:
+def needed(plugin: str | None, libraries: Sequence[FoundLibrary] = LIBRARIES) -> list[tuple[FoundLibrary, str]]:
     """Return the libraries that a plugin needs, with their sonames; all libraries if the plugin is None.
 
     :param plugin: the path of the plugin.
+    :param libraries: those that it may need.
     """
     if plugin is None:
-        return [(library, library.usual) for library in LIBRARIES]
+        return [(library, library.usual) for library in libraries]
     content = Path(plugin).read_bytes()
-    found = ((library, re.search(rb"\0(" + library.soname.encode() + rb")\0", content)) for library in LIBRARIES)
+    found = ((library, re.search(rb"\0(" + library.soname.encode() + rb")\0", content)) for library in libraries)
     return [(library, match[1].decode()) for library, match in found if match]
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pytest_nixl.model.memory import HOST, MemoryPair
+from pytest_nixl.nixl.backends import cuda_modules, driver_standin
 from pytest_nixl.nixl.backends.libraries import Finder, LibraryError, find_plugin, locate, needed, open_library
 
 #: The id of the finding that UCX treats GPU memory as host memory.
@@ -90,7 +91,9 @@ class UcxBackend:
                 ) from None
             open_library(library, candidates[0], backend)
             recorded |= told
-        return recorded
+        if plugin is None or driver_standin.RECORDED in recorded:
+            return recorded
+        return recorded | cuda_modules.load(finder, plugin, nixl["nixl_package"], backend)
 
     def creating(self) -> AbstractContextManager[None]:
         """Return an empty context: UCX reports its transports later, when it connects."""

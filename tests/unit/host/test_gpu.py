@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.needs import need_programs
+from helpers import gpu_standin
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("pynvml") is None and not os.environ.get("CI"), reason="needs the package nvidia-ml-py"
@@ -29,25 +29,32 @@ def ask(**changes: str) -> dict[str, Any]:
     return answer
 
 
+#: The faults of the second of two GPUs, and that the first one cannot read the second one's memory.
+FAULTS = {
+    "STANDIN_NAME": "NVIDIA H100 80GB HBM3", "STANDIN_MEMORY": str(80 << 30), "STANDIN_DRIVER": "570.133.20",
+    "STANDIN_CUDA": "12080", "STANDIN_BAR1": f"{128 << 30},{256 << 20}", "STANDIN_NVLINKS": "18,17",
+    "STANDIN_DOWN": "0,1", "STANDIN_ECC_ERRORS": "0,2", "STANDIN_PERSISTENCE": "1,0", "STANDIN_CC": "9,0",
+    "STANDIN_P2P": "1,0",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    need_programs("gcc")
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).parents[2] / "nvml" / "stub.c"
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)], check=True
-    )
-    return ask(LD_LIBRARY_PATH=str(folder))
+def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return gpu_standin.build(tmp_path_factory.mktemp("nvml"), gpu_standin.NVML)
+
+
+@pytest.fixture(scope="module")
+def answer(library: dict[str, str]) -> dict[str, Any]:
+    return ask(**library, **FAULTS)
 
 
 def test_every_gpu_is_read_from_nvml(answer: dict[str, Any]) -> None:
     assert (answer["driver"], answer["cuda"]) == ("570.133.20", "12.8")
     good = {
-        "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:53:00.0", "memory": 80 << 30, "ecc": True,
+        "index": 0, "name": "NVIDIA H100 80GB HBM3", "pci": "0000:1a:00.0", "memory": 80 << 30, "ecc": True,
         "uncorrected": 0, "bar1": 128 << 30, "persistence": True, "nvlinks": 18, "capability": 90,
     }  # fmt: skip
-    bad = {"index": 1, "pci": "0000:54:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17,
+    bad = {"index": 1, "pci": "0000:1b:00.0", "uncorrected": 2, "bar1": 256 << 20, "persistence": False, "nvlinks": 17,
            "capability": None}  # fmt: skip
     assert answer["gpus"] == [good, {**good, **bad}]
 
@@ -62,4 +69,9 @@ def test_every_pair_of_gpus_is_read_from_nvml(answer: dict[str, Any]) -> None:
 def test_missing_library_of_nvml_is_reported() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this host has an NVIDIA driver, and so has NVML's library")
-    assert ask() == {"why": "NVML cannot be initialised: NVML Shared Library Not Found"}
+    assert ask() == {"why": "NVML (libnvidia-ml.so.1) was not found"}
+
+
+def test_library_of_another_driver_is_reported(library: dict[str, str]) -> None:
+    words = "NVML cannot be initialised: RM has detected an NVML/RM version mismatch."
+    assert ask(**library, STANDIN_NVML="18") == {"why": words}

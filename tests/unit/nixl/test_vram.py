@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU buffers, tested on a machine without a GPU.
 
-``cuda-bindings`` is real. The kernels are those of ``kernels.cu``, compiled for this processor. The driver is a
-stand-in whose GPUs are host memory (``gpu/driver.c``). The tests prove the arithmetic, the calls and their order, and
-that all memory is freed. They do not prove how a GPU runs the kernels.
+``cuda-bindings``, NIXL and UCX are real. The kernels are those of ``kernels.cu``, compiled for this processor. The
+driver is a stand-in whose GPUs are host memory (``gpu/driver.c``), to which only it has access. The tests prove the
+arithmetic, the calls and their order, that our code does not access GPU memory from the host, and that all memory is
+freed. They do not prove how a GPU runs the kernels.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
-import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.nixl.agent import Agents, NixlAgent
+from pytest_nixl.nixl.backends.cuda_modules import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import choose, require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx
@@ -39,15 +41,20 @@ from pytest_nixl.session.settings import read_settings
 pytestmark = pytest.mark.long
 
 HERE = str(Path(__file__).parents[2])
+VRAM_KNOWN = ("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable")
 NO_DRIVER = "needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)"
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Build the stand-in for the driver, and return the variables with which a process finds it and its log."""
-    folder = tmp_path_factory.mktemp("driver")
-    gpu_standin.build(folder)
-    return {"LD_LIBRARY_PATH": str(folder), "STANDIN_LOG": str(folder / "log"), "PYTHONPATH": HERE}
+    return {**gpu_standin.build(tmp_path_factory.mktemp("driver")), "PYTHONPATH": HERE}
+
+
+@pytest.fixture(scope="module")
+def without_nvml(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same on a host without NVML, such as a container with NVIDIA_DRIVER_CAPABILITIES=compute."""
+    return {**gpu_standin.build(tmp_path_factory.mktemp("without-nvml"), gpu_standin.DRIVER), "PYTHONPATH": HERE}
 
 
 @pytest.fixture(scope="module")
@@ -324,22 +331,64 @@ def test_backend_without_gpu_memory_is_reported(
         assert "POSIX supports only DRAM and FILE" in caught.value.reason
 
 
-def test_gpu_memory_that_ucx_detects_as_host_memory_is_a_finding(agent: NixlAgent) -> None:
-    """The fault is real: this UCX has no CUDA and cannot recognise the memory of the stand-in's GPUs."""
+def test_ucx_registers_gpu_memory_as_gpu_memory(agent: NixlAgent) -> None:
+    buffer = agent.allocate(4096, "VRAM", device=1)
+    agent.deregister_memory(agent.register(buffer))
+    buffer.free()
+
+
+def test_host_access_to_gpu_memory_ends_the_worker(started: Agents, driver: dict[str, str]) -> None:
+    """Every other test here relies on that: a host access to GPU memory in our code would end it."""
+    agent = started.start(environment=driver)
+    buffer = agent.allocate(4096, "VRAM")
+    with pytest.raises(WorkerError, match=signal.Signals.SIGSEGV.name):
+        agent.run("helpers.vram_functions:touch", address=buffer.address)
+
+
+def test_gpu_memory_that_ucx_detects_as_host_memory_is_a_finding(started: Agents, without_nvml: dict[str, str]) -> None:
+    """The fault is real: UCX's CUDA module needs NVML."""
+    agent = started.start(environment=without_nvml)
     buffer = agent.allocate(4096, "VRAM")
     with pytest.raises(FindingError) as caught:
         agent.register(buffer)
     assert caught.value.finding == VRAM_AS_HOST
-    for value in (agent.worker.name, "GPU 0", "VRAM memory is detected as host by UCX"):
+    lacks = "UCX cannot load its CUDA modules: libuct_cuda needs libnvidia-ml.so.1, which cannot be found or loaded"
+    for value in (agent.worker.name, "GPU 0", "VRAM memory is detected as host by UCX", lacks):
         assert value in caught.value.reason
-    assert "UCX_MODULES" in caught.value.remedy
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in caught.value.remedy
     buffer.free()
 
 
-def test_suite_reports_this_finding(driver: dict[str, str]) -> None:
-    done = run("suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=driver)
+def test_worker_loads_the_cuda_runtime_that_the_loader_does_not_find(agent: NixlAgent, driver: dict[str, str]) -> None:
+    assert agent.worker.versions[LOADED].endswith("/nvidia/cuda_runtime/lib/libcudart.so.12")
+
+
+def test_missing_cuda_runtime_is_reported(started: Agents, driver: dict[str, str], tmp_path: Path) -> None:
+    # The package stays installed for the other tests: a file that is not a library stands where it is searched.
+    broken = tmp_path / "libcudart.so.12"
+    broken.write_text("not a library")
+    agent = started.start(environment={**driver, "PYTEST_NIXL_LIBCUDART": str(broken)})
+    buffer = agent.allocate(4096, "VRAM")
+    with pytest.raises(
+        FindingError, match=r"libucm_cuda needs libcudart\.so\.12, which cannot be found or loaded"
+    ) as caught:
+        agent.register(buffer)
+    assert "pip install nvidia-cuda-runtime-cu12" in caught.value.remedy
+    buffer.free()
+
+
+def test_suite_reports_this_finding(without_nvml: dict[str, str]) -> None:
+    done = run(
+        "suites/infrastructure/test_gpu.py", "-k", "taken_for_gpu_memory", "--benchmark-disable", env=without_nvml
+    )
     assert re.search(rf"^FAIL {VRAM_AS_HOST}: .*rank 0 \(agent worker, pid ", done.output, re.MULTILINE)
     assert done.code == 1
+
+
+def test_suite_passes_where_ucx_takes_gpu_memory_for_gpu_memory(driver: dict[str, str]) -> None:
+    done = run(*VRAM_KNOWN, env=driver)
+    assert "(1 PASS" in done.output
+    assert done.code == 0
 
 
 LEFT = """
@@ -357,10 +406,10 @@ def test_dies(nixl_agent, nixl_buffer):
 """
 
 
-def test_buffers_are_freed_after_a_failed_test(pytester: pytest.Pytester, driver: dict[str, str]) -> None:
+def test_buffers_are_freed_after_a_failed_test(pytester: pytest.Pytester, without_nvml: dict[str, str]) -> None:
     pytester.makepyfile(LEFT)
     log = str(pytester.path / "log")
-    result = run_pytest(pytester, "--nixl-timeout=20s", env={**driver, "STANDIN_LOG": log})
+    result = run_pytest(pytester, "--nixl-timeout=20s", env={**without_nvml, "STANDIN_LOG": log})
     result.assert_outcomes(passed=1, failed=1, errors=1)
     result.stdout.fnmatch_lines(["*VRAM memory is detected as host by UCX*", "E * the test's own"])
     # A real driver frees the memory of the killed worker; the stand-in does not log that.
@@ -393,19 +442,14 @@ def test_ptx_is_compiled_from_the_source() -> None:
     assert ".version 6.3\n.target sm_70\n" in text
 
 
-def _ptxas() -> str | None:
-    """Return the path of the assembler in CUDA's package, or on PATH."""
-    spec = find_spec("nvidia.cuda_nvcc") if find_spec("nvidia") else None
-    for folder in spec.submodule_search_locations or () if spec else ():
-        if (Path(folder) / "bin" / "ptxas").exists():
-            return str(Path(folder) / "bin" / "ptxas")
-    return shutil.which("ptxas")
+def _ptxas() -> str:
+    """Return the path of the assembler in CUDA's package: another release on PATH may not know ``sm_70``."""
+    files = importlib.metadata.files("nvidia-cuda-nvcc-cu12") or ()
+    return next(str(file.locate()) for file in files if file.name == "ptxas")
 
 
 @pytest.mark.parametrize("target", ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120"])
 def test_ptx_is_assembled_for_every_gpu_generation(target: str, tmp_path: Path) -> None:
-    assembler = _ptxas()
-    assert assembler is not None, "pip install nvidia-cuda-nvcc-cu12"
     out = tmp_path / "kernels.cubin"
-    subprocess.run([assembler, f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
+    subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
     assert b"nixl_compare" in out.read_bytes()

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stand-in for NVML (libnvidia-ml.so.1), for tests on machines without a GPU. Names and structures are those of NVML's
+// header. The GPUs are those of driver.c: STANDIN_GPUS (2) of STANDIN_MEMORY bytes (1 GiB).
+// A variable with a list, such as STANDIN_NVLINKS=18,17, has a value for each GPU; the last one is for all that follow:
+// STANDIN_NVLINKS (active NVLinks; 0), STANDIN_DOWN (NVLinks that are down; 0), STANDIN_ECC_ERRORS (uncorrectable ones; 0),
+// STANDIN_ECC (1), STANDIN_PERSISTENCE (1), STANDIN_BAR1 (bytes; as the memory), STANDIN_P2P (0: others' memory can be
+// read; 1: the chipset does not support it), STANDIN_CC (the compute capability, major; 9; 0: not supported).
+// For all GPUs: STANDIN_NAME, STANDIN_DRIVER (the driver's version), STANDIN_CUDA (12090), STANDIN_NVML (an error code
+// of nvmlInit, such as 18: the library and the kernel's driver have different versions).
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef struct { char legacy[16]; u32 domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+typedef struct { u32 field, scope; long long time, latency; u32 type; int code; union { u32 u; u64 l; double d; } value; } Field;
+enum { OK = 0, INVALID = 2, UNSUPPORTED = 3, SHORT = 7, MISMATCH = 18 };
+
+static u64 number(const char *name, int gpu, u64 usual) {
+    const char *told = getenv(name);
+    if (!told) return usual;
+    for (const char *next; gpu-- > 0 && (next = strchr(told, ',')); told = next + 1);
+    return strtoull(told, NULL, 10);
+}
+static const char *text(const char *name, const char *usual) { const char *told = getenv(name); return told ? told : usual; }
+static int gpus(void) { return number("STANDIN_GPUS", 0, 2); }
+static int index_of(void *handle) { long i = (long)handle - 1; return i < 0 || i >= gpus() ? -1 : (int)i; }
+#define GPU(handle) int i = index_of(handle); if (i < 0) return INVALID
+static int say(char *to, u32 length, const char *what) { snprintf(to, length, "%s", what); return strlen(what) < length ? OK : SHORT; }
+static void pci(Pci *to, int bus) {
+    memset(to, 0, sizeof *to);
+    to->bus = bus, to->id = 0x233010DE;
+    snprintf(to->legacy, sizeof to->legacy, "0000:%02X:00.0", bus & 0xFF);
+    snprintf(to->bus_id, sizeof to->bus_id, "00000000:%02X:00.0", bus & 0xFF);
+}
+
+int nvmlInit_v2(void) { return number("STANDIN_NVML", 0, OK); }
+int nvmlInitWithFlags(u32 flags) { return nvmlInit_v2(); }
+int nvmlShutdown(void) { return OK; }
+const char *nvmlErrorString(int code) {
+    return code == OK ? "Success" : code == UNSUPPORTED ? "Not Supported"
+         : code == MISMATCH ? "Driver/library version mismatch" : "stand-in error";
+}
+int nvmlSystemGetDriverVersion(char *to, u32 length) { return say(to, length, text("STANDIN_DRIVER", "580.95.05")); }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = number("STANDIN_CUDA", 0, 12090), OK; }
+int nvmlDeviceGetCount_v2(u32 *count) { return *count = gpus(), OK; }
+int nvmlDeviceGetHandleByIndex_v2(u32 which, void **handle) {
+    *handle = (void *)(long)(which + 1);
+    return index_of(*handle) < 0 ? INVALID : OK;
+}
+int nvmlDeviceGetHandleByIndex(u32 which, void **handle) { return nvmlDeviceGetHandleByIndex_v2(which, handle); }
+int nvmlDeviceGetName(void *handle, char *to, u32 length) {
+    GPU(handle);
+    char name[32];
+    snprintf(name, sizeof name, "Stand-in %d", i);
+    return say(to, length, text("STANDIN_NAME", name));
+}
+int nvmlDeviceGetUUID(void *handle, char *to, u32 length) {
+    GPU(handle);
+    u32 b = 0x10 + i;
+    char uuid[48] = "GPU";
+    for (int k = 0; k < 16; k++) sprintf(uuid + strlen(uuid), k == 0 || (k % 2 == 0 && k >= 4 && k <= 10) ? "-%02x" : "%02x", b & 0xFF);
+    return say(to, length, uuid);
+}
+int nvmlDeviceGetPciInfo_v3(void *handle, Pci *to) { GPU(handle); return pci(to, 0x1A + i), OK; }
+int nvmlDeviceGetMemoryInfo(void *handle, u64 *to) {
+    GPU(handle);
+    return to[0] = to[1] = number("STANDIN_MEMORY", 0, 1 << 30), to[2] = 0, OK;
+}
+int nvmlDeviceGetBAR1MemoryInfo(void *handle, u64 *to) {
+    GPU(handle);
+    return to[0] = to[1] = number("STANDIN_BAR1", i, number("STANDIN_MEMORY", 0, 1 << 30)), to[2] = 0, OK;
+}
+int nvmlDeviceGetEccMode(void *handle, u32 *now, u32 *later) { GPU(handle); return *now = *later = number("STANDIN_ECC", i, 1), OK; }
+int nvmlDeviceGetTotalEccErrors(void *handle, int kind, int since, u64 *count) {
+    GPU(handle);
+    return *count = kind == 1 ? number("STANDIN_ECC_ERRORS", i, 0) : 0, OK;
+}
+int nvmlDeviceGetPersistenceMode(void *handle, u32 *on) { GPU(handle); return *on = number("STANDIN_PERSISTENCE", i, 1), OK; }
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    GPU(handle);
+    *major = number("STANDIN_CC", i, 9), *minor = 0;
+    return *major ? OK : UNSUPPORTED;
+}
+int nvmlDeviceGetNvLinkState(void *handle, u32 link, u32 *on) {
+    GPU(handle);
+    u64 up = number("STANDIN_NVLINKS", i, 0);
+    *on = link < up;
+    return link < up + number("STANDIN_DOWN", i, 0) ? OK : UNSUPPORTED;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, u32 link, Pci *to) {
+    GPU(handle);
+    if (link >= number("STANDIN_NVLINKS", i, 0)) return INVALID;
+    return pci(to, 0x1A + (i + 1) % gpus()), OK;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo(void *handle, u32 link, Pci *to) { return nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, link, to); }
+int nvmlDeviceGetP2PStatus(void *handle, void *other, int what, int *status) { GPU(handle); return *status = number("STANDIN_P2P", i, 0), OK; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *to) { return UNSUPPORTED; }
+int nvmlDeviceGetGpuFabricInfo(void *handle, void *to) { return UNSUPPORTED; }
+int nvmlDeviceGetFieldValues(void *handle, int count, Field *fields) {
+    GPU(handle);
+    for (Field *each = fields; each < fields + count; each++) {
+        each->code = each->field == 91 ? OK : UNSUPPORTED; // NVML_FI_DEV_NVLINK_LINK_COUNT
+        if (!each->code) each->type = 1, each->value.u = number("STANDIN_NVLINKS", i, 0);
+    }
+    return OK;
+}
