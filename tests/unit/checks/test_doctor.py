@@ -294,11 +294,17 @@ FAULTS = (
           ("/nixl/agents/", "ends with a slash"), WARN),
     Fault("namespace-no-slash", variable("NIXL_ETCD_NAMESPACE", "nixl"), "namespace-plain",
           ("=nixl", "without a slash"), WARN),
+    Fault("nixl-versions", lambda tree: tree.change("image", lambda found: found["packages"].update(
+        {"nixl": "1.5.0", "nixl-cu13": "1.3.2"})), "nixl-packages-agree",
+          ("nixl-cu12 1.5.0", "nixl-cu13 1.3.2", "nixl-cu12 1.5.0 is loaded")),
+    Fault("nixl-ep", both(variable("VLLM_ALL2ALL_BACKEND", "nixl_ep"), answer("image", nixl_ep={
+        "path": "/usr/local/nixl_ep_cu12", "why": "it is built for torch 2.11, and torch is 2.9.0"})),
+          "nixl-packages-agree", ("VLLM_ALL2ALL_BACKEND=nixl_ep", "torch 2.11", "2.9.0")),
     Fault("telemetry-off", both(variable("NIXL_TELEMETRY_ENABLE", "n"), nixl(telemetry={
         "error": "nixlNoTelemetryError: NIXL_ERR_NO_TELEMETRY"})), "telemetry-in-process",
           ("NIXL_TELEMETRY_ENABLE=n", "1.5.0", "nixlNoTelemetryError")),
-    Fault("telemetry-off-untried", variable("NIXL_TELEMETRY_ENABLE", "Off"), "telemetry-in-process",
-          ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
+    Fault("telemetry-off-untried", both(variable("NIXL_TELEMETRY_ENABLE", "Off"), nixl(telemetry={})),
+          "telemetry-in-process", ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
     Fault("telemetry-unread", nixl(telemetry={"error": "nixlBackendError: NIXL_ERR_BACKEND"}), "telemetry-in-process",
           ("nixlBackendError",), UNKNOWN),
     Fault("namespace-quoted", variable("NIXL_ETCD_NAMESPACE", '"/nixl"'), "namespace-plain", ('"/nixl"', "quotes")),
