@@ -14,6 +14,7 @@ from pathlib import Path
 from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.judge.profiles import load_profile
+from pytest_nixl.model.engine_backends import ENGINE_BACKENDS, GENERAL_VARIABLE
 from pytest_nixl.session.options import LEVELS, OPTIONS
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
@@ -90,6 +91,9 @@ def _run(arguments: argparse.Namespace) -> int:
     memory = "; it measures host memory: for GPU memory add -- --nixl-memory=VRAM:VRAM and a --profile that has it"
     remark = memory if chosen.gpus and not any(word.startswith("--nixl-memory") for word in theirs) else ""
     print(f"pytest-nixl run: {chosen}{remark}")
+    if "LIBFABRIC" in chosen.backend.value:
+        reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
+        print(f"engines use UCX unless they are told otherwise, and none reads {GENERAL_VARIABLE}: {reads}")
     shown = [Path(program[0]).name if len(program) == 1 else program[0], *program[1:], *_without_secrets(words)]
     print(f"$ {shlex.join(shown)}")
     if arguments.print:

@@ -14,6 +14,7 @@ from pytest_nixl.host import library_versions
 from pytest_nixl.host.device_code import DeviceCode, device_code
 from pytest_nixl.host.fact import Fact, to_plain
 from pytest_nixl.host.installed import cuda_of_nixl, nixl_packages, torch_version
+from pytest_nixl.host.nixl_ep import ask_nixl_ep
 from pytest_nixl.host.plugin_files import PluginFile, PluginsInAdvance, libnixl, plugin_folder
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.host.software import Software
@@ -29,6 +30,7 @@ class ImageFacts:
     :param nixl_cuda: the CUDA major version for which the loaded NIXL is built.
     :param torch: the version of torch.
     :param torch_cuda: the CUDA version for which torch is built.
+    :param nixl_ep: whether the expert-parallel kernels in NIXL's wheel can be imported with this torch.
     :param versions: the versions of other software, by the keys of ``[versions]`` of a profile.
     :param device_code: the CUDA code in plugin files; those without any are left out.
     :param verbs: the copies of libibverbs that NIXL loads, or the one of the system.
@@ -40,6 +42,7 @@ class ImageFacts:
     nixl_cuda: Fact[int]
     torch: Fact[str]
     torch_cuda: Fact[str]
+    nixl_ep: Fact[bool]
     versions: dict[str, Fact[str]]
     device_code: tuple[DeviceCode, ...]
     verbs: tuple[VerbsLibrary, ...]
@@ -74,6 +77,7 @@ def read_image(
         else Fact(None, module or "the loaded module", "neither the loaded module nor a loaded libcudart says it"),
         torch=torch_fact,
         torch_cuda=Fact(torch["cuda"], where) if torch.get("cuda") else Fact(None, where, other),
+        nixl_ep=_nixl_ep(found.get("nixl_ep", {}), why),
         versions={
             **versions,
             "nixl": software.nixl,
@@ -97,8 +101,9 @@ def _ask(software: Software, environ: Mapping[str, str], plugins: PluginsInAdvan
     cuda = cuda_of_nixl(software.nixl_file.value or "", libraries)
     return {
         "plugin_folder": folder,
-        "packages": nixl_packages(),
-        "torch": torch_version(),
+        "packages": (packages := nixl_packages()),
+        "torch": (torch := torch_version()),
+        "nixl_ep": ask_nixl_ep(software.nixl_file.value or "", torch, list(packages)),
         "versions": {
             "cuda": library_versions.cuda(environ, cuda[0] if cuda else 12),
             "gdrcopy": library_versions.gdrcopy(environ),
@@ -119,6 +124,14 @@ def _device_code(folder: str) -> list[dict[str, Any]]:
             code = device_code(str(path))
             found += [to_plain(code)] if code is not None else []
     return found
+
+
+def _nixl_ep(found: Mapping[str, str], why: str) -> Fact[bool]:
+    if not found:
+        return Fact(None, "nixl_ep", why or "the loaded NIXL has no nixl_ep")
+    if found.get("unknown"):
+        return Fact(None, found["path"], found["unknown"])
+    return Fact(not found["why"], found["path"], found["why"])
 
 
 def _version(value: str, source: str, why: str) -> Fact[str]:

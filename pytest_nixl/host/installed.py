@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,22 @@ from typing import Any
 from pytest_nixl.model.nixl_releases import PACKAGES
 
 _MODULE = re.compile(r"/nixl_cu(\d+)/[^/]+$")
+#: The folder of a package of NIXL for one CUDA version, for ROCm or for all; other names that begin so are not NIXL.
+_DISTRIBUTION = re.compile(r"(?P<name>nixl(?:[_-](?:cu\d+|rocm\w*))?)-(?P<version>[^-]+)\.dist-info", re.IGNORECASE)
 _RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]{8})?\.so\.(\d+)")
 
 
 def nixl_packages() -> dict[str, str]:
     """Return the versions of all installed packages of NIXL, by name. Only one of them is loaded."""
-    found = {}
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for path in sorted(Path(folder or ".").glob("nixl*.dist-info")):
+            if match := _DISTRIBUTION.fullmatch(path.name):
+                # As for an import, the first folder counts.
+                found.setdefault(match["name"].lower().replace("_", "-"), match["version"])
     for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.setdefault(name, importlib.metadata.version(name))
     return found
 
 

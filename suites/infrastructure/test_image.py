@@ -26,6 +26,14 @@ def test_nixl_and_torch_are_built_for_one_cuda_version(
     verdict(ask("nixl-cuda"))
 
 
+@pytest.mark.nixl_check("nixl-packages-agree", level="quick")
+def test_the_packages_of_nixl_have_one_version(
+    ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]
+) -> None:
+    """All installed packages of NIXL have one version, and its expert-parallel kernels fit torch if they are used."""
+    verdict(ask("nixl-packages-agree"))
+
+
 @pytest.mark.nixl_check("image-versions", level="quick")
 def test_the_software_has_the_wanted_versions(
     ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]

@@ -219,7 +219,7 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
             "ucx": "1.21.0", "ucx_variables": ["UCX_TLS", "UCX_NET_DEVICES", "UCX_LOG_LEVEL"], "unused": {},
             "fabric_variables": ["FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"],
             "nixl_variables": ["NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL"],
-            "advertised": ["10.0.0.11"],
+            "advertised": ["10.0.0.11"], "telemetry": {"bytes": 4096},
             "etcd_client": {"path": "/usr/local/lib/libetcd-cpp-api-core.so", "patched": True},
         },
     )  # fmt: skip
@@ -232,6 +232,7 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
                 for name in ("LIBFABRIC", "UCX")
             ],
             "packages": {"nixl-cu12": "1.5.0"},
+            "nixl_ep": {"path": "/usr/local/lib/python3.12/dist-packages/nixl_ep_cu12", "why": ""},
             "torch": {"version": "2.9.0+cu128", "cuda": "12.8", "path": "/usr/local/lib/torch/version.py"},
             "versions": {
                 "cuda": ["12.8.90", "/usr/local/cuda/lib64/libcudart.so.12.8.90", ""],

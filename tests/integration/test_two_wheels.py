@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,27 @@ def imported_first(folder: Path, cuda: int) -> None:
     (folder / "sitecustomize.py").write_text("import cuda.bindings\n")
 
 
-def verdict(*folders: Path) -> tuple[str, str, str, list[str]]:
-    """Return verdict, reason and remedy of nixl-cuda, and which checks fail, with these folders first on the path."""
+def test_wheels_of_two_versions_are_named(tmp_path: Path) -> None:
+    wheel = copy_wheel(tmp_path / "site")
+    other = add_other(wheel.site)
+    # Two real wheels; only the version that one of them says of itself is another one.
+    [info] = wheel.site.glob(f"{other}-*.dist-info")
+    info = info.rename(info.with_name(f"{other}-1.3.2.dist-info"))
+    told = (info / "METADATA").read_text()
+    (info / "METADATA").unlink()  # it is a link to the other wheel's file
+    (info / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", "Version: 1.3.2", told))
+    record = (info / "RECORD").read_text()
+    (info / "RECORD").unlink()
+    (info / "RECORD").write_text(re.sub(r"-[0-9.]+\.dist-info/", "-1.3.2.dist-info/", record))
+    said, reason, remedy, failed = verdict(wheel.site, check="nixl-packages-agree")
+    assert (said, failed) == ("FAIL", ["nixl-packages-agree"]), reason
+    assert f"{other.replace('_', '-')} 1.3.2" in reason
+    assert reason.endswith(f"; {other.replace('_', '-')} 1.3.2 is loaded")
+    assert "pip install --no-deps" in remedy
+
+
+def verdict(*folders: Path, check: str = "nixl-cuda") -> tuple[str, str, str, list[str]]:
+    """Return verdict, reason and remedy of a check, and which checks fail, with these folders first on the path."""
     path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", "pytest_nixl.cli", "doctor", "--image", "--json"],
@@ -50,7 +70,7 @@ def verdict(*folders: Path) -> tuple[str, str, str, list[str]]:
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     found = {each["id"]: each for each in json.loads(done.stdout)["checks"]}
-    one = found["nixl-cuda"]
+    one = found[check]
     failed = [each["id"] for each in found.values() if each["verdict"] == "FAIL"]
     assert done.returncode == bool(failed)
     return one["verdict"], one["reason"], one["remedy"], failed

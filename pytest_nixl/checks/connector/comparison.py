@@ -91,6 +91,8 @@ def _side(source: ConfiguredEngine) -> EngineSide:
     name = f"{side.engine} under Dynamo" if side.dynamo else side.engine
     values["engine"] = FieldValue(name)
     values["image"] = FieldValue(source.image, is_set=bool(source.image), is_readable=bool(source.image))
+    efa = source.efa or 0
+    values["EFA devices"] = FieldValue(str(efa), is_set=efa > 0, is_readable=source.efa is not None)
     installed = releases(side)
     values["installed releases"] = FieldValue(installed, is_set=bool(installed), is_readable=bool(installed))
     return side

@@ -25,6 +25,8 @@ from pytest_nixl.checks.connector.file_text import objects, parse_json, parse_ya
 _LISTED = 8
 #: Prefixes of variables that only one engine reads.
 _OF_ENGINE = {"VLLM_": "vLLM", "SGLANG_": "SGLang"}
+#: The resource of Kubernetes that is an EFA device.
+_EFA = "vpc.amazonaws.com/efa"
 _KV_TRANSFER = ("kv_transfer_config", "kv-transfer-config")
 
 
@@ -36,6 +38,7 @@ class ConfiguredEngine:
     :param names: the names that choose this engine with ``FILE#NAME``; the last one is complete.
     :param image: the image of the container; empty if the file names none.
     :param pod: an identity that two containers of one pod share; None if the file is not a pod spec.
+    :param efa: the number of EFA devices that the pod requests; None if the file cannot say it.
     :param unread: where variables come from that the file does not contain, such as ``ConfigMap engine``.
     """
 
@@ -45,6 +48,7 @@ class ConfiguredEngine:
     image: str = ""
     pod: tuple[str, int] | None = None
     unread: tuple[str, ...] = ()
+    efa: int | None = None
 
     @property
     def label(self) -> str:
@@ -154,7 +158,8 @@ def _of_container(
     names = tuple(dict.fromkeys(filter(None, (name, owner, "/".join(filter(None, (owner, name)))))))
     words = [*_words(container.get("command")), *_words(container.get("args"))]
     for launch in _launches(f"{path}#{names[-1]}" if names else path, words, environment, image):
-        yield ConfiguredEngine(path, names, replace(launch, has_environment=not unread), image, pod, unread)
+        launch = replace(launch, has_environment=not unread)
+        yield ConfiguredEngine(path, names, launch, image, pod, unread, _efa_devices(container))
 
 
 def _of_service(
@@ -180,7 +185,9 @@ def _of_service(
     image = str(container.get("image") or "")
     for launch in _launches(f"{path}#{name}", words, environment, image):
         names = tuple(dict.fromkeys((name, f"{owner}/{name}" if owner and container is not service else name)))
-        yield ConfiguredEngine(path, names, replace(launch, has_environment=not unread), image, None, unread)
+        launch = replace(launch, has_environment=not unread)
+        efa = max(_efa_devices(container), _efa_devices(service)) if container is not service else None
+        yield ConfiguredEngine(path, names, launch, image, None, unread, efa)
 
 
 def _of_configuration(path: str, document: Mapping[str, Any]) -> Iterator[ConfiguredEngine]:
@@ -246,6 +253,17 @@ def _reference(source: Mapping[str, Any], data: Mapping[str, Mapping[str, str]])
                 return data[name][key]
             return f"$({str(kind).removesuffix('KeyRef')} {name}, {key})"
     return "$(valueFrom)"
+
+
+def _efa_devices(container: Mapping[str, Any]) -> int:
+    """Return the number of EFA devices among the resources of a container, or of a service of a Dynamo graph."""
+    counts = [0]
+    resources = container.get("resources")
+    for kind in resources.values() if isinstance(resources, dict) else ():
+        for part in (kind, kind.get("custom")) if isinstance(kind, dict) else ():
+            text = _scalar(part.get(_EFA, "")) if isinstance(part, dict) else ""
+            counts.append(int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0)
+    return max(counts)
 
 
 def _items(value: Any) -> list[Any]:

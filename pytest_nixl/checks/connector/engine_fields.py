@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from pytest_nixl.checks.connector.command_line import Launch, is_resolved
 from pytest_nixl.checks.connector.containers import ConfiguredEngine
+from pytest_nixl.core.alloc_conf import ALLOC_CONF
+from pytest_nixl.model.engine_backends import GENERAL_VARIABLE
 
 #: The most characters of a value.
 _MOST_CHARACTERS = 1 << 12
@@ -136,6 +138,8 @@ COMMON = (
     EngineField("UCX_TLS", variables=("UCX_TLS",)),
     EngineField("UCX_NET_DEVICES", variables=("UCX_NET_DEVICES",)),
     EngineField("NIXL_ETCD_ENDPOINTS", variables=("NIXL_ETCD_ENDPOINTS",)),
+    EngineField(GENERAL_VARIABLE, variables=(GENERAL_VARIABLE,)),
+    EngineField(ALLOC_CONF[0], variables=ALLOC_CONF),
     # src/core/nixl_etcd_metadata_backend.cpp: default_namespace
     EngineField("NIXL_ETCD_NAMESPACE", variables=("NIXL_ETCD_NAMESPACE",), default="/nixl/agents/"),
 )

@@ -83,6 +83,19 @@ def vllm_handshake(pair: SidePair, field: str) -> Mismatch | None:
     return Mismatch("vLLM does not compare the sides itself if it is false", "", Verdict.WARN)
 
 
+def vllm_cross_layers(pair: SidePair, field: str) -> Mismatch | None:
+    """Judge whether blocks span layers: equal, and Dynamo's PdConnector never lets them (ai-dynamo/dynamo#10027)."""
+    if wrong := equal()(pair, field):
+        return wrong
+    wrappers, sides = pair.values("wrapping connector"), pair.values(field)
+    if wrappers[0].text != wrappers[1].text and any(
+        wrapper.text == "PdConnector" and other.text == "true"
+        for wrapper, other in zip(wrappers, reversed(sides), strict=True)
+    ):
+        return Mismatch("PdConnector ignores it, so only the other side uses it", f"remove {field} on both sides")
+    return None
+
+
 def side_channel_port(pair: SidePair, field: str) -> Mismatch | None:
     """Judge the ports of vLLM's handshake: a port for each data-parallel rank, counted from the given one."""
     if not pair.one_host:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_nixl.checks.connector import engine_relations, nixl_relations
+from pytest_nixl.checks.connector import backend_relations, engine_relations, nixl_relations
 from pytest_nixl.checks.connector.dynamo import ROLE
 from pytest_nixl.checks.connector.relations import (
     Relation,
@@ -18,6 +18,8 @@ from pytest_nixl.checks.connector.relations import (
     prefill_listens,
     reachable,
 )
+from pytest_nixl.core.alloc_conf import ALLOC_CONF
+from pytest_nixl.model.engine_backends import GENERAL_VARIABLE
 from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 
 
@@ -70,6 +72,9 @@ _NIXL_ETCD = "NIXL src/core/nixl_etcd_metadata_backend.cpp"
 _CONN = "SGLang python/sglang/srt/disaggregation/common/conn.py (try_ensure_parallel_info)"
 _PD = "https://docs.sglang.io/advanced_features/pd_disaggregation.html"
 _NIXL_CONN = "SGLang python/sglang/srt/disaggregation/nixl/conn.py"
+_EFA = "https://github.com/ray-project/ray/pull/62339, aws-samples/awsome-inference#72"
+_GENERAL = "https://github.com/vllm-project/vllm/issues/41814"
+_SEGMENTS = "https://github.com/ai-dynamo/nixl/issues/1754"
 _TELEMETRY = "docs/reference/findings.md (NIXL-TELEMETRY-OFF-RAISES)"
 _RUNTIME = "inferred from Dynamo components/src/dynamo/common/configuration/groups/runtime_args.py"
 
@@ -118,6 +123,12 @@ RULES: tuple[ConnectorRule, ...] = (
                   "give both sides the same backend", _NIXL_CONN),
     ConnectorRule(_NIXL, "", "NIXL_ETCD_NAMESPACE", "equal to the letter", nixl_relations.namespace,
                   "write the same NIXL_ETCD_NAMESPACE on both sides", _NIXL_ETCD),
+    ConnectorRule(_NIXL, "", "EFA devices", "LIBFABRIC, if the pod has EFA", backend_relations.efa_devices,
+                  "give both sides LIBFABRIC", _EFA),
+    ConnectorRule(_NIXL, "", GENERAL_VARIABLE, "the engine's own backend, because no engine reads it",
+                  backend_relations.general_variable, f"unset {GENERAL_VARIABLE}", _GENERAL),
+    ConnectorRule(_NIXL, "", ALLOC_CONF[0], "no expandable_segments:True", backend_relations.segments,
+                  f"remove expandable_segments from {ALLOC_CONF[0]} on both sides", _SEGMENTS),
     ConnectorRule(_NIXL, "vLLM", TELEMETRY_VARIABLE, "not off", nixl_relations.telemetry,
                   f"unset {TELEMETRY_VARIABLE} on both sides, or set it to y", _TELEMETRY),
     _same(_NIXL, "vLLM", "kv_buffer_device", _BUFFER),
@@ -139,7 +150,7 @@ RULES: tuple[ConnectorRule, ...] = (
     ConnectorRule(_CONNECTOR, "vLLM", "VLLM_KV_CACHE_LAYOUT", "equal", engine_relations.vllm_layout,
                   "give both sides the same layout, or unset it", _HANDSHAKE),
     _same(_CONNECTOR, "vLLM", "--attention-backend", _HASH),
-    _same(_CONNECTOR, "vLLM", "enable_cross_layers_blocks", _HASH),
+    _same(_CONNECTOR, "vLLM", "enable_cross_layers_blocks", _HASH, engine_relations.vllm_cross_layers),
     _same(_CONNECTOR, "vLLM", "--disable-hybrid-kv-cache-manager", _HASH),
     _same(_CONNECTOR, "vLLM", "speculative method", _MATRIX),
     _same(_CONNECTOR, "vLLM", "speculative model", _MATRIX),

@@ -16,6 +16,9 @@ from pytest_nixl.model.nixl_releases import TELEMETRY_VARIABLE
 #: The connectors that use NIXL: the default one is the same as NixlPullConnector.
 NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 
+#: The connectors that contain others: vLLM's, and Dynamo's of one for offloading and one for the transfer.
+_WRAPPERS = ("MultiConnector", "PdConnector")
+
 FIELDS = (
     EngineField("--model", ("--model",)),
     EngineField("--revision", ("--revision",)),
@@ -49,14 +52,17 @@ def read_vllm(source: ConfiguredEngine) -> dict[str, FieldValue]:
 
 
 def _transfer(source: ConfiguredEngine) -> Iterator[tuple[str, FieldValue]]:
-    """Yield the fields of ``--kv-transfer-config``. In a MultiConnector, that of the NIXL connector counts."""
+    """Yield the fields of ``--kv-transfer-config``. In a MultiConnector or PdConnector, that of NIXL counts."""
     given = json_option(source, "--kv-transfer-config")
     readable = bool(given) or source.launch.has_options
     if not given and source.launch.dynamo and "nixl" in source.launch.options.get("--connector", ()):
         given = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}  # dynamo.vllm before --kv-transfer-config
     extra = _object(given.get("kv_connector_extra_config"))
     nested = extra.get("connectors")
-    if given.get("kv_connector") == "MultiConnector" and isinstance(nested, list):
+    wrapper = str(given.get("kv_connector"))
+    wraps = wrapper in _WRAPPERS and isinstance(nested, list)
+    yield "wrapping connector", FieldValue(wrapper if wraps else "", is_set=wraps, is_readable=readable)
+    if wraps and isinstance(nested, list):
         inner = [each for each in nested if isinstance(each, dict) and each.get("kv_connector") in NIXL_CONNECTORS]
         given = {**given, **(inner[0] if inner else {})}
         extra = _object(given.get("kv_connector_extra_config"))

@@ -44,6 +44,7 @@ def _own() -> dict[str, Check]:
         libraries,
         limits,
         network,
+        packages,
         rdma,
         storage_queues,
         ucx_tls,
@@ -51,7 +52,7 @@ def _own() -> dict[str, Check]:
     )
 
     order = (
-        libraries, image, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls,
+        libraries, image, packages, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls,
         environment, engine,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}

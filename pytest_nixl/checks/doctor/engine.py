@@ -3,10 +3,21 @@
 
 from __future__ import annotations
 
-from pytest_nixl.checks.doctor.check import Requirements, check, failed, not_applicable, passed, unknown
+from pytest_nixl.checks.doctor.check import (
+    Requirements,
+    check,
+    failed,
+    named,
+    not_applicable,
+    passed,
+    plural,
+    unknown,
+    warned,
+)
 from pytest_nixl.checks.doctor.libraries import not_loaded
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.software import NOT_TRIED
+from pytest_nixl.model.engine_backends import ENGINE_BACKENDS
 from pytest_nixl.model.nixl_releases import TELEMETRY_OFF, TELEMETRY_VARIABLE, telemetry_off_raises
 from pytest_nixl.model.verdicts import Judgement
 
@@ -50,3 +61,36 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
     return unknown(
         f"the telemetry of a transfer could not be read: {telemetry.why}", "follow the remedy of backend-loads"
     )
+
+
+@check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
+def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
+    """Judge the backend that engines will use. No engine reads NIXL_BACKEND, and UCX cannot use EFA."""
+    asked = {each: facts.environment.get(each.variable) for each in ENGINE_BACKENDS if each.variable}
+    asked = {each: text for each, text in asked.items() if text}
+    validated, efa = named(wanted.backends), facts.efa
+    for each, text in asked.items():
+        names = {part.strip().upper() for part in text.split(",")}
+        if efa and "LIBFABRIC" not in names:
+            return failed(
+                f"{each.variable}={text}, but this host has {plural(len(efa), 'EFA device')}, which only LIBFABRIC "
+                f"can use: {each.engine} transfers over TCP",
+                f"set {each.variable}=LIBFABRIC",
+            )
+        if not names & set(wanted.backends):
+            return failed(
+                f"{each.variable}={text}: {each.engine} uses {text}, but {validated} is validated here",
+                f"validate {text} (--backend={text}, --nixl-backend={text}), or correct {each.variable}",
+            )
+    reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
+    if efa and "LIBFABRIC" not in wanted.backends:
+        return warned(
+            f"this host has {plural(len(efa), 'EFA device')}, which only LIBFABRIC can use, but {validated} is "
+            "validated, which engines use by default",
+            f"validate with --backend=LIBFABRIC (--nixl-backend=LIBFABRIC), and give it to the engine ({reads})",
+        )
+    if asked:
+        return passed("; ".join(f"{each.engine} uses {text}, as validated" for each, text in asked.items()))
+    if efa:
+        return passed(f"{validated} is validated; engines use UCX unless it is given to them ({reads})")
+    return not_applicable("this host has no EFA, and no variable names an engine's backend")

@@ -15,6 +15,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.network import devices_named
+from pytest_nixl.core.alloc_conf import ALLOC_CONF, expands_segments
 from pytest_nixl.host.facts import ETCD_VARIABLES, Facts
 from pytest_nixl.model.verdicts import Judgement
 
@@ -159,6 +160,9 @@ def variables_agree(facts: Facts, wanted: Requirements) -> Judgement:
                 "unset UCX_IB_GPU_DIRECT_RDMA",
             )
         )
+    for name in ALLOC_CONF:
+        if gpu and expands_segments(get(name)):
+            found.append((f"{name}={get(name)}: UCX moves such GPU memory by TCP, 600 times slower", f"unset {name}"))
     if gpu and "CUDA_VISIBLE_DEVICES" in facts.environment.steering and get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         found.append(
             ("CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES, or set it to the numbers of the GPUs")

@@ -114,6 +114,8 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "NIXL_ETCD_NAMESPACE": change("env", "NIXL_ETCD_NAMESPACE", "/nixl/qwen/"),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": change("env", "VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
         "NIXL_TELEMETRY_ENABLE": change("env", "NIXL_TELEMETRY_ENABLE", "n"),
+        "NIXL_BACKEND": change("env", "NIXL_BACKEND", "LIBFABRIC", "prefill"),
+        "PYTORCH_CUDA_ALLOC_CONF": change("env", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         "backends": change("transfer", "kv_connector_extra_config", {"backends": ["LIBFABRIC"]}),
         "kv_buffer_device": change("transfer", "kv_buffer_device", "cpu"),
         "kv_connector": change("transfer", "kv_connector", "NixlPushConnector"),
@@ -135,6 +137,8 @@ PLANTED: dict[str, dict[str, Callable[[dict[str, Side]], None]]] = {
         "UCX_NET_DEVICES": change("env", "UCX_NET_DEVICES", "lo"),
         "--host": change("options", "--host", "127.0.0.1", "prefill"),
         "SGLANG_DISAGGREGATION_NIXL_BACKEND": change("env", "SGLANG_DISAGGREGATION_NIXL_BACKEND", "ucx"),
+        "NIXL_BACKEND": change("env", "NIXL_BACKEND", "LIBFABRIC"),
+        "PYTORCH_CUDA_ALLOC_CONF": change("env", "PYTORCH_ALLOC_CONF", "backend:native, expandable_segments:true"),
         "--disaggregation-mode": change("options", "--disaggregation-mode", "prefill"),
         "--disaggregation-transfer-backend": change("options", "--disaggregation-transfer-backend", "mooncake"),
         "--disaggregation-bootstrap-port": change("options", "--disaggregation-bootstrap-port", "9000"),
@@ -173,6 +177,7 @@ def pod(side: Side, name: str = "engine") -> dict[str, Any]:
         args += ["--kv-transfer-config", json.dumps(side["transfer"])]
     container = {
         "name": "engine",
+        "resources": {"limits": {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": side.get("efa", 0)}},
         "image": side["image"],
         "command": side["command"],
         "args": args,
@@ -685,3 +690,71 @@ def test_pipeline_stages_of_sglang(tmp_path: Path, prefill: str, decode: str, fa
     sides["prefill"]["options"]["--pp-size"] = prefill
     sides["decode"]["options"]["--pipeline-parallel-size"] = decode
     assert wrong(compared(tmp_path, sides)) == ({"--pp-size"} if fails else set())
+
+
+def of_efa(engine: str, **variables: str) -> dict[str, Side]:
+    """Return both sides of an engine in pods with 32 EFA devices."""
+    sides = sides_of(engine)
+    for side in sides.values():
+        side["efa"] = 32
+        side["env"].update(variables)
+    return sides
+
+
+def test_a_pod_with_efa_whose_engine_uses_ucx_is_named(tmp_path: Path) -> None:
+    # ray#62339 and awsome-inference#72: 0.3 GB/s, or a stall, with NIXL_BACKEND=LIBFABRIC in the pod.
+    comparison = compared(tmp_path, of_efa("vLLM", NIXL_BACKEND="LIBFABRIC"))
+    assert wrong(comparison) == {"EFA devices", "NIXL_BACKEND"}
+    [efa, general] = [result for result in comparison.results if result.rule.field in wrong(comparison)]
+    assert "prefill has 32, decode has 32; vLLM uses UCX, which cannot use EFA" in efa.sentence
+    assert "vLLM does not read NIXL_BACKEND, and uses UCX" in general.sentence
+    assert efa.remedy == 'set kv_connector_extra_config {"backends": ["LIBFABRIC"]}'
+    assert wrong(compared(tmp_path, of_efa("SGLang"))) == {"EFA devices"}
+
+
+def test_a_pod_with_efa_whose_engine_uses_libfabric_is_right(tmp_path: Path) -> None:
+    sides = of_efa("vLLM", NIXL_BACKEND="LIBFABRIC")
+    for side in sides.values():
+        side["transfer"]["kv_connector_extra_config"] = {"backends": ["LIBFABRIC"]}
+    assert wrong(compared(tmp_path, sides)) == set()
+    variables = {"SGLANG_DISAGGREGATION_NIXL_BACKEND": "LIBFABRIC", "NIXL_BACKEND": "libfabric"}
+    assert wrong(compared(tmp_path, of_efa("SGLang", **variables))) == set()
+
+
+def test_the_efa_devices_of_a_dynamo_graph_are_read(tmp_path: Path) -> None:
+    container = {"image": "vllm-runtime:1.1.0", "command": ["python3", "-m", "dynamo.vllm"], "args": ["--model", "m"]}
+    service = {"extraPodSpec": {"mainContainer": container}, "resources": {"limits": {"custom": {
+        "vpc.amazonaws.com/efa": "4"}}}}  # fmt: skip
+    path = tmp_path / "graph.yaml"
+    path.write_text(yaml.safe_dump({"kind": "DynamoGraphDeployment", "spec": {"services": {"Decode": service}}}))
+    assert read_engine(str(path)).efa == 4
+
+
+def in_pd_connector(side: Side, cross_layers: bool) -> None:
+    """Wrap a side's NixlConnector in Dynamo's PdConnector, as KVBM does."""
+    inner = {**side["transfer"], "kv_connector_extra_config": {"enable_cross_layers_blocks": cross_layers}}
+    side["transfer"] = {
+        "kv_connector": "PdConnector",
+        "kv_role": inner["kv_role"],
+        "kv_connector_module_path": "kvbm.vllm_integration.connector",
+        "kv_connector_extra_config": {
+            "connectors": [{"kv_connector": "DynamoConnector", "kv_role": "kv_both"}, inner]
+        },
+    }  # fmt: skip
+
+
+def test_pd_connector_contains_the_connector_that_counts(tmp_path: Path) -> None:
+    sides = sides_of("Dynamo")
+    in_pd_connector(sides["prefill"], cross_layers=False)
+    assert wrong(compared(tmp_path, sides)) == set()
+
+
+def test_pd_connector_ignores_blocks_across_layers(tmp_path: Path) -> None:
+    # dynamo#10027: both files say true, and vLLM reports a hash mismatch.
+    sides = sides_of("Dynamo")
+    in_pd_connector(sides["prefill"], cross_layers=True)
+    sides["decode"]["transfer"]["kv_connector_extra_config"] = {"enable_cross_layers_blocks": True}
+    comparison = compared(tmp_path, sides)
+    assert wrong(comparison) == {"enable_cross_layers_blocks"}
+    [named] = [result for result in comparison.results if result.verdict is Verdict.FAIL]
+    assert "PdConnector ignores it" in named.why

@@ -297,11 +297,21 @@ FAULTS = (
           ("/nixl/agents/", "ends with a slash"), WARN),
     Fault("namespace-no-slash", variable("NIXL_ETCD_NAMESPACE", "nixl"), "namespace-plain",
           ("=nixl", "without a slash"), WARN),
+    Fault("nixl-versions", lambda tree: tree.change("image", lambda found: found["packages"].update(
+        {"nixl": "1.5.0", "nixl-cu13": "1.3.2"})), "nixl-packages-agree",
+          ("nixl-cu12 1.5.0", "nixl-cu13 1.3.2", "nixl-cu12 1.5.0 is loaded")),
+    Fault("nixl-ep", both(variable("VLLM_ALL2ALL_BACKEND", "nixl_ep"), answer("image", nixl_ep={
+        "path": "/usr/local/nixl_ep_cu12", "why": "it is built for torch 2.11, and torch is 2.9.0"})),
+          "nixl-packages-agree", ("VLLM_ALL2ALL_BACKEND=nixl_ep", "torch 2.11", "2.9.0")),
+    Fault("engine-without-efa", variable("SGLANG_DISAGGREGATION_NIXL_BACKEND", "UCX"), "engine-backend-fits",
+          ("SGLANG_DISAGGREGATION_NIXL_BACKEND=UCX", "32 EFA devices", "LIBFABRIC", "SGLang")),
+    Fault("expandable-segments", variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), "variables-agree",
+          ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "600")),
     Fault("telemetry-off", both(variable("NIXL_TELEMETRY_ENABLE", "n"), nixl(telemetry={
         "error": "nixlNoTelemetryError: NIXL_ERR_NO_TELEMETRY"})), "telemetry-in-process",
           ("NIXL_TELEMETRY_ENABLE=n", "1.5.0", "nixlNoTelemetryError")),
-    Fault("telemetry-off-untried", variable("NIXL_TELEMETRY_ENABLE", "Off"), "telemetry-in-process",
-          ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
+    Fault("telemetry-off-untried", both(variable("NIXL_TELEMETRY_ENABLE", "Off"), nixl(telemetry={})),
+          "telemetry-in-process", ("NIXL_TELEMETRY_ENABLE=Off", "1.5.0")),
     Fault("telemetry-unread", nixl(telemetry={"error": "nixlBackendError: NIXL_ERR_BACKEND"}), "telemetry-in-process",
           ("nixlBackendError",), UNKNOWN),
     Fault("namespace-quoted", variable("NIXL_ETCD_NAMESPACE", '"/nixl"'), "namespace-plain", ('"/nixl"', "quotes")),
@@ -419,3 +429,16 @@ def test_interface_below_the_rate_of_the_profile_fails(healthy: Tree, tmp_path: 
     assert judged["nic-rate"].verdict is FAIL
     assert "100 Gb/s" in judged["nic-rate"].reason
     assert "enp72s0 at 25 Gb/s" in judged["nic-rate"].reason
+
+
+def test_backend_that_no_engine_will_use_is_named(healthy: Tree, tmp_path: Path) -> None:
+    profile = load_profile("p5.48xlarge")
+    tree = healthy.copy(tmp_path / "tree")
+    ucx = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
+    assert ucx.verdict is WARN
+    assert "32 EFA devices, which only LIBFABRIC can use, but UCX is validated" in ucx.reason
+    tree.variable("TRTLLM_NIXL_KVCACHE_BACKEND", "LIBFABRIC")
+    other = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
+    assert "TensorRT-LLM uses LIBFABRIC, but UCX is validated here" in other.reason
+    right = verdicts(facts_of(tree), Requirements(profile, BACKENDS))["engine-backend-fits"]
+    assert (right.verdict, right.reason) == (Verdict.PASS, "TensorRT-LLM uses LIBFABRIC, as validated")

@@ -359,3 +359,20 @@ def test_table_that_is_not_valid_is_one_sentence(profile: str, words: str) -> No
         parse_profile(text.encode(), "p.toml")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_kernels_that_do_not_fit_torch_fail_only_where_they_are_used(tree: ChangedTree) -> None:
+    why = {"path": "/usr/local/nixl_ep_cu12", "why": "it is built for torch 2.11, and torch is 2.9.0"}
+    tree.change("image", lambda found: found.update(nixl_ep=why, packages={"nixl-cu12": "1.5.0", "nixl-cu13": "1.5.0"}))
+    found = judged(tree, "nixl-packages-agree", image=True)
+    assert found.verdict is Verdict.PASS
+    assert found.reason.startswith("nixl-cu12 1.5.0, nixl-cu13 1.5.0; nixl-cu12 is loaded; nixl_ep cannot be imported")
+    tree.change("environment", lambda found: found["steering"].update(VLLM_ALL2ALL_BACKEND="deepep_low_latency"))
+    assert judged(tree, "nixl-packages-agree").verdict is Verdict.PASS
+    tree.change("environment", lambda found: found["steering"].update(VLLM_ALL2ALL_BACKEND="nixl_ep"))
+    assert judged(tree, "nixl-packages-agree").verdict is Verdict.FAIL
+
+
+def test_a_build_without_packages_is_not_judged_by_them(tree: ChangedTree) -> None:
+    tree.change("image", lambda found: found["packages"].clear())
+    assert judged(tree, "nixl-packages-agree").verdict is Verdict.NOT_APPLICABLE

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each inference engine reads the backend of NIXL that it uses, and its default."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: The variable that pytest-nixl and recipes of deployments read. No engine does.
+GENERAL_VARIABLE = "NIXL_BACKEND"
+
+
+class EngineBackend(NamedTuple):
+    """Where one engine reads its backend.
+
+    :param variable: the environment variable; empty if it reads none.
+    :param reads: what sets the backend, as users write it.
+    :param default: its backend if nothing sets one.
+    """
+
+    engine: str
+    variable: str
+    reads: str
+    default: str
+    source: str
+
+
+ENGINE_BACKENDS = (
+    EngineBackend("vLLM", "", 'kv_connector_extra_config {"backends": ["LIBFABRIC"]}', "UCX", "vllm#41814"),
+    EngineBackend(
+        "SGLang",
+        "SGLANG_DISAGGREGATION_NIXL_BACKEND",
+        "SGLANG_DISAGGREGATION_NIXL_BACKEND=LIBFABRIC",
+        "UCX",
+        "SGLang python/sglang/srt/environ.py",
+    ),
+    EngineBackend(
+        "TensorRT-LLM",
+        "TRTLLM_NIXL_KVCACHE_BACKEND",
+        "TRTLLM_NIXL_KVCACHE_BACKEND=LIBFABRIC",
+        "UCX",
+        "https://nvidia.github.io/TensorRT-LLM/features/disagg-serving.html",
+    ),
+    EngineBackend("Ray", "RAY_NIXL_BACKEND", "RAY_NIXL_BACKEND=LIBFABRIC", "LIBFABRIC with EFA, else UCX", "ray#62339"),
+    EngineBackend("ModelExpress", "MX_NIXL_BACKEND", "MX_NIXL_BACKEND=LIBFABRIC", "UCX", "modelexpress#259"),
+)
+
+
+def engine_backend(engine: str) -> EngineBackend | None:
+    """Return where an engine reads its backend; None if that is not known."""
+    return next((each for each in ENGINE_BACKENDS if each.engine == engine), None)

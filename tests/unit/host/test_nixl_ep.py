@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether NIXL's expert-parallel kernels fit torch: the real wheel beside a torch of which only the libraries exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+from helpers.needs import need_programs
+
+from pytest_nixl.host.installed import nixl_packages
+from pytest_nixl.host.nixl_ep import ask_nixl_ep
+
+TORCH = {"version": "2.13.0+cu128", "cuda": "12.8"}
+
+
+@pytest.fixture
+def module() -> str:
+    """Return the file of the installed wheel's module."""
+    spec = importlib.util.find_spec("nixl_cu12")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "_api.py")
+
+
+def needed(module: str) -> list[str]:
+    """Return the symbols that the kernels for torch 2.13 need and that are torch's."""
+    [path] = (Path(module).parent.parent / "nixl_ep_cu12").glob("nixl_ep_cpp_torch213.*.so")
+    with path.open("rb") as stream:
+        symbols = ELFFile(stream).get_section_by_name(".dynsym")
+        assert isinstance(symbols, SymbolTableSection)
+        undefined = [each.name for each in symbols.iter_symbols() if each["st_shndx"] == "SHN_UNDEF"]
+    return [name for name in undefined if name.startswith("_Z") and any(
+        part in name for part in ("3c10", "2at", "5torch"))]  # fmt: skip
+
+
+def torch_with(folder: Path, symbols: list[str]) -> dict[str, str]:
+    """Build a library of torch that defines symbols, and return what is known of that torch."""
+    need_programs("gcc")
+    (folder / "lib").mkdir(parents=True)
+    source = folder / "c10.c"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in symbols) or "int nothing;\n")
+    command = ["gcc", "-shared", "-fPIC", "-w", "-Wl,--hash-style=gnu", "-o", str(folder / "lib" / "libc10.so")]
+    subprocess.run([*command, str(source)], check=True)
+    return {**TORCH, "path": str(folder / "version.py")}
+
+
+def test_a_torch_that_has_every_symbol_fits(module: str, tmp_path: Path) -> None:
+    names = needed(module)
+    assert len(names) > 10
+    found = ask_nixl_ep(module, torch_with(tmp_path, names), ["nixl-cu12"])
+    assert found == {"path": str(Path(module).parent.parent / "nixl_ep_cu12"), "why": ""}
+
+
+def test_a_symbol_that_torch_lacks_is_named(module: str, tmp_path: Path) -> None:
+    names = needed(module)
+    found = ask_nixl_ep(module, torch_with(tmp_path, names[:-1]), ["nixl-cu12"])
+    assert f"needs {names[-1]}, which torch 2.13.0+cu128 does not have" in found["why"]
+
+
+def test_a_torch_for_which_there_is_no_module_is_named(module: str) -> None:
+    found = ask_nixl_ep(module, {**TORCH, "version": "2.9.1", "path": "/torch/version.py"}, ["nixl-cu12"])
+    assert found["why"] == "it is built for torch 2.11, 2.12, 2.13, and torch is 2.9.1"
+
+
+def test_without_torch_for_cuda_nothing_is_said(module: str) -> None:
+    for torch in ({}, {**TORCH, "cuda": "", "path": "/torch/version.py"}):
+        found = ask_nixl_ep(module, torch, ["nixl-cu12"])
+        assert (found["why"], "torch is not installed" in found["unknown"]) == ("", True)
+    assert ask_nixl_ep("/opt/nixl/_api.py", TORCH, []) == {}
+
+
+def test_a_file_that_two_packages_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in 1.0.1, whose wheels for CUDA 12 and 13 both have nixl_ep/nixl_ep_cpp.….so.
+    (tmp_path / "nixl_ep").mkdir()
+    (tmp_path / "nixl_ep" / "nixl_ep_cpp.so").touch()
+    for name in ("nixl_cu12", "nixl_cu13"):
+        (tmp_path / f"{name}-1.0.1.dist-info").mkdir()
+        (tmp_path / f"{name}-1.0.1.dist-info" / "METADATA").write_text(
+            f"Name: {name.replace('_', '-')}\nVersion: 1.0.1\n"
+        )
+        (tmp_path / f"{name}-1.0.1.dist-info" / "RECORD").write_text("nixl_ep/nixl_ep_cpp.so,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packages = nixl_packages()
+    assert (packages["nixl-cu12"], packages["nixl-cu13"]) == ("1.0.1", "1.0.1")
+    found = ask_nixl_ep(str(tmp_path / "nixl_cu13" / "_api.py"), TORCH, list(packages))
+    assert "nixl-cu12 and nixl-cu13 install the same file" in found["why"]
+
+
+def test_packages_of_other_projects_are_not_nixl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nixl_tools-9.9.0", "nixlbench-1.0", "nixl_rocm-1.5.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert {name: version for name, version in nixl_packages().items() if version != "1.5.1"} == {"nixl-rocm": "1.5.0"}
