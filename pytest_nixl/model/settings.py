@@ -191,6 +191,11 @@ class Settings:
         return "--nixl-compare-image" if self.compare_image is not None else ""
 
     @property
+    def first_baseline(self) -> bool:
+        """Whether ``--nixl-baseline`` names a record that does not exist yet, so that this run makes the first one."""
+        return self.baseline.endswith(".json") and not os.path.exists(self.baseline)
+
+    @property
     def fewest_launches(self) -> int:
         """Least number of launches of each row."""
         return self.min_launches or (COMPARED_LAUNCHES if self.compares else 1)

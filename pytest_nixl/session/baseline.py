@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pytest_nixl.session.run import Run
 
 if TYPE_CHECKING:
+    from pytest_nixl.model.results import Result
     from pytest_nixl.model.samples import Samples
 
 
@@ -19,7 +22,7 @@ def find(run: Run) -> None:
     :raises pytest.UsageError: if there is none, or if it was measured on another kind of machine.
     """
     settings = run.settings
-    if not settings.baseline or run.found.baseline is not None:
+    if not settings.baseline or settings.first_baseline or run.found.baseline is not None:
         return
     from pytest_nixl.judge.run_comparison import refuse_other_machine
     from pytest_nixl.session.record_writer import this_run
@@ -63,8 +66,36 @@ def compare(run: Run) -> None:
     before = run.found.baseline
     in_turn = before is None
     if before is None:
+        if settings.first_baseline:
+            run.recorder.add_run_results([_make_first(run)])
         if settings.compare_image is None:
-            return  # the run ended before its baseline was read
+            return  # the run ended before its baseline was read, or there is none yet
         before = other_run(run, settings.compare_image)
     comparison = compare_runs(before, this_run(run), settings.max_regression, in_turn=in_turn)
     run.recorder.add_comparison(comparison)
+
+
+def _make_first(run: Run) -> Result:
+    """Write this run where its baseline is expected, and say so: nobody has reviewed it, so it is no PASS."""
+    from pytest_nixl.core.errors import NixlPluginError
+    from pytest_nixl.model.results import Result
+    from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+    from pytest_nixl.session.record_writer import record_of
+    from pytest_nixl.store.store import write_whole
+
+    path = run.settings.baseline
+    reason = f"{path} does not exist, so no row was compared with an earlier run"
+    bad = any(outcome(one.verdict, gate=run.settings.gate) is Outcome.FAIL for one in run.found.results)
+    if bad or not run.found.benchmarks:
+        why = "a check failed" if bad else "no row was recorded"
+        reason, remedy = f"{reason}; this run cannot be the first baseline, because {why}", "repair that, and run again"
+        return Result("regression", "", Verdict.NO_EXPECTATION, reason, remedy)
+    try:
+        write_whole(Path(path), json.dumps(record_of(run.config, run), indent=1, default=str))
+    except NixlPluginError:
+        remedy = f"keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it, and put it at {path}"
+        return Result("regression", "", Verdict.NO_EXPECTATION, f"{reason}; it cannot be written there", remedy)
+    reason = f"{reason}; this run is the first baseline, and was written there"
+    return Result(
+        "regression", "", Verdict.NO_EXPECTATION, reason, "review it and keep it: the next run is compared with it"
+    )

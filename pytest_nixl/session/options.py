@@ -233,7 +233,8 @@ OPTIONS: tuple[Option, ...] = (
            "image that this run validates, as the label of its record", "REF", ("NIXL_IMAGE",)),
     Option("baseline", "an existing file or directory, or else an image of the store", "",
            "recorded run to compare this one with, row by row: a record, the newest record of a directory, or the "
-           "newest record of an image in --nixl-store", "IMAGE|FILE|DIR"),
+           "newest record of an image in --nixl-store. The first run makes a FILE.json that does not exist",
+           "IMAGE|FILE|DIR"),
     Option("compare_image", "an image and then the command that its workers are started "
            "with, such as 'IMAGE env UCX_TLS=tcp'", "", "another image to compare this one with; both are "
            "measured now, in turn",

@@ -261,10 +261,11 @@ def _check_comparison(settings: Settings) -> None:
             "--nixl-baseline compares with a recorded run and --nixl-compare-image with a run made now: give only "
             "one of the two"
         )
-    if settings.baseline and not os.path.exists(settings.baseline) and not settings.store:
+    image = settings.baseline and not os.path.exists(settings.baseline) and not settings.first_baseline
+    if image and not settings.store:
         raise pytest.UsageError(
             f"--nixl-baseline={settings.baseline} is not an existing path, and an image is looked up in the store: "
-            "expected --nixl-store DIR as well, or the path of a record"
+            "expected --nixl-store DIR as well, or the path of a record (FILE.json), which the first run makes"
         )
     if settings.compares and importlib.util.find_spec("scipy") is None:
         flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"

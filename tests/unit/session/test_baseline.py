@@ -260,3 +260,25 @@ def test_a_run_under_xdist_reports_that_it_stored_nothing(tmp_path: Path) -> Non
     done = bandwidth("-n", "2", *FAST, f"--nixl-store={tmp_path}")
     assert f"nothing was stored in {tmp_path}: no row was recorded" in done.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_run_makes_the_baseline_and_says_so(tmp_path: Path) -> None:
+    path, other = tmp_path / "baseline.json", tmp_path / "out.json"
+    given = ("--nixl-op=WRITE", "--nixl-duration=20ms", "--nixl-min-launches=1", f"--nixl-baseline={path}")
+    first = bandwidth(*given, "--nixl-gate", f"--benchmark-json={other}")
+    said = f"NO-EXPECTATION regression: {path} does not exist, so no row was compared with an earlier run; this run is"
+    assert f"{said} the first baseline, and was written there" in first.output
+    assert first.code == 1, "nobody has reviewed it"
+    made, also = (json.loads(each.read_text()) for each in (path, other))
+    assert [row["name"] for row in made["benchmarks"]] == [row["name"] for row in also["benchmarks"]] != []
+    second = bandwidth(*given, "--nixl-max-regression=99%")
+    assert "does not exist" not in second.output
+    assert "NO-EXPECTATION" not in second.output
+    # A checkout that is mounted read-only, as in the nightly job of the recipes.
+    closed = bandwidth(*given[:3], "--nixl-baseline=/proc/baseline.json")
+    assert "it cannot be written there" in closed.output
+    assert "keep this run's record (--benchmark-json FILE, or --nixl-store DIR), review it" in closed.output
+    assert closed.code == 0
+    slow = bandwidth(*given[:3], f"--nixl-baseline={tmp_path / 'slow.json'}", env={"UCX_TLS": "tcp"})
+    assert "this run cannot be the first baseline, because a check failed" in slow.output
+    assert not (tmp_path / "slow.json").exists()
