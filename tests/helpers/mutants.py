@@ -53,6 +53,7 @@ TESTS = {
     "cluster/members": "cluster/test_membership",
     "cluster/membership": "cluster/test_registration cluster/test_membership cluster/test_group_values",
     "cluster/messages": "core/test_strict cluster/test_mailbox cluster/test_session",
+    "cluster/peer_client": "cluster/test_peer_client cluster/test_session",
     "cluster/placement": "checks/test_doctor_ranks cluster/test_group_values",
     "cluster/registration": "cluster/test_membership",
     "cluster/seals": "cluster/test_group_values",
