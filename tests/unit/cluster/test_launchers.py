@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
-from pytest_nixl.cluster.launchers import LauncherPlacement, find_placement, first_host
+from pytest_nixl.cluster.launchers import LauncherPlacement, _accept, find_placement, first_host
+from pytest_nixl.core.extensions import LAUNCHERS, Extension, ExtensionError
 
 SLURM = {
     "SLURM_PROCID": "3",
@@ -81,3 +84,20 @@ def test_an_invalid_variable_is_refused_by_name(environ: dict[str, str], words: 
 )
 def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+class TestOfAnotherDistribution:
+    """A launcher that an entry point adds. The entry point is a double, so that nothing need be installed."""
+
+    EXTENSION = Extension(LAUNCHERS, "mine", EntryPoint("mine", "package:ask", LAUNCHERS.group))
+
+    def test_its_answer_is_believed_if_it_has_the_form_of_one(self) -> None:
+        found = LauncherPlacement("mine", "MY_RANK", 3)
+        assert _accept(self.EXTENSION, lambda environ: found if environ else None)({"MY_RANK": "3"}) is found
+        assert _accept(self.EXTENSION, lambda environ: None)({}) is None
+        with pytest.raises(ExtensionError, match=r"\(package:ask\) returned int instead of LauncherPlacement or None"):
+            _accept(self.EXTENSION, lambda environ: 3)({})
+
+    def test_what_is_no_function_is_refused(self) -> None:
+        with pytest.raises(ExtensionError, match=r"the launcher 'mine' .*is not a function of the environment"):
+            _accept(self.EXTENSION, 3)

@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
-from pytest_nixl.cluster.logs import last_words
+import pytest
+
+from pytest_nixl.cluster.logs import LARGEST, FinishedRank, keep, last_words
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.processes.supervisor import supervisor
 
 TABLE = "[17.95] [node-1:1149 :0]   |  1..65528 | zero-copy  | tcp/veth0  |\n"
@@ -27,3 +34,43 @@ def test_last_words_are_the_last_unusual_lines_without_secrets(make_settings: An
     assert len(told) == 20
     assert told[0] == "line 81"
     assert told[-2:] == ["***, ***", "http://***@h:1"]
+
+
+def finished(settings: Any, directory: Path, *faults: NixlPluginError) -> FinishedRank:
+    """Return a rank whose workers' logs are in this directory."""
+    return cast(
+        FinishedRank,
+        SimpleNamespace(
+            settings=settings, rank=1, faults=list(faults), supervisor=SimpleNamespace(directory=directory),
+            membership=SimpleNamespace(size=2, group="g"),
+        ),
+    )  # fmt: skip
+
+
+def test_the_logs_and_the_verdict_of_a_rank_are_kept_without_secrets(make_settings: Any, tmp_path: Path) -> None:
+    workers, kept = tmp_path / "workers", tmp_path / "kept" / "rank-1"
+    workers.mkdir()
+    kept.mkdir(parents=True)
+    (kept / "of-the-last-run.log").write_text("old")
+    (workers / "one.log").write_text("swordfish" + "x" * LARGEST)
+    (workers / "two.log").write_bytes(b"open sesame \xff")
+    settings = make_settings(group_token="open sesame", etcd_user="bob:swordfish", log_dir=str(tmp_path / "kept"))
+    rank = finished(settings, workers, NixlPluginError("swordfish is gone"))
+    assert keep(rank, Ending(1, "NIXL gate: FAIL open sesame", "", {}), []) == kept
+    assert sorted(path.name for path in kept.iterdir()) == ["one.log", "two.log", "verdict.json"]
+    assert (kept / "one.log").read_text() == "x" * LARGEST
+    assert (kept / "two.log").read_text() == "*** \ufffd"
+    verdict = json.loads((kept / "verdict.json").read_text())
+    assert (verdict["rank"], verdict["ranks"], verdict["group"], verdict["exit_code"]) == (1, 2, "g", 1)
+    assert (verdict["text"], verdict["fault"]) == ("NIXL gate: FAIL ***", "*** is gone")
+    assert keep(rank, Ending(2, "", "open sesame", {}), ["rank 0 is gone"]) == kept
+    assert (kept / "group.txt").read_text() == "rank 0 is gone\n"
+    assert json.loads((kept / "verdict.json").read_text())["text"] == "***"
+
+
+def test_a_directory_that_cannot_be_written_is_named(make_settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NixlPluginError, match="could not be written: Not a directory") as caught:
+        keep(finished(make_settings(log_dir=str(tmp_path / "file")), tmp_path), Ending(0, "", "", {}), [])
+    assert caught.value.remedy == "name a directory that every rank can write to"
+    assert keep(finished(make_settings(log_dir=""), tmp_path), Ending(0, "", "", {}), []) is None

@@ -246,6 +246,7 @@ class RecordingClient:
         self.written: list[int] = []
 
     def transaction(self, transaction: dict[str, Any], *, repeatable: bool = False) -> dict[str, Any]:
+        assert repeatable, "a message may be written again after a lost answer"
         self.written.append(len(transaction["success"]))
         return {}
 

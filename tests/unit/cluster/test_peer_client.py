@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0's side of one peer: which answer belongs to which request, and what ends when the peer is lost.
+
+The peer is a double, because only it can answer late, twice or nonsense.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_nixl.cluster.messages import Message, PeerAnswer, WorkerEnded, WorkerLine
+from pytest_nixl.cluster.peer_client import PeerClient, PeerError, PeerLateError
+from pytest_nixl.core.errors import NixlPluginError
+
+Answer = Callable[[dict[str, Any]], "Message | None"]
+
+
+class DoublePeer:
+    """A peer that answers each message at once, as it is told to.
+
+    :param answer: makes the answer; None: there is none.
+    """
+
+    def __init__(self, answer: Answer = lambda _: None, timeout: float = 60) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.answer = answer
+        self.client = PeerClient(1, "rank 1 on there", self._receive, timeout)
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        answer = self.answer(message)
+        if answer is not None:
+            self.client.receive(answer)
+
+
+def answering(*results: Any) -> Answer:
+    left = iter(results)
+    return lambda message: PeerAnswer(message["number"], next(left)) if "number" in message else None
+
+
+def test_an_answer_belongs_to_the_request_of_its_number() -> None:
+    peer = DoublePeer(answering("one", "two"))
+    assert [peer.client.ask("command"), peer.client.ask("command")] == ["one", "two"]
+    one, other = (message["number"] for message in peer.sent)
+    assert one != other
+    # The answer to a request that nobody waits for is dropped, and none is an answer to another request.
+    peer.answer = lambda message: PeerAnswer(one, "late")
+    with pytest.raises(PeerLateError, match=r"rank 1 on there did not answer 'command' within 0\.01 s"):
+        peer.client.ask("command", within=0.01)
+
+
+def test_an_answer_that_is_there_is_returned_even_if_no_time_is_left() -> None:
+    peer = DoublePeer()
+    message = peer.client.request("command")
+    peer.client.receive(PeerAnswer(message["number"], "there"))
+    assert peer.client.answer(message, within=5, since=time.monotonic() - 60) == "there"
+    late = peer.client.request("command")
+    begin = time.monotonic()
+    with pytest.raises(PeerLateError):
+        peer.client.answer(late, within=500, since=begin - 501)
+    for each in (message, late):
+        peer.client.forget(each)
+
+
+def test_a_refusal_is_passed_on_without_what_a_terminal_obeys() -> None:
+    peer = DoublePeer(lambda message: PeerAnswer(message["number"], None, "no \x1b[2J", "do this"))
+    with pytest.raises(PeerError, match=r"rank 1 on there refused 'command': no \\x1b") as caught:
+        peer.client.ask("command")
+    assert caught.value.remedy == "do this"
+
+
+@pytest.mark.parametrize(("what", "answer"), [("start", "x"), ("address", "a b"), ("kill", 256), ("output", None)])
+def test_an_answer_of_another_form_is_refused(what: str, answer: object) -> None:
+    with pytest.raises(PeerError, match=f"rank 1 on there sent an invalid answer to '{what}': "):
+        DoublePeer(answering(answer)).client.ask(what)
+
+
+def test_a_text_that_cannot_be_unpacked_is_refused() -> None:
+    with pytest.raises(PeerError, match="an invalid answer to 'output'"):
+        DoublePeer().client.unpack("output", "x", 10)
+
+
+def test_a_lost_peer_ends_every_wait_with_the_first_error() -> None:
+    peer, first = DoublePeer(), NixlPluginError("it is gone")
+    threading.Timer(0.05, peer.client.lost, (first,)).start()
+    with pytest.raises(NixlPluginError, match="it is gone"):
+        peer.client.ask("command")
+    assert peer.client.gone
+    peer.client.lost(NixlPluginError("later"))
+    assert peer.client.error is first
+    sent = len(peer.sent)
+    with pytest.raises(NixlPluginError, match="it is gone"):
+        peer.client.ask("command")
+    assert len(peer.sent) == sent
+
+
+@pytest.fixture
+def peer() -> Iterator[DoublePeer]:
+    """A peer whose first worker has the pid 7."""
+    made = DoublePeer(answering(7))
+    yield made
+    for process in made.client._processes.values():
+        process.ended(None)
+        process.channel.close()
+        process._feeder.join(60)
+
+
+def test_lines_go_to_the_worker_of_their_number_and_back(peer: DoublePeer) -> None:
+    worker = peer.client.start("initiator", {"A": "1", "B": None}, 60)
+    assert worker.pid == 7
+    assert peer.sent[0] == {
+        "ask": "start", "number": peer.sent[0]["number"], "worker": peer.sent[0]["worker"],
+        "role": "initiator", "environment": {"A": "1", "B": None},
+    }  # fmt: skip
+    [(number, process)] = peer.client._processes.items()
+    told = threading.Event()
+    peer.answer = lambda _: told.set()
+    process.channel.sendall(b"a line\n")
+    assert told.wait(60)
+    assert peer.sent[-1] == {"worker": number, "line": "a line"}
+    peer.client.receive(WorkerLine(number + 1, "of another"))
+    peer.client.receive(WorkerLine(number, "its answer"))
+    assert process.channel.recv(100) == b"its answer\n"
+
+
+def test_a_worker_ends_as_its_peer_says_and_only_once(peer: DoublePeer) -> None:
+    peer.client.start("initiator", {}, 60)
+    [(number, process)] = peer.client._processes.items()
+    assert process.alive
+    assert process.wait(0.01) is None
+    peer.client.receive(WorkerEnded(number + 1, 1))
+    assert process.alive
+    peer.client.receive(WorkerEnded(number, -9))
+    peer.client.receive(WorkerEnded(number, 3))
+    assert not process.alive
+    assert process.wait(60) == -9
+    assert process.channel.recv(100) == b"", "nothing more can be read from it"
+
+
+def test_the_workers_of_a_lost_peer_have_ended(peer: DoublePeer) -> None:
+    peer.client.start("initiator", {}, 60)
+    [process] = peer.client._processes.values()
+    peer.client.lost(NixlPluginError("it is gone"))
+    assert not process.alive
+    assert process.wait(60) is None
+    assert process.output() == ""
+    process.kill()
+
+
+def test_a_worker_that_is_killed_has_the_code_that_its_peer_says(peer: DoublePeer) -> None:
+    peer.client.start("initiator", {}, 60)
+    [(number, process)] = peer.client._processes.items()
+    peer.answer = answering("T (stopped)", None, -9)
+    assert process.state() == "T (stopped)"
+    process.signal(18)
+    process.kill()
+    assert not process.alive
+    assert process.wait(60) == -9
+    process.kill()
+    asked = [{name: value for name, value in message.items() if name != "number"} for message in peer.sent[1:]]
+    assert asked == [
+        {"ask": "state", "worker": number}, {"ask": "signal", "worker": number, "signal": 18},
+        {"ask": "kill", "worker": number},
+    ]  # fmt: skip
+
+
+def test_a_worker_that_cannot_be_started_has_ended() -> None:
+    peer = DoublePeer(lambda message: PeerAnswer(message["number"], None, "no room"))
+    with pytest.raises(PeerError, match="refused 'start': no room"):
+        peer.client.start("initiator", {}, 60)
+    [process] = peer.client._processes.values()
+    assert not process.alive
+    assert process.channel.fileno() == -1

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a rank leaves: together with the others unless something is lost, and without raising whatever fails.
+
+The group is a double, because only it can fail at one step of the end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pytest_nixl.cluster.command_check import Command
+from pytest_nixl.cluster.group import LeaseLostError, Member
+from pytest_nixl.cluster.peer_server import Ending
+from pytest_nixl.cluster.rank_session import RankSession
+from pytest_nixl.cluster.request_handlers import RequestHandlers
+from pytest_nixl.cluster.session import MembershipWatch
+from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.etcd_servers.sources import EtcdServer
+from pytest_nixl.model.settings import Settings
+from pytest_nixl.processes.supervisor import SupervisorClient
+
+GONE = NixlPluginError("rank 1 is gone")
+PASSED = Ending(0, "NIXL gate: PASS")
+
+
+class DoubleGroup:
+    """The membership of a rank, and the driver of rank 0.
+
+    :param barrier: the error of the barrier at the end.
+    """
+
+    rank, size, group = 0, 2, "g"
+
+    def __init__(self, barrier: NixlPluginError | None = None) -> None:
+        self._barrier = barrier
+        self.gone: list[NixlPluginError] = []
+        #: What was done, in order.
+        self.log: list[object] = []
+
+    def barrier(self, timeout: float) -> None:
+        self.log.append(("barrier", timeout))
+        if self._barrier is not None:
+            raise self._barrier
+
+    def end(self, ending: Ending) -> None:
+        self.log.append(ending)
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@pytest.fixture
+def leaving(make_settings: Any, tmp_path: Path) -> Any:
+    """Make a session of rank 0, or of a peer, that is about to leave."""
+
+    def make(group: DoubleGroup, *, drives: bool = True, log_dir: str = str(tmp_path)) -> RankSession:
+        one = RankSession.__new__(RankSession)
+        stack = ExitStack()
+        stack.callback(group.log.append, "left")
+        vars(one).update(
+            settings=make_settings(log_dir=log_dir), membership=group, driver=group if drives else None, fault=None,
+            early=False, _left=False, _seen=["the group's keys"], _stack=stack, etcd=SimpleNamespace(kind="external"),
+            supervisor=SimpleNamespace(directory=tmp_path / "workers"),
+        )  # fmt: skip
+        return one
+
+    return make
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "rank-0" / "verdict.json").read_text())
+    return found
+
+
+def test_rank_0_says_how_the_run_ends_and_leaves_with_the_others(leaving: Any, tmp_path: Path) -> None:
+    group = DoubleGroup()
+    one = leaving(group)
+    assert one.finish(PASSED) == []
+    assert group.log == [PASSED, ("barrier", 60.0), "close", "left"]
+    assert verdict(tmp_path)["fault"] == ""
+    assert one.finish(PASSED) == []
+    assert len(group.log) == 4, "it leaves once"
+    peer = DoubleGroup()
+    assert leaving(peer, drives=False).finish(PASSED) == []
+    assert peer.log == [("barrier", 60.0), "left"]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_does_not_wait_for_a_group_that_is_not_complete(leaving: Any, tmp_path: Path, early: bool) -> None:
+    group = DoubleGroup()
+    one = leaving(group)
+    one.early = early
+    group.gone = [] if early else [GONE, GONE]
+    assert one.finish(PASSED) == []
+    assert group.log == [PASSED, "close", "left"]
+    assert verdict(tmp_path)["fault"] == ("" if early else str(GONE)), "each error is named once"
+    assert (tmp_path / "rank-0" / "group.txt").exists() is not early
+
+
+def test_a_rank_that_is_lost_at_the_end_fails_the_run(leaving: Any, tmp_path: Path) -> None:
+    group = DoubleGroup(barrier=GONE)
+    one = leaving(group)
+    assert one.finish(PASSED) == [str(GONE)]
+    assert one.faults == [GONE]
+    assert (verdict(tmp_path)["exit_code"], verdict(tmp_path)["fault"]) == (1, str(GONE))
+    assert group.log[-2:] == ["close", "left"]
+    assert leaving(DoubleGroup(barrier=GONE)).finish(Ending(3)) == [str(GONE)]
+    assert verdict(tmp_path)["exit_code"] == 3, "the exit code of a run that failed stays"
+
+
+def test_a_directory_that_cannot_be_written_does_not_keep_a_rank_from_leaving(leaving: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    group = DoubleGroup()
+    [said] = leaving(group, log_dir=str(tmp_path / "file")).finish(PASSED)
+    assert "could not be written" in said
+    assert group.log == ["close", "left"]
+
+
+@pytest.mark.parametrize(("count", "lines", "last"), [(0, 0, ""), (4, 4, "key 3"), (6, 5, "and 2 more keys")])
+def test_a_few_ignored_keys_are_named(leaving: Any, count: int, lines: int, last: str) -> None:
+    group = DoubleGroup()
+    ignored = {f"key {number}": "it is forged" for number in range(count)}
+    vars(group)["values"] = SimpleNamespace(ignored=ignored)
+    told = leaving(group).ignored()
+    assert len(told) == lines
+    assert last in "".join(told[-1:])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_the_address_of_a_rank_is_the_one_from_which_it_reaches_the_etcd(host: str) -> None:
+    etcd = cast(EtcdServer, SimpleNamespace(endpoint=f"http://{host}:2379"))
+    nothing = cast(Settings, None), etcd, cast(SupervisorClient, None)
+    assert RequestHandlers(cast(Command, None), *nothing).address() == host.strip("[]")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: int) -> None:
+    lost, silent = SimpleQueue[tuple[int, NixlPluginError]](), threading.Event()
+    over = LeaseLostError("the lease is over")
+
+    def insist(_: object) -> None:
+        silent.wait(60)
+        raise over
+
+    def check() -> None:
+        raise over
+
+    members = [Member(number, f"t{number}", "h", 1) for number in range(2)]
+    membership = cast(Any, SimpleNamespace(root="/g/", rank=rank, insist=insist, check=check, members=members))
+    watch = MembershipWatch(cast(Any, None), membership, lambda member, error: lost.put((member.rank, error)))
+    assert lost.get(timeout=60) == (rank, over)
+    watch.close()
+    silent.set()

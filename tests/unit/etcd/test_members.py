@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which member of an etcd is asked, in which order and how long, and what a member's answers about itself mean.
+
+The sessions are doubles, because only they can answer late, oddly and at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import requests
+
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd import members as members_module
+from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.errors import EtcdError, printable, speaks_http, speaks_tls
+from pytest_nixl.etcd.maintenance import Alarm, ListedMember, Maintenance, MemberStatus
+from pytest_nixl.etcd.members import EtcdMembers
+
+ONE, TWO, THREE = (Endpoint("http", f"10.0.0.{number}", 2379) for number in (1, 2, 3))
+HEADER = {"header": {"revision": "7"}}
+
+
+class PlannedSession:
+    """A session whose members answer as planned: with JSON, with a status and a text, or with an error.
+
+    :param answers: by host, the answer of each request in turn; the last one for all further requests.
+    """
+
+    cert = None
+
+    def __init__(self, **answers: list[object]) -> None:
+        self._answers = answers
+        #: The host, the path and the timeout of each request.
+        self.asked: list[tuple[str, str, float]] = []
+
+    def post(self, url: str, *, timeout: tuple[float, float], json: object) -> Any:
+        return self._answer(url, timeout[1])
+
+    def get(self, url: str, *, timeout: tuple[float, float], auth: object) -> Any:
+        return self._answer(url, timeout[1])
+
+    def _answer(self, url: str, seconds: float) -> Any:
+        host, _, path = url.removeprefix("http://10.0.0.").partition("/")
+        self.asked.append((host[0], path, seconds))
+        planned = self._answers[f"m{host[0]}"]
+        answer = planned.pop(0) if len(planned) > 1 else planned[0]
+        if isinstance(answer, Exception):
+            raise answer
+        status, text, reason = answer if isinstance(answer, tuple) else (200, json.dumps(answer), "OK")
+        return SimpleNamespace(
+            status_code=status, content=text.encode(), reason=reason, json=lambda: json.loads(text)
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "_AVOIDED_MEMBERS", members_module._Avoided())
+
+
+def of(session: PlannedSession, *endpoints: Endpoint, timeout: float = 5.0) -> EtcdMembers:
+    return EtcdMembers(endpoints, cast(requests.Session, session), timeout=timeout, user="", password="")
+
+
+def ask(members: EtcdMembers, *, repeatable: bool = True) -> Any:
+    return members.post("/kv/range", {}, lambda answer: answer["header"]["revision"], repeatable=repeatable)
+
+
+def hosts(session: PlannedSession) -> str:
+    return "".join(host for host, _, _ in session.asked)
+
+
+REFUSED = requests.exceptions.ConnectionError(ConnectionRefusedError(111, "Connection refused"))
+LATE = requests.exceptions.ReadTimeout("Read timed out")
+
+
+def test_the_member_that_answered_last_is_asked_first() -> None:
+    session = PlannedSession(m1=[REFUSED], m2=[HEADER], m3=[HEADER])
+    members = of(session, ONE, TWO, THREE)
+    assert members.last == ONE
+    assert [ask(members), ask(members)] == ["7", "7"]
+    assert hosts(session) == "122"
+    assert members.last == members.next() == TWO
+
+
+def test_a_member_that_failed_is_asked_last_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(members_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    members = of(PlannedSession(m1=[HEADER], m2=[HEADER]), ONE, TWO)
+    members.avoid(ONE)
+    assert members.next() == TWO
+    now[0] = 119.9
+    assert members.next() == TWO
+    now[0] = 120.0
+    assert members.next() == ONE
+    members.avoid(ONE)
+    members.answered(ONE)
+    assert members.next() == ONE
+    # The only member is never avoided, whatever other clients say of it.
+    alone = of(PlannedSession(m1=[HEADER]), ONE)
+    alone.avoid(ONE)
+    assert members.next() == ONE
+
+
+def test_slow_members_are_asked_again_with_the_whole_time_and_others_are_not() -> None:
+    session = PlannedSession(m1=[LATE, HEADER], m2=[REFUSED])
+    assert ask(of(session, ONE, TWO)) == "7"
+    assert [(host, seconds) for host, _, seconds in session.asked] == [("1", 1.5), ("2", 1.5), ("1", 5.0)]
+    session = PlannedSession(m1=[LATE], m2=[LATE])
+    with pytest.raises(EtcdError, match=r"no member of the etcd answered: http://10.0.0.1:2379: .*; http://10.0.0.2"):
+        ask(of(session, ONE, TWO))
+    assert hosts(session) == "1212"
+    for seconds, endpoints in ((5.0, [ONE]), (1.5, [ONE, TWO])):
+        session = PlannedSession(m1=[LATE], m2=[LATE])
+        with pytest.raises(EtcdError):
+            ask(of(session, *endpoints, timeout=seconds))
+        assert {seconds for _, _, seconds in session.asked} == {seconds}
+        assert len(session.asked) == len(endpoints), "they had the whole time at first"
+
+
+def test_a_request_that_is_not_repeatable_is_sent_again_only_if_it_was_not_sent() -> None:
+    session = PlannedSession(m1=[REFUSED], m2=[HEADER])
+    assert ask(of(session, ONE, TWO), repeatable=False) == "7"
+    assert {seconds for _, _, seconds in session.asked} == {5.0}
+    session = PlannedSession(m3=[LATE], m2=[HEADER])
+    with pytest.raises(EtcdError) as caught:
+        ask(of(session, THREE, TWO), repeatable=False)
+    assert caught.value.cause == "timeout"
+    assert hosts(session) == "3"
+
+
+def test_members_that_fail_in_several_ways_have_no_common_cause() -> None:
+    with pytest.raises(EtcdError) as caught:
+        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE, REFUSED]), ONE, TWO))
+    assert caught.value.cause == "refused"
+    assert caught.value.endpoint == f"{ONE},{TWO}"
+    with pytest.raises(EtcdError) as caught:
+        ask(of(PlannedSession(m1=[REFUSED], m2=[LATE]), ONE, TWO))
+    assert caught.value.cause == "no-member"
+
+
+def test_each_member_answers_for_itself() -> None:
+    status = {
+        "header": {"cluster_id": "1", "member_id": "2"}, "version": "3.5.1", "leader": "2", "raftTerm": "4",
+        "dbSize": "5", "dbSizeInUse": "6", "isLearner": True,
+    }  # fmt: skip
+    members = of(PlannedSession(m1=[REFUSED], m2=[status], m3=[{**status, "dbSizeQuota": "8"}]), ONE, TWO, THREE)
+    found = Maintenance(members).each_status()
+    assert list(found) == [str(ONE), str(TWO), str(THREE)]
+    assert isinstance(found[str(ONE)], EtcdError)
+    assert found[str(TWO)] == MemberStatus(1, 2, "3.5.1", 2, 4, 5, 6, None, True)
+    third = found[str(THREE)]
+    assert isinstance(third, MemberStatus)
+    assert third.quota == 8
+
+
+def test_members_and_alarms_have_printable_names() -> None:
+    listed = {**HEADER, "members": [{"ID": "9", "name": "a\x1b"}, {"ID": "10", "name": "b", "isLearner": True}]}
+    found = Maintenance(of(PlannedSession(m1=[listed]), ONE)).listed()
+    assert found == (ListedMember(9, "a\\x1b", False), ListedMember(10, "b", True))
+    alarms = {**HEADER, "alarms": [{"alarm": "NOSPACE", "memberID": "9"}, {"alarm": 2}, {"alarm": "x" * 61}]}
+    assert Maintenance(of(PlannedSession(m1=[alarms]), ONE)).alarms() == (
+        Alarm("NOSPACE", 9), Alarm("CORRUPT", 0), Alarm("x" * 60 + "…", 0),
+    )  # fmt: skip
+
+
+def test_counters_are_the_finite_metrics_without_labels() -> None:
+    page = '# HELP\netcd_a 1\netcd_b e-e\netcd_c 1e999\netcd_d{x="1"} 4\netcd_e 2.5e+06\ngo_f 1\n'
+    session = PlannedSession(m1=[(200, page, "OK")])
+    assert Maintenance(of(session, ONE)).counters() == {"etcd_a": 1.0, "etcd_e": 2.5e6}
+    assert session.asked == [("1", "metrics", 5.0)]
+    for nothing in ((404, page, "Not Found"), REFUSED):
+        assert Maintenance(of(PlannedSession(m1=[nothing]), ONE)).metrics() == ""
+
+
+@pytest.mark.parametrize("answer", [{}, {"header": 1}, [], {"header": {}}])
+def test_an_answer_without_the_form_of_one_is_not_of_an_etcd(answer: Mapping[str, Any]) -> None:
+    with pytest.raises(EtcdError, match="does not have the form of an etcd answer"):
+        ask(of(PlannedSession(m1=[answer]), ONE))
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ({"etcdserver": "3.5.1"}, "3.5.1"), ({"etcdserver": ""}, "'Not Found' to /v3"), ([], "'Not Found' to /v3"),
+        (REFUSED, "'Not Found' to /v3"),
+    ],
+)  # fmt: skip
+def test_an_etcd_without_a_gateway_is_told_from_another_server(version: object, words: str) -> None:
+    session = PlannedSession(m1=[(404, "404 page not found", "Not Found"), version])
+    with pytest.raises(EtcdError, match=words):
+        ask(of(session, ONE))
+    session = PlannedSession(m1=[(500, "", "Internal Server Error")])
+    with pytest.raises(EtcdError, match="it answers 'Internal Server Error' to /v3"):
+        ask(of(session, ONE))
+    assert len(session.asked) == 1
+
+
+def test_a_text_is_cut_only_if_it_is_too_long() -> None:
+    assert printable("x" * 300) == "x" * 300
+    assert printable("x" * 301) == "x" * 300 + "…"
+    assert printable("a\n\x1bb", 20) == "a\\n\\x1bb"
+    assert printable("\x1b" * 10, 8) == "\\x1b\\x1b…"
+
+
+def test_a_port_where_nothing_listens_speaks_nothing() -> None:
+    endpoint = Endpoint("http", "127.0.0.1", free_ports(1)[0])
+    assert not speaks_tls(endpoint)
+    assert not speaks_http(endpoint)
