@@ -31,6 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.core.redaction import hider
+    from pytest_nixl.core.untrusted_file import write_regular
     from pytest_nixl.host.markdown import markdown, near_lines
     from pytest_nixl.host.recorded_tree import FactsRoot
 
@@ -57,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.output is None:
             print(text)
         else:
-            arguments.output.write_text(text + "\n")
+            write_regular(arguments.output, text + "\n")
     return 0
 
 

@@ -10,6 +10,7 @@ from pytest_nixl.cluster.group import PREFIX, TTL, JoinRefusedError, group_name
 from pytest_nixl.cluster.members import Candidate, shorten
 from pytest_nixl.cluster.seals import unsealed
 from pytest_nixl.etcd.client import EtcdClient
+from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn
 
 
@@ -78,7 +79,8 @@ def clean(client: EtcdClient, prefix: str = PREFIX, group: str = "", *, dry_run:
 def _folders(client: EtcdClient, start: str) -> Iterator[str]:
     """Yield the first part of each key that has a second one: one request for each, however many keys a folder has."""
     after = ""
-    while page := client.page(start, after=after, limit=1, keys_only=True).items:
+    pager = Pager(client, start, keys_only=True)
+    while page := pager.read(after, 1).items:
         folder, slash, _ = page[0].key[len(start) :].partition("/")
         if folder and slash:
             yield folder

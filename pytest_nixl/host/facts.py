@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.redaction import hide_all, hider
+from pytest_nixl.core.strict import loads
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.host.environment import Environment, read_environment
 from pytest_nixl.host.etcd import EtcdFacts, read_etcd
 from pytest_nixl.host.fact import from_plain, to_plain
@@ -31,6 +32,8 @@ from pytest_nixl.host.system import HostFacts, read_host
 #: The variables that may hold etcd's address, in the order in which they are tried.
 ETCD_VARIABLES = ("NIXL_ETCD_ENDPOINTS", "ETCD_ENDPOINTS")
 
+#: The most bytes of a file with facts. A host with 1,000 PCI devices has a hundredth of it.
+_LARGEST = 64 << 20
 FACTS_FORM = "a file that `pytest-nixl facts --output FILE` wrote"
 
 
@@ -132,7 +135,8 @@ def read_facts(path: Path) -> Facts:
 
     :raises ValueError: the file does not contain facts.
     """
+    text = read_regular(path, _LARGEST, FACTS_FORM)
     try:
-        return from_plain(Facts, json.loads(path.read_bytes()))
+        return from_plain(Facts, loads(text, most=_LARGEST))
     except ValueError as error:
         raise ValueError(f"{path} contains no facts ({error}): expected {FACTS_FORM}") from None

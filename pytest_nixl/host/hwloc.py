@@ -10,9 +10,11 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.host.facts import Facts, gather
 from pytest_nixl.host.gpu import GpuFacts
 from pytest_nixl.host.gpu_nic_affinity import Topology
@@ -20,6 +22,8 @@ from pytest_nixl.host.pci import AMAZON, EFA_DEVICES, GPU_CLASSES, NVIDIA
 from pytest_nixl.host.rdma import RdmaDevice
 from pytest_nixl.host.recorded_tree import FactsRoot
 
+#: The most bytes of such a file, and how deep its elements may be nested. A host with 256 GPUs has 2 MiB and 30 levels.
+_LARGEST, _DEEPEST = 64 << 20, 256
 HWLOC_FORM = "the output of `lstopo --of xml` of hwloc 2"
 #: ``PCI class [vendor:device] [subsystem] revision``, as in ``0302 [10de:2330] [10de:16c1] a1``.
 _TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
@@ -57,8 +61,9 @@ def read_hwloc(path: Path) -> tuple[HwlocDevice, ...]:
 
     :raises ValueError: the file is not hwloc's XML, or contains no PCI device.
     """
+    text = read_regular(path, _LARGEST, HWLOC_FORM)
     try:
-        root = ElementTree.parse(path).getroot()
+        root = _root(text)
         if root.tag != "topology":
             raise ValueError(f"its root is <{root.tag}>")
         found = tuple(_below(root, "", -1))
@@ -67,6 +72,20 @@ def read_hwloc(path: Path) -> tuple[HwlocDevice, ...]:
     if not found:
         raise ValueError(f"{path} contains no PCI device: expected {HWLOC_FORM} with I/O devices (--whole-io)")
     return found
+
+
+def _root(text: bytes) -> ElementTree.Element:
+    """Parse XML. :raises ValueError: if it is nested too deeply, which is noticed before the rest is read."""
+    depth = 0
+    root: ElementTree.Element | None = None
+    for event, element in ElementTree.iterparse(BytesIO(text), events=("start", "end")):
+        root = element if root is None else root
+        depth += 1 if event == "start" else -1
+        if depth > _DEEPEST:
+            raise ValueError(f"its elements are nested more than {_DEEPEST} deep")
+    if root is None:
+        raise ValueError("it is empty")
+    return root
 
 
 def _below(parent: ElementTree.Element, place: str, numa: int) -> Iterator[HwlocDevice]:

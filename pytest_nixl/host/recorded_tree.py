@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.redaction import hide_all
+from pytest_nixl.core.strict import loads
+from pytest_nixl.core.untrusted_file import read_regular
 
 #: The folder of a recorded tree for answers of libraries, servers and the kernel.
 ASKED = "pytest-nixl"
 #: At most this many bytes of a file are read.
 MOST = 1 << 20
+#: The most bytes of a recorded answer.
+_LARGEST_ANSWER = 64 << 20
 
 NOT_RECORDED = "it was not recorded"
 
@@ -50,8 +54,12 @@ class FactsRoot:
     def read(self, path: str) -> str | None:
         """Return the text of a file without surrounding white space; None if it cannot be read."""
         try:
-            with open(self._inside(path), "rb") as file:
-                text: str | None = file.read(MOST).decode(errors="replace").strip()
+            if self.live:
+                with open(self._inside(path), "rb") as file:
+                    data = file.read(MOST)
+            else:
+                data = read_regular(Path(self._inside(path)), MOST, "a file of a recorded tree")
+            text: str | None = data.decode(errors="replace").strip()
         except OSError:
             text = None
         self.files[path] = text
@@ -107,15 +115,13 @@ class FactsRoot:
         if self.folder is None:
             self.answers[name] = question()
             return self.answers[name]
-        path = Path(self.folder, ASKED, f"{name}.json")
+        path, form = Path(self.folder, ASKED, f"{name}.json"), "a file that `pytest-nixl facts --record` wrote"
         try:
-            self.answers[name] = json.loads(path.read_text())
+            self.answers[name] = loads(read_regular(path, _LARGEST_ANSWER, form), most=_LARGEST_ANSWER)
         except FileNotFoundError:
             return {"why": NOT_RECORDED}
         except ValueError as error:
-            raise ValueError(
-                f"{path} is not JSON ({error}): expected a file that `pytest-nixl facts --record` wrote"
-            ) from None
+            raise ValueError(f"{path} is not JSON ({error}): expected {form}") from None
         return self.answers[name]
 
     def write(self, folder: Path, hide: Callable[[str], str]) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_nixl.core import units
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.floor_test import FEWEST_LAUNCHES, LearnedFloor, learn
 from pytest_nixl.judge.profiles import parse_profile
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
-from pytest_nixl.store.record_reader import OURS
+from pytest_nixl.store.record_reader import LARGEST, OURS
 
 #: What a run says against a row: a profile that was learned from it would expect what is wrong.
 _AGAINST = (Verdict.CORRUPT, Verdict.IMPLAUSIBLE, Verdict.WRONG_TRANSPORT)
@@ -38,8 +39,9 @@ def read_run(path: Path) -> dict[RowKey, MeasuredRow]:
     :param path: a record of the bandwidth suite.
     :raises ValueError: if the file is not such a record, has no row, or has a row with corrupt bytes.
     """
+    text = read_regular(path, LARGEST, RUNS_FORM)
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(text)
         found = [each["extra_info"] for each in record["benchmarks"] if "key" in each.get("extra_info", {})]
         results = record.get(OURS, {}).get("results", [])
         against = {str(each.get("row")): each["verdict"] for each in results if each["verdict"] in _AGAINST}
@@ -48,7 +50,7 @@ def read_run(path: Path) -> dict[RowKey, MeasuredRow]:
             for extra in found
             for key in [str(extra["key"])]
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a record of a run ({type(error).__name__}: {error}): expected {RUNS_FORM}"
         ) from None

@@ -14,6 +14,9 @@ from pytest_nixl.model.memory import OPS
 
 T = TypeVar("T")
 
+#: The most tables of a kind in a profile. The checks of each with each other take a second or two for so many.
+MOST_TABLES = 1000
+
 
 @dataclass(frozen=True)
 class ProfileTable:
@@ -55,6 +58,8 @@ class ProfileTable:
         value = self.data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.fault(key, f"{_kind(value)}, not a list of tables", f"[[{key}]], with two brackets")
+        if len(value) > MOST_TABLES:  # each is compared with each other
+            raise self.fault(key, f"{len(value):,} tables", f"at most {MOST_TABLES:,}")
         return [ProfileTable(f"{self.where}, {key} #{number}", item, self.form) for number, item in enumerate(value, 1)]
 
     def text(self, key: str, form: str, read: Callable[[str], T], *, mandatory: bool = False) -> T | None:

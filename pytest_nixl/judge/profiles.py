@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nixl.core import extensions, units
 from pytest_nixl.core.forms import MEMORY_FORM, RATE_FORM, TIME_FORM
 from pytest_nixl.core.units import parse_share
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.judge.figure_bounds import read_bounds
 from pytest_nixl.judge.profile_image import read_image
 from pytest_nixl.judge.profile_table import (
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: The most bytes of a profile. 1,000 tables have a quarter of it.
+_LARGEST = 1 << 20
 PROFILE_FORM = (
     "a [profile] table with a name, a [required] table with checks, [[expect]], [[bound]] and [[accept]] tables"
 )
@@ -177,7 +180,7 @@ def _load_added(name: str, extension: Extension, content: bytes) -> Profile:
 
 @lru_cache(maxsize=8)
 def _load_file(origin: str, path: str, modified: int, size: int) -> Profile:
-    return parse_profile(Path(path).read_bytes(), origin)
+    return parse_profile(read_regular(Path(path), _LARGEST, PROFILE_FORM), origin)
 
 
 def parse_profile(content: bytes, origin: str) -> Profile:

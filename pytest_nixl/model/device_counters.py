@@ -14,6 +14,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_nixl.core.untrusted_file import read_regular
+
+#: The most bytes of a file with counters, and of one counter.
+_LARGEST, _LONGEST = 64 << 20, 4096
 COUNTERS_FORM = (
     "a folder with the layout of /sys (class/infiniband, class/net), or a text with lines such as "
     "'rdmap79s0 tx_bytes=1 rdma_write_bytes=2' and '---- node=NAME ----'"
@@ -140,7 +144,7 @@ def read_counters(path: Path) -> CounterReading:
     if path.is_dir():
         reading = read_sysfs(path)
     else:
-        reading = parse_counters(path.read_bytes().decode(errors="replace"), str(path))
+        reading = parse_counters(read_regular(path, _LARGEST, COUNTERS_FORM).decode(errors="replace"), str(path))
     if not reading.devices:
         raise ValueError(f"{path} contains no counters: expected {COUNTERS_FORM}")
     return reading
@@ -229,7 +233,8 @@ def _values(folder: Path, faults: list[str], only: Collection[str] | None) -> di
         return {}
     for file in files:
         try:
-            text = file.read_text(errors="replace").strip()
+            with file.open("rb") as counter:
+                text = counter.read(_LONGEST).decode(errors="replace").strip()
         except OSError as error:
             faults.append(f"{file} cannot be read ({error.strerror})")
             continue

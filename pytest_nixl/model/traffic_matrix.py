@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_nixl.core.strict import printable
+from pytest_nixl.core.untrusted_file import read_regular
 
 #: The most bytes of a file: a matrix of 1,024 ranks has a million cells.
 MOST_BYTES = 16 << 20
@@ -41,12 +42,9 @@ def read_matrix(path: str) -> Matrix:
     """
     name = printable(path)
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        data = read_regular(Path(path), MOST_BYTES, "a traffic matrix")
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{name} has more than {MOST_BYTES >> 20} MiB: expected a traffic matrix")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

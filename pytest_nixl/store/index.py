@@ -17,10 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import Figures
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.provenance import Provenance
-from pytest_nixl.store.record_reader import RecordedRun, parse_json, read_regular, shallow
+from pytest_nixl.store.record_reader import RecordedRun, parse_json, shallow
 
 #: The name of the index file, and the version of its format, which changes whenever records are read differently.
 INDEX, FORM = ".pytest-nixl-index", 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_nixl.core.untrusted_file import read_regular
 from pytest_nixl.model.results import PERCENTILES, Figures, Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import MOST_LAUNCHES
@@ -97,32 +96,6 @@ def parse_json(text: bytes) -> Any:
     if b"\\ud" in text.lower():
         json.dumps(data, ensure_ascii=False).encode()  # fails for half a surrogate pair, which cannot be printed
     return data
-
-
-def read_regular(path: Path, largest: int, form: str) -> bytes:
-    """Read a regular file. A FIFO or a device is refused without waiting for it.
-
-    :param largest: the most bytes that it may have.
-    :param form: what is expected, for the error message.
-    :raises ValueError: if it is not a regular file or too large: one sentence that begins with the path.
-    :raises OSError: if it cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file")
-            raise ValueError(f"{path} is {kind}: expected {form}")
-        with open(descriptor, "rb", closefd=False) as file:
-            text = file.read(largest + 1) if found.st_size <= largest else b""
-    finally:
-        os.close(descriptor)
-    if len(text) > largest or found.st_size > largest:
-        raise ValueError(f"{path} has more than {largest >> 20} MiB: expected {form}")
-    return text
-
-
-_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def parse_recorded(data: Any, source: str) -> RecordedRun:

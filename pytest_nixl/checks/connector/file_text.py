@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.untrusted_file import read_regular
 
 #: The most bytes of a configuration file, and the most characters of one in YAML, because PyYAML is slow.
 MOST_BYTES, MOST_YAML = 1 << 20, 1 << 18
@@ -27,13 +28,10 @@ def printable(text: str) -> str:
 def read_text(path: str) -> str:
     """Read a file.
 
-    :raises ValueError: if it is larger than :data:`MOST_BYTES`, or is not text.
+    :raises ValueError: if it is not a regular file, is larger than :data:`MOST_BYTES`, or is not text.
     :raises OSError: if it cannot be read.
     """
-    with Path(path).open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{printable(path)} has more than {MOST_BYTES >> 20} MiB: expected a configuration file")
+    data = read_regular(Path(path), MOST_BYTES, "a configuration file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ from pytest_nixl.checks.deployment_etcd.metadata_value import AgentMetadata, rea
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import KeyPage, KeyValue
 
 #: The most keys that are read of one prefix, and the most bytes of values that are read altogether.
@@ -65,9 +66,10 @@ def pages(client: EtcdClient, prefix: str, *, keys_only: bool = False) -> Iterat
     :raises EtcdError: if etcd does not answer, or one key alone is larger than an answer may be.
     """
     after, limit = "", _PAGE if keys_only else _FIRST_PAGE
+    pager = Pager(client, prefix, keys_only=keys_only)
     while True:
         try:
-            page = client.page(prefix, after=after, limit=limit, keys_only=keys_only)
+            page = pager.read(after, limit)
         except EtcdError as error:
             if limit == 1 or not (error.cause == "timeout" or "larger than" in error.reason):
                 raise

@@ -24,6 +24,10 @@ from pytest_nixl.checks.nixlbench.output import (
     Trouble,
 )
 from pytest_nixl.core.units import MIB
+from pytest_nixl.core.untrusted_file import open_regular
+
+#: The most bytes of a file with the output of a run. A run prints kilobytes, and UCX with all its logs megabytes.
+_LARGEST = 1 << 30
 
 _HEADING = re.compile(r"(?P<name>.*?)(?: \((?P<unit>[^()]*)\))?")
 _FIELDS = {
@@ -129,13 +133,14 @@ def read_files(paths: Sequence[Path]) -> NixlbenchOutput:
     Lines with a rank label of ``srun --label`` or ``mpirun --tag-output`` are parsed per rank. Colours and control
     characters are removed.
 
+    :raises ValueError: if a file is not a regular file, or too large.
     :raises OSError: if a file cannot be read.
     """
     outputs: list[NixlbenchOutput] = []
     for path in paths:
         readers: dict[str, _Reader] = {}
         unfinished: dict[str, str] = {}
-        with path.open("rb") as file:
+        with open_regular(path, _LARGEST, "the output of nixlbench") as file:
             for text, ended in _lines(file):
                 label, line = _unlabelled(_plain(text))
                 if label not in readers:

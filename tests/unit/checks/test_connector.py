@@ -665,7 +665,7 @@ def test_a_missing_file_or_container_is_named(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["connector", str(tmp_path / "none"), f"{path}#two"]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert cli.main(["connector", str(tmp_path), f"{path}#two"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "is a directory: expected a configuration file" in capsys.readouterr().err
 
 
 def test_yaml_needs_a_package_and_json_does_not(

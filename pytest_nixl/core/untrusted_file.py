@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and write files that a user names: regular files only, of a limited size, without waiting for a FIFO."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from pytest_nixl.core.strict import printable
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@contextmanager
+def open_regular(path: Path, largest: int, form: str) -> Iterator[BinaryIO]:
+    """Open a regular file to read it. A FIFO or a device is refused without waiting for it.
+
+    :param largest: the most bytes that it may have.
+    :param form: what is expected, for the error message.
+    :raises ValueError: if it is not a regular file or too large: one sentence that begins with the path.
+    :raises OSError: if it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if _regular(descriptor, path, form).st_size > largest:
+            raise _too_large(path, largest, form)
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, largest: int, form: str) -> bytes:
+    """Return the bytes of a regular file, as :func:`open_regular` opens it."""
+    with open_regular(path, largest, form) as file:
+        data = file.read(largest + 1)
+    if len(data) > largest:  # a file in /proc has the size 0, and another one may have grown
+        raise _too_large(path, largest, form)
+    return data
+
+
+def write_regular(path: Path, text: str) -> None:
+    """Write a text to a new file, or replace that of a regular one. A FIFO or a device is refused.
+
+    :raises ValueError: if there is something else under this name: one sentence that begins with the path.
+    :raises OSError: if it cannot be written.
+    """
+    form = "the name of a new or a regular file"
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{printable(str(path))} is {_kind(path.stat().st_mode)}: expected {form}")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        _regular(descriptor, path, form)
+        os.ftruncate(descriptor, 0)
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+            file.write(text)
+    finally:
+        os.close(descriptor)
+
+
+def _regular(descriptor: int, path: Path, form: str) -> os.stat_result:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{printable(str(path))} is {_kind(found.st_mode)}: expected {form}")
+    return found
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def _too_large(path: Path, largest: int, form: str) -> ValueError:
+    size = f"{largest >> 20} MiB" if largest >= 1 << 20 else f"{largest >> 10} KiB"
+    return ValueError(f"{printable(str(path))} has more than {size}: expected {form}")

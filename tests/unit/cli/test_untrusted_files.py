@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands refuse a FIFO, a device, and a file that is too large or nested too deeply, in one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.cli import main
+from pytest_nixl.host.recorded_tree import ASKED
+from pytest_nixl.judge.profile_table import MOST_TABLES
+
+#: A command that waits for a FIFO would wait for ever.
+pytestmark = pytest.mark.timeout(120)
+
+HEAD = '[profile]\nname = "p"\n'
+ROW = '[[expect]]\nblocks = "{0}..{0}"\nfloor = "1GB/s"\nsource = "measured"\n'
+#: The name of a file in a command.
+FILE = "FILE"
+READERS = {
+    "connector": ("connector", FILE, FILE),
+    "hwloc": ("doctor", f"--hwloc={FILE}"),
+    "facts": ("facts", "--compare", FILE, FILE),
+    "counters": ("profile", "judge", "loopback", "--nixlbench=OUTPUT", "--counters", FILE, FILE),
+    "nixlbench": ("profile", "judge", "loopback", f"--nixlbench={FILE}"),
+    "learn": ("profile", "learn", FILE, FILE, FILE, "--name=x", "--output=new.toml"),
+    "profile": ("profile", "show", FILE),
+    "tree": ("doctor", "--root=TREE"),
+}
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 1)  # a file with a hole, which takes no space
+
+
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command and return its one sentence."""
+    (folder / "OUTPUT").write_text("")
+    assert main([word.replace(FILE, str(folder / FILE)) for word in words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    return said
+
+
+@pytest.mark.parametrize("make", [fifo, device, huge])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_never_ends_is_refused(
+    reader: str,
+    make: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if reader == "tree":
+        (tmp_path / "TREE" / ASKED).mkdir(parents=True)
+        make(tmp_path / "TREE" / ASKED / "environment.json")
+        made = "environment.json"
+    else:
+        make(tmp_path / FILE)
+        made = FILE
+    said = refusal(tmp_path, capsys, *READERS[reader])
+    words = "has more than" if make is huge else "is a FIFO" if make is fifo else "is a device"
+    if reader == "profile" and make is not huge:
+        words = "is not a file"
+    assert made in said
+    assert words in said
+    assert "expected" in said
+
+
+@pytest.mark.parametrize("make", [fifo, device])
+def test_facts_are_not_written_to_what_is_not_a_file(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / FILE)
+    (tmp_path / "topology.xml").write_text(XML.format(""))
+    said = refusal(tmp_path, capsys, "facts", f"--hwloc={tmp_path}/topology.xml", f"--output={FILE}")
+    assert "expected the name of a new or a regular file" in said
+
+
+XML = (
+    "<topology>{}<object type='PCIDev' pci_type='0302 [10de:2330] [10de:16c1] a1' pci_busid='0000:53:00.0'/></topology>"
+)
+
+
+def test_a_topology_that_is_nested_too_deeply_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = 100_000
+    (tmp_path / FILE).write_text(XML.format("<object type='Group'>" * deep + "</object>" * deep))
+    assert "nested more than 256 deep" in refusal(tmp_path, capsys, "doctor", f"--hwloc={FILE}")
+
+
+def test_facts_that_are_nested_too_deeply_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / FILE).write_text("[" * 100_000)
+    assert "it is nested more than 32 deep" in refusal(tmp_path, capsys, "facts", "--compare", FILE, FILE)
+
+
+def test_a_profile_of_too_many_tables_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / FILE).write_text(HEAD + "".join(ROW.format(size) for size in range(1, MOST_TABLES + 2)))
+    said = refusal(tmp_path, capsys, "profile", "show", FILE)
+    assert "expect: 1,001 tables: expected at most 1,000" in said

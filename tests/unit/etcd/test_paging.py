@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An etcd whose pages never end is refused in one sentence.
+
+The server is a test double, because a real etcd does not send the same key twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from pytest_nixl.checks.deployment_etcd.key_survey import survey
+from pytest_nixl.cluster.garbage_collection import clean
+from pytest_nixl.etcd.client import EtcdClient, connect
+from pytest_nixl.etcd.endpoints import Endpoint
+from pytest_nixl.etcd.errors import EtcdError
+
+#: The keys of one page, by the number of the page from 0 and the start of the range.
+Pages = Callable[[int, str], list[str]]
+
+
+@contextmanager
+def endless(pages: Pages) -> Iterator[EtcdClient]:
+    """An etcd that says after each page that there are more."""
+    number = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            keys = pages(next(number), base64.b64decode(asked["key"]).decode().split("\0")[0])
+            found = [{"key": base64.b64encode(key.encode()).decode(), "mod_revision": "3"} for key in keys]
+            answer: dict[str, Any] = {"header": {"revision": "3"}, "kvs": found, "more": True}
+            data = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        with connect([Endpoint("http", "127.0.0.1", server.server_port)], timeout=30) as client:
+            yield client
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def read_groups(client: EtcdClient) -> None:
+    clean(client, prefix="/a", dry_run=True)
+
+
+def read_keys(client: EtcdClient) -> None:
+    survey(client, ["/a/"], values=False)
+
+
+READERS = pytest.mark.parametrize("read", [read_groups, read_keys])
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        (lambda number, start: ["/a/same"], "was asked for keys after '/a/same' and sent '/a/same'"),
+        (lambda number, start: ["/a/c"] if number == 0 else ["/a/b"], "and sent '/a/b'"),
+        (lambda number, start: ["/b"], "was asked for keys after '/a/' and sent '/b'"),
+        (lambda number, start: [], "sent 0, and says that there are more"),
+        (lambda number, start: [f"/a/{each:05}" for each in range(1001)], "sent 1001, and says that there are more"),
+    ],
+    ids=["same", "backwards", "outside", "empty", "too-many"],
+)
+def test_pages_that_make_no_progress_are_refused(read: Callable[[EtcdClient], None], pages: Pages, words: str) -> None:
+    with endless(pages) as client, pytest.raises(EtcdError) as caught:
+        read(client)
+    assert words in caught.value.reason
+    assert client.endpoint in caught.value.reason
+    assert caught.value.remedy.startswith("check that this is the address of an etcd")
+
+
+@READERS
+@pytest.mark.parametrize("bound", ["MOST_PAGES", "MOST_SECONDS"])
+def test_pages_and_seconds_are_bounded(
+    read: Callable[[EtcdClient], None], bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"pytest_nixl.etcd.paging.{bound}", 3)
+
+    def pages(number: int, start: str) -> list[str]:
+        return [f"/a/{number:09}"]
+
+    with endless(pages) as client, pytest.raises(EtcdError) as caught:
+        read(client)
+    assert caught.value.cause == "endless"
+    assert "has more keys under /a/ than can be read in" in caught.value.reason
