@@ -37,6 +37,8 @@ _NO_CMA = (
 )
 
 _SHARED_MEMORY = {"cma", "posix", "sysv", "xpmem", "knem", "shm"}
+#: UCX's word for a protocol that sends messages instead of using RMA.
+SOFTWARE_EMULATION = "software emulation"
 _CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 
 
@@ -113,11 +115,16 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     wrong = [name for name in samples.transports if name.partition("/")[0] not in accepted]
     if not wrong:
         return None
-    went = f"went over {' and '.join(wrong)}{_told(samples, wrong)}"
+    went = f"went over {' and '.join(wrong)}{_emulation(samples)}{_told(samples, wrong)}"
     reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
     if samples.obstacle and "cma" in accepted:
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
-    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples.key, set(accepted), samples.transports))
+    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples, set(accepted)))
+
+
+def _emulation(samples: Samples) -> str:
+    """Return that UCX sent messages instead of using RMA, if it reports that; else an empty text."""
+    return f" as {samples.protocol}, not as RMA" if samples.protocol == SOFTWARE_EMULATION else ""
 
 
 def _told(samples: Samples, wrong: Sequence[str]) -> str:
@@ -140,7 +147,8 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
     )
 
 
-def _transport_remedy(key: RowKey, accepted: set[str], transports: Sequence[str]) -> str:
+def _transport_remedy(samples: Samples, accepted: set[str]) -> str:
+    key, transports = samples.key, samples.transports
     backend, steps = key.backend, []
     if backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
@@ -156,10 +164,15 @@ def _transport_remedy(key: RowKey, accepted: set[str], transports: Sequence[str]
         steps.append("for posix and sysv give both processes one IPC namespace and a /dev/shm that is large enough")
     if "cuda_ipc" in accepted:
         steps.append(
-            "for cuda_ipc check that both processes are on one host with one IPC namespace, that UCX_TLS, if it is "
-            "set, names cuda_ipc and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
-            "nvidia-smi nvlink -s); without NVLink UCX uses cuda_ipc for WRITE but may not use it for READ"
+            "for cuda_ipc check that both processes are on one host with one IPC namespace and one PID namespace "
+            "(docker run --ipc=host --pid=host, or one container for both), that UCX_TLS, if it is set, names cuda_ipc "
+            "and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: nvidia-smi nvlink -s)"
         )
+        if key.op == "READ" and samples.protocol == SOFTWARE_EMULATION:
+            steps.append(
+                "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE, or add tcp to the "
+                "profile's transports for READ"
+            )
     if accepted & (_CUDA - {"cuda_ipc"}):
         steps.append(
             "for cuda_copy check that UCX has its CUDA module (ucx_info -d), and for gdr_copy that gdrdrv is loaded "

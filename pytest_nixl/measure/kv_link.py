@@ -15,6 +15,7 @@ from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.kv_blocks import BlockOrder, KvCorruption, KvLayout
 from pytest_nixl.model.kv_samples import KvSamples, RequestTimes
 from pytest_nixl.nixl.agent import NixlAgent
+from pytest_nixl.nixl.backends.ucx import protocol
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.nixl.worker.kv_requests import KvMethod
 from pytest_nixl.processes.worker_errors import SAME_VERSION, WorkerError
@@ -133,6 +134,7 @@ class KvLink:
             counted=evidence,
             others=(found["others"],),
             obstacle=obstacle_between(agent.worker, other.worker),
+            protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
         )
 
     def _verified(

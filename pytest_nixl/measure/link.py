@@ -22,7 +22,7 @@ from pytest_nixl.model.memory import DevicePair
 from pytest_nixl.model.row_key import RowKey, with_footprint
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
-from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
+from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
 from pytest_nixl.nixl.version_mismatch import versions_named
 from pytest_nixl.nixl.worker.transfer import COUNTED, WINDOWS
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError, WorkerLateError
@@ -172,6 +172,7 @@ class Link:
             counted=evidence,
             others=(found["others"],),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
+            protocol=protocol(log, self.op, block, self.memory),
         )
         _log.info(
             "%s: %s GB/s over %s",

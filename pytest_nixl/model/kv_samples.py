@@ -56,6 +56,7 @@ class KvSamples:
     :param counted: what the initiator's devices counted during the timed requests.
     :param others: contention of each launch: the CPU cores that the requests needed and other processes used.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
+    :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     """
 
     order: BlockOrder
@@ -69,6 +70,7 @@ class KvSamples:
     counted: CarrierBytes
     others: tuple[float, ...]
     obstacle: str = ""
+    protocol: str = ""
 
     def with_launch(self, other: KvSamples) -> KvSamples:
         """Return these samples together with those of another launch."""
@@ -132,6 +134,7 @@ class KvSamples:
             self.counted,
             self.others,
             self.obstacle,
+            self.protocol,
         )
 
     def _windows(self, launch: tuple[RequestTimes, ...]) -> list[tuple[float, int]]:

@@ -54,6 +54,7 @@ class Samples:
     :param others: contention of each launch: the cores it needed on the initiator's host that other processes used;
         empty: not known.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
+    :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     """
 
     key: RowKey
@@ -66,6 +67,7 @@ class Samples:
     counted: CarrierBytes | None = None
     others: tuple[float, ...] = ()
     obstacle: str = ""
+    protocol: str = ""
 
     def with_launch(self, other: Samples) -> Samples:
         """Return these samples together with those of another launch of the same row."""

@@ -133,6 +133,7 @@ def described(samples: Samples) -> dict[str, object]:
         "transfer_bytes": samples.transfer_bytes,
         "others_cores": list(samples.others),
         "transports": list(samples.transports),
+        **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,
         "counted_bytes": _counted(samples),
     }

@@ -37,18 +37,34 @@ _GRACE, _SHORT = "UCX_MEM_BISTRO_GRACE_DURATION", "1ms"
 
 
 @dataclass(frozen=True)
+class _ProtocolRange:
+    """A line of a table: how transfers of a range of sizes are made.
+
+    :param first: the smallest size in bytes.
+    :param last: the largest size in bytes.
+    :param description: UCX's word for the protocol, such as ``zero-copy`` or ``software emulation``.
+    :param transports: the transports that carry the bytes.
+    """
+
+    first: float
+    last: float
+    description: str
+    transports: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _ProtocolTable:
     """One table of UCX's protocol report.
 
     :param scope: the peers that it is about: ``self``, ``intra-node`` or ``inter-node``.
     :param memory: UCX's types of the initiator's and the target's memory, such as ``host`` and ``cuda``; None if the
         report does not say.
-    :param ranges: first size, last size (both in bytes) and the transports for such transfers.
+    :param ranges: how transfers of a range of sizes are made.
     """
 
     scope: str
     memory: tuple[str, str] | None
-    ranges: tuple[tuple[float, float, tuple[str, ...]], ...]
+    ranges: tuple[_ProtocolRange, ...]
 
     def suits(self, memory: MemoryPair) -> bool:
         """Return whether the table is about this memory; every type except ``host`` counts as GPU memory."""
@@ -105,12 +121,8 @@ class UcxBackend:
         The last table for this operation and memory is used. A table about the agent itself (``self``) is used only
         if there is no other.
         """
-        tables = [table for table in _tables(log, _OPERATIONS[op]) if table.suits(memory)]
-        chosen = [table for table in tables if table.scope != "self"] or tables
-        for first, last, transports in chosen[-1].ranges if chosen else ():
-            if first <= block <= last:
-                return transports
-        return ()
+        used = _range(log, op, block, memory)
+        return used.transports if used else ()
 
     def mistaken(self, log: str, op: str, memory: MemoryPair) -> str:
         """Return a sentence if UCX moved GPU memory to another agent only as host memory; otherwise an empty text."""
@@ -121,6 +133,25 @@ class UcxBackend:
         wrong = [end for end, kind, taken in ends if kind == "VRAM" and taken == "host"]
         took = " and ".join(f"{end}'s VRAM" for end in wrong)
         return f"UCX moved the {took} as host memory" if wrong else ""
+
+
+def protocol(log: str, op: str, block: int, memory: MemoryPair) -> str:
+    """Return UCX's word for the protocol of ``op``, such as ``zero-copy``; empty if the log has no table for it.
+
+    ``software emulation`` is no RDMA operation: UCX sends messages, and the target's processor copies the bytes. The
+    transport in the table carries the messages.
+
+    :param log: the stdout and stderr of the initiator's worker; the other parameters as for the transports.
+    """
+    used = _range(log, op, block, memory)
+    return used.description if used else ""
+
+
+def _range(log: str, op: str, block: int, memory: MemoryPair) -> _ProtocolRange | None:
+    tables = [table for table in _tables(log, _OPERATIONS[op]) if table.suits(memory)]
+    chosen = [table for table in tables if table.scope != "self"] or tables
+    ranges = chosen[-1].ranges if chosen else ()
+    return next((each for each in ranges if each.first <= block <= each.last), None)
 
 
 def taken_for_host(log: str) -> str:
@@ -134,7 +165,7 @@ def taken_for_host(log: str) -> str:
 
 @lru_cache(maxsize=4)
 def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
-    found: list[tuple[str, tuple[str, str] | None, list[tuple[float, float, tuple[str, ...]]]]] = []
+    found: list[tuple[str, tuple[str, str] | None, list[_ProtocolRange]]] = []
     previous = ""
     wanted = False
     for line in log.splitlines():
@@ -152,7 +183,7 @@ def _tables(log: str, operation: str) -> tuple[_ProtocolTable, ...]:
                 found.append((_scope(cells[0] if len(cells) == 2 else previous), memory, []))
             previous = cells[-1]
         elif wanted and (size := _RANGE.fullmatch(cells[0])):
-            found[-1][2].append((*_limits(size), tuple(_TRANSPORT.findall(cells[2]))))
+            found[-1][2].append(_ProtocolRange(*_limits(size), cells[1], tuple(_TRANSPORT.findall(cells[2]))))
     return tuple(_ProtocolTable(scope, memory, tuple(ranges)) for scope, memory, ranges in found)
 
 

@@ -27,11 +27,11 @@ VRAM = RowKey("UCX", "WRITE", MemoryPair("VRAM", "VRAM"), 1_000_000, devices=Dev
 
 
 def samples(*gigabytes: float, latencies: tuple[float, ...] = (100e-6,), transports: tuple[str, ...] = ("cma/memory",),
-            corruption: Corruption | None = None, key: RowKey = KEY) -> Samples:  # fmt: skip
+            corruption: Corruption | None = None, key: RowKey = KEY, protocol: str = "") -> Samples:  # fmt: skip
     """Return windows of one second with these bandwidths in GB/s, which are exact in binary for whole megabytes."""
     transfers = tuple(round(value * 1e9) // 1_000_000 for value in gigabytes)
     assert all(n * 1e6 == value * 1e9 for n, value in zip(transfers, gigabytes, strict=True))
-    return Samples(key, (1.0,) * len(gigabytes), transfers, latencies, transports, corruption)
+    return Samples(key, (1.0,) * len(gigabytes), transfers, latencies, transports, corruption, protocol=protocol)
 
 
 CORRUPTION = Corruption("after the last window", 3, 4096, 17, 0xAB, 0x00)
@@ -399,6 +399,16 @@ def test_each_accepted_transport_of_gpu_memory_has_its_remedy(
     assert judgement.reason.startswith("UCX WRITE VRAM:VRAM of 1000000B (GPUs 0:3): went over tcp/eth0, ")
     assert all(words in judgement.remedy for words in named)
     assert not any(words in judgement.remedy for words in unnamed)
+
+
+@pytest.mark.parametrize("op", ["READ", "WRITE"])
+def test_read_that_ucx_emulates_without_nvlink_has_its_remedy(op: str) -> None:
+    emulated = samples(2, transports=("tcp/lo",), key=replace(VRAM, op=op), protocol="software emulation")
+    judgement = judge(emulated, Expectation(source="", transports=("cuda_ipc",)))
+    assert judgement.verdict is Verdict.WRONG_TRANSPORT
+    assert ": went over tcp/lo as software emulation, not as RMA, but the profile accepts only" in judgement.reason
+    assert "one IPC namespace and one PID namespace (docker run --ipc=host --pid=host" in judgement.remedy
+    assert ("reads by cuda_ipc only over NVLink" in judgement.remedy) == (op == "READ")
 
 
 def test_gpu_memory_over_an_accepted_transport_passes() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.nixl.backends.ucx import BACKEND, taken_for_host
+from pytest_nixl.nixl.backends.ucx import BACKEND, protocol, taken_for_host
 
 RECORDED = Path(__file__).resolve().parents[3] / "fixtures" / "ucx"
 
@@ -29,6 +29,34 @@ RECORDED = Path(__file__).resolve().parents[3] / "fixtures" / "ucx"
 )
 def test_recorded_reports_name_the_transport(log: str, op: str, transports: tuple[str, ...]) -> None:
     assert BACKEND.transports((RECORDED / f"{log}.log").read_text(), op, 65536) == transports
+
+
+CUDA_IPC, STAGED = ("zero-copy", ("cuda_ipc/cuda",)), ("software emulation", ("tcp/lo",))
+
+
+@pytest.mark.parametrize(
+    ("nvlinks", "op", "memory", "told"),
+    [
+        (0, "WRITE", "VRAM:VRAM", CUDA_IPC),
+        (0, "READ", "VRAM:VRAM", STAGED),
+        (18, "WRITE", "VRAM:VRAM", CUDA_IPC),
+        (18, "READ", "VRAM:VRAM", CUDA_IPC),
+        *((18, op, memory, STAGED) for op in ("WRITE", "READ") for memory in ("DRAM:VRAM", "VRAM:DRAM")),
+        *((0, op, "DRAM:VRAM", STAGED) for op in ("WRITE", "READ")),
+    ],
+)
+def test_recorded_tables_of_gpu_memory_are_read(
+    nvlinks: int, op: str, memory: str, told: tuple[str, tuple[str, ...]]
+) -> None:
+    """The tables of UCX 1.23 about remote memory, recorded on a stand-in for the driver with this many NVLinks."""
+    log = (RECORDED / f"vram-nvlinks-{nvlinks}.log").read_text()
+    pair = MemoryPair.parse(memory)
+    assert (protocol(log, op, 65536, pair), BACKEND.transports(log, op, 65536, pair)) == told
+    assert BACKEND.mistaken(log, op, pair) == ""
+
+
+def test_log_without_a_report_gives_no_protocol() -> None:
+    assert protocol("", "WRITE", 4096, MemoryPair("VRAM", "VRAM")) == ""
 
 
 TABLE = """
@@ -89,8 +117,9 @@ def test_report_that_is_cut_off_anywhere_never_raises() -> None:
 
 
 #: One table of a transfer to another process, as printed by UCX 1.21 and newer, and by older releases, which print
-#: scope and operation on one line. Written by hand from UCX's proto_debug.c, its gtest (test_ucp_proto_mock.cc,
-#: ``{1, INF, "zero-copy", "cuda_ipc/cuda"}``) and reports in NIXL's issues 1195 and 1240, without a GPU.
+#: scope and operation on one line. They have what was not recorded, such as RDMA. Written by hand from UCX's
+#: proto_debug.c, its gtest (test_ucp_proto_mock.cc, ``{1, INF, "zero-copy", "cuda_ipc/cuda"}``) and reports in NIXL's
+#: issues 1195 and 1240, without a GPU.
 NEWER = """
 [1.0] [h:1 :0]   | a intra-node cfg#1 |
 [1.0] [h:1 :0]   | {heading} |
