@@ -19,6 +19,7 @@ from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import FactsRoot
+from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -96,6 +97,7 @@ class Software:
     :param advertised: the IPv4 addresses that an agent's metadata contains.
     :param nixlbench: the path of nixlbench.
     :param nixlbench_fault: why nixlbench does not start; empty if it does.
+    :param ucx_rdma: what UCX offers of the RDMA devices; None if there are none, or if it was not asked.
     """
 
     python: Fact[str]
@@ -118,6 +120,7 @@ class Software:
     advertised: tuple[str, ...]
     nixlbench: Fact[str]
     nixlbench_fault: str
+    ucx_rdma: UcxRdma | None
 
     def backend(self, name: str) -> BackendFacts | None:
         """Return the result of creating a backend; None if it was not requested."""
@@ -196,6 +199,7 @@ def read_software(
         advertised=tuple(nixl.get("advertised", ())),
         nixlbench=_fact(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
         nixlbench_fault=bench.get("fault", ""),
+        ucx_rdma=UcxRdma.of(nixl["ucx_rdma"]) if nixl.get("ucx_rdma") else None,
     )  # fmt: skip
 
 
@@ -283,6 +287,8 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in found["backends"]:
         found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
+    if found.get("ucx_rdma"):
+        found["ucx_rdma"]["other_abi"] = other_abi(worker.output())
     return {**found, "etcd_client": library, "unused": unused_variables(worker.output())}
 
 

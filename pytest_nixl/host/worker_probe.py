@@ -14,6 +14,7 @@ from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
 from pytest_nixl.host.process_maps import libraries_of_nixl
+from pytest_nixl.host.ucx_rdma import ask_ucx_rdma
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
@@ -27,8 +28,11 @@ def look(agent: Any, plugins: list[str]) -> dict[str, Any]:
     :param agent: the raw NIXL agent.
     :param plugins: the plugin files of the backends that were created.
     """
+    # First, because it may load libraries.
+    rdma = ask_ucx_rdma(lambda: libraries_of_nixl(_maps()))
     files = libraries_of_nixl(_maps())
     return {
+        "ucx_rdma": rdma,
         "plugins": list(agent.get_plugin_list()),
         "libraries": files,
         "ucx_variables": _ucx_variables(files),

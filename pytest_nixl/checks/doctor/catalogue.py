@@ -45,12 +45,14 @@ def _own() -> dict[str, Check]:
         network,
         rdma,
         storage_queues,
+        ucx_rdma,
         ucx_tls,
         variable_names,
     )
 
     order = (
-        libraries, image, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls, environment,
+        libraries, image, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names, ucx_tls,
+        environment,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}
     return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))
