@@ -268,6 +268,9 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
             found["backends"][name] = prepared["backend"]
             found["libraries"] = prepared["libraries"]
         loaded(found.get("libraries", []))
+        ucx = found["backends"].get("UCX")
+        if ucx is not None and ucx["plugin"] and not ucx["missing"]:
+            found["ucx_rdma"] = _run(agent, found, "ask_rdma", plugin=ucx["plugin"])
         for name, backend in found["backends"].items():
             if not backend["error"]:
                 backend |= _run(agent, found, "make", name=name)

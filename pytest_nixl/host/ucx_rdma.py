@@ -73,15 +73,19 @@ def other_abi(log: str) -> dict[str, str]:
     return {device: words for words, device in _OTHER_ABI.findall(log)}
 
 
+def has_devices() -> bool:
+    """Return whether this host has RDMA devices."""
+    return os.path.isdir(_CLASS) and bool(os.listdir(_CLASS))
+
+
 def ask_ucx_rdma(libraries: Callable[[], Sequence[str]]) -> dict[str, Any] | None:
     """Ask UCX and its libibverbs in this process about each RDMA device of this host.
 
     :param libraries: returns the paths of the libraries that this process has loaded; one of them is UCX.
-    :return: JSON values for :meth:`UcxRdma.of`; None if this host has no RDMA device, or if UCX is not loaded.
+    :return: JSON values for :meth:`UcxRdma.of`; None if UCX is not loaded.
     """
-    names = os.listdir(_CLASS) if os.path.isdir(_CLASS) else []
-    ucp = _file(libraries(), "libucp")
-    if not names or not ucp:
+    names, ucp = os.listdir(_CLASS), _file(libraries(), "libucp")
+    if not ucp:
         return None
     offered: dict[str, list[str]] = {}
     for transport, device in _RESOURCE.findall(_resources(ctypes.CDLL(ucp))):

@@ -10,7 +10,11 @@ install_rdma() {
 add_rxe() {
     [ -e "/sys/class/net/$3" ] || ip link add "$3" type veth peer name "$3-peer" || return
     [ ! -e "/sys/class/net/$3-peer" ] || ip link set "$3-peer" up
-    ip address add "$2/24" dev "$3" && ip link set "$3" up && rdma link add "$1" type rxe netdev "$3" || return
+    ip address add "$2/24" dev "$3" && ip link set "$3" up || return
+    rdma link add "$1" type rxe netdev "$3" || {
+        echo "the kernel cannot add a device of soft-RoCE: is the module rdma_rxe loaded? read the machine's console" >&2
+        return 1
+    }
     for _ in $(seq 300); do
         grep -q ACTIVE "/sys/class/infiniband/$1/ports/1/state" && return
         sleep 0.1
