@@ -306,6 +306,9 @@ FAULTS = (
     Fault("ucx-tls-not-ib", variable("UCX_TLS", "^ib"), "transports-allowed", ("UCX_TLS=^ib", "RDMA")),
     Fault("ucx-tls-rc", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc")), "transports-allowed",
           ("UCX_TLS=rc,cuda", "no device for rc")),
+    Fault("ucx-tls-rc-unused", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc"), lambda tree: tree.change(
+          "nixl", lambda found: found["ucx_rdma"]["offered"].clear())), "transports-allowed",
+          ("UCX uses none of this host's RDMA devices (rdmap79s0", "ucx-uses-rdma says why")),
     Fault("ucx-tls-misspelt", variable("UCX_TLS", "rcc,cuda_copi,srd"), "transports-allowed",
           ("'rcc', 'cuda_copi'", "did you mean rc, cuda_copy?"), WARN),
     Fault("ucx-tls-empty", variable("UCX_TLS", ""), "transports-allowed", ("UCX_TLS=", "an empty list")),
@@ -393,6 +396,7 @@ OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-p
 #: Other checks that a fault makes fail.
 CONSEQUENCES = {
     "ucx-tls-rc": {"backend-loads"},
+    "ucx-tls-rc-unused": {"backend-loads", "ucx-uses-rdma"},
     "efa-missing": {"gpu-nics"},
     "efa-without-driver": {"gpu-nics"},
     "uverbs-closed": {"ucx-uses-rdma"},
