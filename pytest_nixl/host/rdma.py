@@ -15,6 +15,8 @@ _CLASS = "/sys/class/infiniband"
 _VERBS = "/sys/class/infiniband_verbs"
 #: A text in the vital product data of ConnectX adapters that manage NVLink switches.
 _OF_NVLINK = "SW_MNG"
+#: A port's table of addresses has up to 1024 places, the first of which are used.
+_MOST_GIDS = 64
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class Port:
     :param state: ``ACTIVE``, ``DOWN``, ``INIT`` or ``ARMED``; empty if unknown.
     :param rate: its line rate in bytes per second; None if unknown.
     :param layer: ``InfiniBand``, ``Ethernet`` or, for EFA, ``Unspecified``.
+    :param gids: its addresses (GIDs) that are not empty, by their index.
+    :param interfaces: the network interfaces of these addresses.
     """
 
     number: int
     state: str
     rate: float | None
     layer: str
+    gids: dict[str, str]
+    interfaces: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,19 @@ def _port(root: FactsRoot, folder: str, number: str) -> Port:
     place = f"{folder}/{number}"
     state = re.search(r"[A-Z]+", root.read(f"{place}/state") or "")  # "4: ACTIVE"
     rate = re.match(r"([\d.]+) Gb/sec", root.read(f"{place}/rate") or "")  # "100 Gb/sec (4X EDR)"
+    gids = {}
+    for index in root.entries(f"{place}/gids")[:_MOST_GIDS]:
+        gid = root.read(f"{place}/gids/{index}") or ""
+        if gid.strip("0:"):
+            gids[index] = gid
+    interfaces = [root.read(f"{place}/gid_attrs/ndevs/{index}") for index in gids]
     return Port(
         number=int(number) if number.isdecimal() else 0,
         state=state[0] if state else "",
         rate=float(rate[1]) * 1e9 / 8 if rate and float(rate[1]) else None,
         layer=root.read(f"{place}/link_layer") or "",
+        gids=gids,
+        interfaces=tuple(dict.fromkeys(filter(None, interfaces))),
     )
 
 

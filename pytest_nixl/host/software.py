@@ -20,6 +20,7 @@ from pytest_nixl.host.fact import Fact
 from pytest_nixl.host.process_maps import etcd_client, libraries_of_nixl
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.nixl.backends.cuda_modules import LOADED, lacking
+from pytest_nixl.host.ucx_rdma import UcxRdma, other_abi
 
 if TYPE_CHECKING:
     from pytest_nixl.nixl.agent import NixlAgent
@@ -104,6 +105,7 @@ class Software:
     :param nixlbench: the path of nixlbench.
     :param nixlbench_fault: why nixlbench does not start; empty if it does.
     :param telemetry: the bytes in the telemetry of a transfer within one agent; why not, if it could not be read.
+    :param ucx_rdma: what UCX offers of the RDMA devices; None if there are none, or if it was not asked.
     """
 
     python: Fact[str]
@@ -127,6 +129,7 @@ class Software:
     nixlbench: Fact[str]
     nixlbench_fault: str
     telemetry: Fact[int]
+    ucx_rdma: UcxRdma | None
 
     def backend(self, name: str) -> BackendFacts | None:
         """Return the result of creating a backend; None if it was not requested."""
@@ -206,6 +209,7 @@ def read_software(
         nixlbench=_fact(bench.get("path"), bench.get("path") or "PATH", bench.get("why", "")),
         nixlbench_fault=bench.get("fault", ""),
         telemetry=_telemetry(nixl),
+        ucx_rdma=UcxRdma.of(nixl["ucx_rdma"]) if nixl.get("ucx_rdma") else None,
     )  # fmt: skip
 
 
@@ -280,6 +284,9 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
             found["backends"][name] = prepared["backend"]
             found["libraries"] = prepared["libraries"]
         loaded(found.get("libraries", []))
+        ucx = found["backends"].get("UCX")
+        if ucx is not None and ucx["plugin"] and not ucx["missing"]:
+            found["ucx_rdma"] = _run(agent, found, "ask_rdma", plugin=ucx["plugin"])
         for name, backend in found["backends"].items():
             if not backend["error"]:
                 backend |= _run(agent, found, "make", name=name)
@@ -301,6 +308,8 @@ def _ask_nixl(worker: Worker, backends: Sequence[str], loaded: Callable[[Sequenc
     library = {"path": client.path, "patched": client.patched} if client else {"path": "", "patched": False}
     if "UCX" in found["backends"]:
         found["backends"]["UCX"]["said"] = words_of_ucx(worker.output())
+    if found.get("ucx_rdma"):
+        found["ucx_rdma"]["other_abi"] = other_abi(worker.output())
     return {**found, "etcd_client": library, "unused": unused_variables(worker.output())}
 
 

@@ -15,6 +15,7 @@ from pytest_nixl.host import elf
 _FOLDERS = ("/usr/lib/*/libibverbs", "/usr/lib64/libibverbs", "/usr/lib/libibverbs", "/usr/local/lib*/libibverbs")
 _PROVIDER = re.compile(r"lib(\w+)-rdmav(\d+)\.so")
 _ABI = re.compile(r"IBVERBS_PRIVATE_(\d+)")
+_BUNDLED = re.compile(r"lib(mlx5|efa)(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 _NAME = re.compile(r"libibverbs(?:-[0-9a-f]{8})?\.so(?:\.|$)")
 
 
@@ -34,11 +35,13 @@ class VerbsProvider:
     """A provider of libibverbs, such as ``efa`` in ``libefa-rdmav34.so``.
 
     :param abi: the number in its name.
+    :param library: the copy of libibverbs that it links to, and in which it registers; empty if it finds none.
     """
 
     name: str
     abi: int
     path: str
+    library: str = ""
 
 
 def ask_verbs(libraries: Sequence[str], environ: Mapping[str, str], folders: Sequence[str] = _FOLDERS) -> Any:
@@ -56,8 +59,35 @@ def ask_verbs(libraries: Sequence[str], environ: Mapping[str, str], folders: Seq
     providers = [(match, path) for path in files if (match := _PROVIDER.fullmatch(os.path.basename(path)))]
     return {
         "libraries": [{"path": path, "abi": abi} for path in copies if (abi := _abi(path))],
-        "providers": [{"name": match[1], "abi": int(match[2]), "path": path} for match, path in providers],
+        "providers": [
+            *(
+                {"name": match[1], "abi": int(match[2]), "path": path, "library": _linked(path, environ)}
+                for match, path in providers
+            ),
+            *_bundled(libraries, copies),
+        ],
     }
+
+
+def _linked(path: str, environ: Mapping[str, str]) -> str:
+    """Return the copy of libibverbs that the loader finds for a provider; empty if there is none."""
+    try:
+        file = elf.read_elf(path)
+    except (OSError, ValueError):
+        return ""
+    soname = next((name for name in file.needed if _NAME.match(name)), "")
+    return elf.find(soname, file.runpath, environ) or "" if soname else ""
+
+
+def _bundled(libraries: Sequence[str], copies: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the loaded providers that nothing searches: a wheel's libmlx5 links to the wheel's libibverbs."""
+    found = []
+    for path in libraries:
+        match = _BUNDLED.match(os.path.basename(path))
+        copy = next((copy for copy in copies if os.path.dirname(copy) == os.path.dirname(path)), "")
+        if match and copy and (abi := _abi(copy)):
+            found.append({"name": match[1], "abi": abi, "path": path, "library": copy})
+    return found
 
 
 def _abi(path: str) -> int:

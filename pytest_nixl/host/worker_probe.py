@@ -15,6 +15,7 @@ from pytest_nixl.core.addresses import ask_addresses
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.host import elf
 from pytest_nixl.host.process_maps import libraries_of_nixl
+from pytest_nixl.host.ucx_rdma import ask_ucx_rdma, has_devices
 from pytest_nixl.nixl.backends import BACKENDS, plugin_of
 from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
@@ -71,6 +72,22 @@ def prepare(agent: Any, name: str, nixl: dict[str, str]) -> dict[str, Any]:
             {"soname": each.soname, "versions": list(each.versions), "words": str(each)} for each in lacking
         ]
     return {"backend": found, "libraries": libraries_of_nixl(_maps())}
+
+
+def ask_rdma(agent: Any, plugin: str) -> dict[str, Any] | None:
+    """Ask UCX about the RDMA devices, before the backend is created: that may end the process.
+
+    :param agent: the raw NIXL agent, whose process this is.
+    :param plugin: the plugin of UCX.
+    :return: JSON values of :func:`ask_ucx_rdma`; None if this host has no RDMA device.
+    """
+    if not has_devices():
+        return None
+    for _, soname, file in elf.dependencies(plugin, os.environ, libraries_of_nixl(_maps())):
+        if file is not None and soname.startswith("libucp"):
+            ctypes.CDLL(file)
+            break
+    return ask_ucx_rdma(lambda: libraries_of_nixl(_maps()))
 
 
 def make(agent: Any, name: str) -> dict[str, Any]:

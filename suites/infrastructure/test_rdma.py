@@ -36,3 +36,9 @@ def test_every_rdma_device_has_the_rate_of_the_profile(
 def test_every_uverbs_node_can_be_opened(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
     """A process can open the device node of every RDMA device."""
     verdict(ask("uverbs-open"))
+
+
+@pytest.mark.nixl_check("ucx-uses-rdma", level="quick")
+def test_ucx_can_use_every_rdma_device(ask: Callable[[str], Judgement], verdict: Callable[[Judgement], None]) -> None:
+    """The UCX that NIXL loads finds, opens and offers every RDMA device of the host."""
+    verdict(ask("ucx-uses-rdma"))

@@ -21,6 +21,7 @@ from pytest_nixl.host.recorded_tree import ASKED
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "fixtures" / "topology"
 GPU_MEMORY = 80 << 30
+VERBS = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1"
 _NVIDIA = "10de"
 
 
@@ -159,6 +160,7 @@ def _rdma(tree: Tree, name: str, path: str, number: int, rate: str) -> None:
     tree.write(f"{port}/state", "4: ACTIVE")
     tree.write(f"{port}/rate", rate)
     tree.write(f"{port}/link_layer", "Unspecified")
+    tree.write(f"{port}/gids/0", f"fe80:0000:0000:0000:0000:0000:0000:{number + 1:04x}")
     tree.link(f"/sys/class/infiniband/{name}/device", path)
     tree.write(f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", name)
 
@@ -220,6 +222,14 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
             "fabric_variables": ["FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"],
             "nixl_variables": ["NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL"],
             "advertised": ["10.0.0.11"], "telemetry": {"bytes": 4096},
+            "ucx_rdma": {
+                "module": "/usr/local/ucx/lib/ucx/libuct_ib.so.0.0.0", "libibverbs": VERBS,
+                "offered": {name: ["srd", "ud_verbs"] for name in efa},
+                "answers": {
+                    name: {"listed": True, "opened": "", "registered": "", "shared_queues": 0} for name in efa
+                },
+                "other_abi": {},
+            },
             "etcd_client": {"path": "/usr/local/lib/libetcd-cpp-api-core.so", "patched": True},
         },
     )  # fmt: skip
@@ -242,8 +252,8 @@ def _answers(tree: Tree, gpus: list[str], efa: list[str], nics: list[str], model
             },
             "device_code": [{"path": f"{plugins}/libplugin_GPUNETIO.so", "cubins": [90, 100], "ptx": []}],
             "verbs": {
-                "libraries": [{"path": "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "abi": 34}],
-                "providers": [{"name": "efa", "abi": 34,
+                "libraries": [{"path": VERBS, "abi": 34}],
+                "providers": [{"name": "efa", "abi": 34, "library": VERBS,
                                "path": "/usr/lib/x86_64-linux-gnu/libibverbs/libefa-rdmav34.so"}],
             },
         },

@@ -33,7 +33,7 @@ NO_CACHE = ["-p", "no:cacheprovider"]
 #: Name the tests in which the time goes.
 SLOWEST = ["--durations=40", "--durations-min=5"]
 #: Each of these folders has an environment of its own.
-APART = ("libfabric", "cluster", "mixed", "plugins")
+APART = ("libfabric", "cluster", "machines", "mixed", "plugins")
 #: One more than the cores of a small machine: a test waits a third of its time.
 WORKERS = 3
 #: The number of test files without bytecode from which on they are compiled before the workers start.

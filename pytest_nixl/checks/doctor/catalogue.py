@@ -47,13 +47,14 @@ def _own() -> dict[str, Check]:
         packages,
         rdma,
         storage_queues,
+        ucx_rdma,
         ucx_tls,
         variable_names,
     )
 
     order = (
-        libraries, image, packages, limits, storage_queues, cores, rdma, network, gpu, etcd, variable_names, ucx_tls,
-        environment, engine,
+        libraries, image, packages, limits, storage_queues, cores, rdma, ucx_rdma, network, gpu, etcd, variable_names,
+        ucx_tls, environment, engine,
     )  # fmt: skip
     place = {module.__name__: number for number, module in enumerate(order)}
     return dict(sorted(REGISTERED.items(), key=lambda item: place[item[1].judge.__module__]))

@@ -17,6 +17,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import OF_THE_DRIVER, not_loaded
+from pytest_nixl.checks.doctor.ucx_rdma import providers_of, registers_in
 from pytest_nixl.host.device_code import capability, dotted
 from pytest_nixl.host.etcd_library import PATCH
 from pytest_nixl.host.facts import Facts
@@ -165,29 +166,41 @@ def image_versions(facts: Facts, wanted: Requirements) -> Judgement:
     return passed("; ".join(good))
 
 
-@check("verbs-providers", "Does libibverbs accept the EFA provider that is installed?", image=True)
+@check("verbs-providers", "Does libibverbs accept the providers of the RDMA devices?", image=True)
 def verbs_providers(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge whether a provider of EFA has the interface number of each copy of libibverbs."""
-    if not (wanted.efa or facts.efa):
-        return not_applicable("this host has no EFA, and the profile expects none")
+    """Judge whether each copy of libibverbs has a provider of its interface number for each kind of RDMA device."""
+    kinds = {device.kind: device.kind.upper() if device.kind == "efa" else device.kind for device in facts.rdma}
+    if wanted.efa:
+        kinds["efa"] = "EFA"
+    if not kinds or (wanted.image and not wanted.efa):
+        return not_applicable("this host has no RDMA device, and the profile expects no EFA")
     if not facts.image.verbs:
         return unknown(
             "no libibverbs is loaded with NIXL or found by the loader",
             "install rdma-core (apt: libibverbs1 ibverbs-providers) or run the EFA installer",
         )
-    providers = [each for each in facts.image.providers if each.name == "efa"]
-    have = named(each.path for each in providers) or "none"
-    bad = [each for each in facts.image.verbs if each.abi not in {one.abi for one in providers}]
-    if bad:
-        told = named(f"{each.path} needs libefa-rdmav{each.abi}.so" for each in bad)
-        judgement = failed if len(bad) == len(facts.image.verbs) else warned
+    fits, faults = [], {}
+    for kind, name in kinds.items():
+        providers = providers_of(kind, facts)
+        have = named(each.path for each in providers) or "none"
+        fits.append(have)
+        for copy in facts.image.verbs:
+            if all(each.abi != copy.abi or not registers_in(each, copy) for each in providers):
+                needed = f"needs lib{kind}-rdmav{copy.abi}.so"
+                if any(each.abi == copy.abi for each in providers):
+                    needed += " linked to it"
+                faults[f"{copy.path} {needed}, and the {name} providers are: {have}"] = copy.path
+    if faults:
+        used = facts.software.ucx_rdma.libibverbs if facts.software.ucx_rdma is not None else ""
+        bad = set(faults.values())
+        judgement = failed if used in bad or len(bad) == len(facts.image.verbs) else warned
         return judgement(
-            f"{told}, and the EFA providers are: {have}; what uses this libibverbs sees no EFA device, and falls back "
-            "to TCP",
+            f"{named(faults)}; what uses this libibverbs does not see the device, and falls back to TCP",
             "install libibverbs and its providers from one release of rdma-core (apt: libibverbs1 ibverbs-providers, "
-            "or the EFA installer); with NIXL's wheel, whose libibverbs is its own, use a NIXL built on this image",
+            "or the EFA installer); with NIXL's wheel, whose libibverbs is its own, follow the remedy of ucx-uses-rdma "
+            "or use a NIXL built on this image",
         )
-    return passed(f"{named(each.path for each in facts.image.verbs)} accepts {have}")
+    return passed(f"{named(each.path for each in facts.image.verbs)} accepts {named(fits)}")
 
 
 @check("gpu-code", "Does each plugin with CUDA code have some for the GPU of this host or of the profile?", image=True)

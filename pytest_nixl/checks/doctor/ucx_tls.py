@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -66,7 +67,7 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
         if strange or absent:
             told = " and ".join(filter(None, [
                 f"UCX does not know {named(map(ascii, strange))}{tls.meant()}" if strange else "",
-                f"this host has no device for {named(absent)}" if absent else "",
+                tls.without_device(absent) if absent else "",
             ]))  # fmt: skip
             return failed(f"UCX_TLS={text} names no transport that can carry NIXL on this host: {told}", tls.remedy())
         return failed(
@@ -96,6 +97,7 @@ class UcxTransports:
     :param efa_only: whether this host has RDMA devices and all are EFA.
     :param refused: transports that UCX says it cannot use.
     :param offered: transports that UCX says it can use.
+    :param unused: the RDMA devices of this host, if UCX offers none of them.
     """
 
     without: bool
@@ -106,12 +108,13 @@ class UcxTransports:
     has_gpu: bool
     refused: frozenset[str]
     offered: frozenset[str]
+    unused: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, facts: Facts) -> UcxTransports:
         parts = [part.removeprefix("\\") for part in text.removeprefix("^").split(",")]
         names = [part.partition(":")[0] for part in parts]
-        made = facts.software.backend("UCX")
+        made, uses = facts.software.backend("UCX"), facts.software.ucx_rdma
         refused: set[str] = set()
         offered: set[str] = set()
         for match in filter(None, map(_NOT_AVAILABLE.search, made.said if made is not None else ())):
@@ -122,6 +125,7 @@ class UcxTransports:
             names=tuple(name for name in names if name),
             auxiliary=frozenset(part.partition(":")[0] for part in parts if part.endswith(":aux")),
             has_rdma=bool(facts.rdma) or bool(offered & _RDMA_TLS),
+            unused=tuple(device.name for device in facts.rdma) if uses is not None and not uses.offered else (),
             efa_only=bool(facts.rdma) and all(device.kind == "efa" for device in facts.rdma),
             has_gpu=bool(facts.gpu.gpus),
             refused=frozenset(refused),
@@ -135,6 +139,12 @@ class UcxTransports:
     def absent(self) -> list[str]:
         """Return the known names for which this host has no device, or which this UCX says it cannot use."""
         return [name for name in self.names if name in _KNOWN_TLS and not self._here(name)]
+
+    def without_device(self, absent: Sequence[str]) -> str:
+        """Say that no device serves some transports."""
+        if self.unused and _RDMA_TLS.issuperset(absent):
+            return f"UCX uses none of this host's RDMA devices ({named(self.unused)}), and ucx-uses-rdma says why"
+        return f"this host has no device for {named(absent)}"
 
     def _here(self, name: str) -> bool:
         if name in self.refused:

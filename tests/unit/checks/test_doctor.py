@@ -71,6 +71,19 @@ def variable(name: str, value: str) -> Callable[[Tree], None]:
     return lambda tree: tree.variable(name, value)
 
 
+def ucx_rdma(device: str, **values: Any) -> Callable[[Tree], None]:
+    """UCX's libibverbs answers otherwise for a device."""
+    return lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"]["answers"][device].update(values))
+
+
+def not_offered(device: str) -> Callable[[Tree], None]:
+    return lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"]["offered"].pop(device))
+
+
+def not_listed(device: str) -> Callable[[Tree], None]:
+    return both(not_offered(device), ucx_rdma(device, listed=False, shared_queues=None))
+
+
 def both(*makers: Callable[[Tree], Any]) -> Callable[[Tree], None]:
     def make(tree: Tree) -> None:
         for maker in makers:
@@ -168,6 +181,21 @@ FAULTS = (
           ("32 of 32", "No such file or directory")),
     Fault("uverbs-module", lambda tree: tree.remove("/sys/class/infiniband_verbs"), "uverbs-open",
           ("ib_uverbs", "not loaded")),
+    # From the devices to UCX. tests/machines makes the faults that soft-RoCE can have.
+    Fault("srq-none", not_offered("rdmap79s0"), "ucx-uses-rdma", ("1 of 32", "rdmap79s0: it has no shared receive")),
+    Fault("kernel-abi", both(not_listed("rdmap79s0"), lambda tree: tree.change("nixl", lambda found: found[
+          "ucx_rdma"]["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3"))),
+          "ucx-uses-rdma", ("libibverbs says: Driver efa does not support the kernel ABI of 3",)),
+    Fault("not-found", not_listed("rdmap79s0"), "ucx-uses-rdma",
+          ("does not find its provider /usr/lib/x86_64-linux-gnu/libibverbs/libefa-rdmav34.so",)),
+    Fault("not-opened", ucx_rdma("rdmap79s0", opened="Too many open files"), "ucx-uses-rdma",
+          ("rdmap79s0: libibverbs cannot open it: Too many open files",)),
+    Fault("no-module", lambda tree: tree.change("nixl", lambda found: found["ucx_rdma"].update(module="")),
+          "ucx-uses-rdma", ("32 of 32", "no RDMA module (libuct_ib.so)")),
+    Fault("no-gid", both(not_offered("rdmap79s0"), port("rdmap79s0", "gids/0", "0000:0000:0000:0000:0000:0000:0000:0000"
+          )), "ucx-uses-rdma", ("rdmap79s0: it has no GID",)),
+    Fault("not-asked", lambda tree: tree.change("nixl", lambda found: found.update(ucx_rdma=None)), "ucx-uses-rdma",
+          ("UCX was not asked",), UNKNOWN),
     # Interfaces, addresses, names.
     Fault("nic-down", lambda tree: tree.write("/sys/class/net/enp71s0/operstate", "down"), "nics-up",
           ("enp71s0 is down",)),
@@ -281,6 +309,9 @@ FAULTS = (
     Fault("ucx-tls-not-ib", variable("UCX_TLS", "^ib"), "transports-allowed", ("UCX_TLS=^ib", "RDMA")),
     Fault("ucx-tls-rc", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc")), "transports-allowed",
           ("UCX_TLS=rc,cuda", "no device for rc")),
+    Fault("ucx-tls-rc-unused", both(variable("UCX_TLS", "rc,cuda"), ucx_refuses("rc"), lambda tree: tree.change(
+          "nixl", lambda found: found["ucx_rdma"]["offered"].clear())), "transports-allowed",
+          ("UCX uses none of this host's RDMA devices (rdmap79s0", "ucx-uses-rdma says why")),
     Fault("ucx-tls-misspelt", variable("UCX_TLS", "rcc,cuda_copi,srd"), "transports-allowed",
           ("'rcc', 'cuda_copi'", "did you mean rc, cuda_copy?"), WARN),
     Fault("ucx-tls-empty", variable("UCX_TLS", ""), "transports-allowed", ("UCX_TLS=", "an empty list")),
@@ -385,10 +416,14 @@ OF_IMAGES = ("gpu-code", "image-versions", "nixl-cuda", "nixl-plugins", "verbs-p
 #: Other checks that a fault makes fail.
 CONSEQUENCES = {
     "ucx-tls-rc": {"backend-loads"},
+    "ucx-tls-rc-unused": {"backend-loads", "ucx-uses-rdma"},
     "efa-missing": {"gpu-nics"},
     "efa-without-driver": {"gpu-nics"},
-    "efa-none": {"rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
-    "fi-provider-no-efa": {"rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
+    "uverbs-closed": {"ucx-uses-rdma"},
+    "uverbs-absent": {"ucx-uses-rdma"},
+    "uverbs-module": {"ucx-uses-rdma"},
+    "efa-none": {"ucx-uses-rdma", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
+    "fi-provider-no-efa": {"ucx-uses-rdma", "rdma-devices", "rdma-ports", "rdma-rate", "uverbs-open", "gpu-nics"},
     "gpu-no-driver": {"gpu-driver", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "nvml-missing": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
     "driver-mismatch": {"gpus", "gpu-p2p", "gpu-ecc", "gpu-bar1", "gpu-persistence", "gpu-direct", "gpu-nics"},
@@ -400,6 +435,7 @@ CONSEQUENCES = {
         "nixl-cuda",
         "nixl-plugins",
         "ucx-cuda",
+        "ucx-uses-rdma",
     },
     "backend-name": {"plugin-libraries"},
     "library-absent": {"backend-loads"},

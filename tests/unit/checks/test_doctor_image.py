@@ -265,7 +265,12 @@ def test_efa_provider_of_another_interface_than_libibverbs_fails(tree: ChangedTr
     assert "libibverbs/libefa-rdmav34.so" in found.reason
     # NIXL's wheel brings a second copy, which fits.
     tree.change("image", lambda found: found["verbs"]["libraries"].append({"path": "/wheel/libibverbs.so", "abi": 34}))
+    tree.change("image", lambda found: found["verbs"]["providers"][0].update(library="/wheel/libibverbs.so"))
+    tree.change("nixl", lambda found: found["ucx_rdma"].update(libibverbs="/wheel/libibverbs.so"))
     assert judged(tree, "verbs-providers").verdict is Verdict.WARN
+    # The copy that UCX uses sees no device.
+    tree.change("nixl", lambda found: found["ucx_rdma"].update(libibverbs="/usr/lib/x86_64-linux-gnu/libibverbs.so.1"))
+    assert judged(tree, "verbs-providers").verdict is Verdict.FAIL
     tree.change("image", lambda found: found["verbs"].update(providers=[]))
     assert "the EFA providers are: none" in judged(tree, "verbs-providers").reason
 

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine of its own for tests: QEMU without KVM, Debian's kernel, and the host's file system below a writable layer.
+
+The machine sees each file of the host (but not the host's /tmp, /run and /dev), and what it writes stays in its memory
+and is gone with it. What it writes to /out is in the host's folder :attr:`Machine.out`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers.needs import lack
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parent.parent
+#: The time that a machine has to boot, in seconds: 5 to 12 on a quiet host.
+BOOT_SECONDS = 300.0
+#: The time that a command in a machine has, in seconds. One that takes 10 on the host takes a minute.
+COMMAND_SECONDS = 600.0
+#: A busy host delays the timer's interrupts for so long that the kernel takes the timer for broken: it is not to check.
+_KERNEL = "console=ttyS0 quiet panic=-1 no_timer_check"
+#: The time between two looks at what a machine wrote, in seconds.
+_LOOK_EVERY = 0.1
+
+
+class MachineError(AssertionError):
+    """A machine did not boot, ended, or did not answer in time; the message has the last lines of its console."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended in a machine.
+
+    :param code: its exit code.
+    :param output: what it wrote to stdout and stderr.
+    :param seconds: the time that it took, by the host's clock.
+    """
+
+    code: int
+    output: str
+    seconds: float
+
+
+class Job:
+    """A command that runs in a machine."""
+
+    def __init__(self, machine: Machine, name: str, command: str) -> None:
+        self._machine, self._name, self._command = machine, name, command
+        self._started = time.monotonic()
+
+    @property
+    def output(self) -> str:
+        """What it has written so far."""
+        path = self._machine.out / "said" / self._name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return (self._machine.out / "done" / self._name).exists()
+
+    def wait(self, seconds: float = COMMAND_SECONDS) -> Done:
+        """Wait for its end.
+
+        :raises MachineError: the machine ended before it, or the time is over.
+        """
+        self._machine.wait_until(lambda: self.ended, f"the end of {self._command[:200]!r}", seconds, self)
+        code = int((self._machine.out / "done" / self._name).read_text())
+        return Done(code, self.output, time.monotonic() - self._started)
+
+    def wait_for(self, words: str, seconds: float = COMMAND_SECONDS) -> None:
+        """Wait until its output contains some words.
+
+        :raises MachineError: it or the machine ended without them, or the time is over.
+        """
+        self._machine.wait_until(lambda: words in self.output or self.ended, f"{words!r}", seconds, self)
+        if words not in self.output:
+            raise MachineError(f"{self._command[:200]!r} ended without {words!r}:\n{self.output[-4000:]}")
+
+
+class Machine:
+    """A running machine.
+
+    :param base: the folder that ``prepare.sh`` made.
+    :param out: the folder that the machine sees as /out; it is made.
+    :param name: its host name.
+    :param memory: its memory in MiB.
+    :param arguments: further arguments of QEMU, such as a network card.
+    """
+
+    def __init__(
+        self, base: Path, out: Path, *, name: str = "guest", memory: int = 3072, arguments: Sequence[str] = ()
+    ) -> None:
+        self.base, self.out, self.name = base, out, name
+        for folder in ("todo", "running", "said", "done"):
+            (out / folder).mkdir(parents=True)
+        shutil.copy(HERE / "agent.sh", out)
+        (out / "environment").write_text("")
+        self._jobs = 0
+        qemu = base / "qemu"
+        libraries = [str(folder) for folder in (qemu / "usr/lib/x86_64-linux-gnu", qemu / "lib/x86_64-linux-gnu")]
+        command = [
+            # It ends with this process, also if that is killed.
+            "setpriv", "--pdeathsig", "KILL", str(qemu / "usr/bin/qemu-system-x86_64"),
+            "-L", str(qemu / "usr/share/qemu"), "-L", str(qemu / "usr/share/seabios"),
+            "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(memory),
+            "-display", "none", "-monitor", "none", "-no-reboot", "-serial", f"file:{out}/console",
+            "-qmp", f"unix:{out}/qmp,server=on,wait=off", "-kernel", str(base / "vmlinuz"), "-initrd",
+            str(base / "initrd.gz"), "-append", f"{_KERNEL} name={name}",
+            "-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap",
+            "-virtfs", f"local,path={out},mount_tag=out,security_model=none", "-nic", "none", *arguments,
+        ]  # fmt: skip
+        with open(out / "qemu.log", "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)},
+            )  # fmt: skip
+
+    def booted(self, seconds: float = BOOT_SECONDS) -> Machine:
+        """Wait until it runs commands.
+
+        :raises MachineError: it ended, or the time is over.
+        """
+        self.wait_until(lambda: (self.out / "ready").exists(), "the end of its boot", seconds)
+        return self
+
+    def start(self, command: str, **environ: str) -> Job:
+        """Start a command of bash as root, in the folder /out, with the functions of ``rxe.sh``.
+
+        :param environ: variables for it, beside those of :meth:`set_environment`.
+        """
+        self._jobs += 1
+        name = f"{self._jobs:03}"
+        variables = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in environ.items())
+        script = self.out / "todo" / f"{name}.new"
+        script.write_text(f". /out/environment\n. {HERE}/rxe.sh\n{variables}{command}\n")
+        script.rename(script.with_suffix(".sh"))
+        return Job(self, name, command)
+
+    def run(self, command: str, seconds: float = COMMAND_SECONDS, **environ: str) -> Done:
+        """Run a command of bash as root and wait for its end; parameters as for :meth:`start` and :meth:`Job.wait`."""
+        return self.start(command, **environ).wait(seconds)
+
+    def check(self, command: str, seconds: float = COMMAND_SECONDS, **environ: str) -> str:
+        """Run a command that has to succeed, and return its output."""
+        done = self.run(command, seconds, **environ)
+        if done.code:
+            raise MachineError(f"{command!r} ended with code {done.code} in {self.name}:\n{done.output[-4000:]}")
+        return done.output
+
+    def set_environment(self, environ: Mapping[str, str]) -> None:
+        """Set the variables of all later commands."""
+        text = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in environ.items())
+        (self.out / "environment").write_text(text)
+
+    def qmp(self, command: str, **arguments: Any) -> Any:
+        """Send a command to QEMU: ``stop`` and ``cont`` freeze the machine, ``set_link`` pulls its cable.
+
+        :return: QEMU's answer.
+        """
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(60)
+            connection.connect(str(self.out / "qmp"))
+            with connection.makefile("rw") as file:
+                file.readline()  # its greeting
+                for each in ({"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments}):
+                    file.write(json.dumps(each) + "\n")
+                    file.flush()
+                    answer = json.loads(file.readline())
+                    while "event" in answer:
+                        answer = json.loads(file.readline())
+        if "error" in answer:
+            raise MachineError(f"QEMU refused {command}: {answer['error'].get('desc')}")
+        return answer.get("return")
+
+    def power_off(self) -> None:
+        """End it as a loss of power does."""
+        self._process.kill()
+        self._process.wait()
+
+    close = power_off
+
+    def wait_until(self, condition: Any, what: str, seconds: float, job: Job | None = None) -> None:
+        """Wait for a condition.
+
+        :param what: what is waited for, for the message.
+        :raises MachineError: the machine ended, or the time is over.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            ended = self._process.poll()
+            if ended is not None and not condition():
+                raise MachineError(f"machine {self.name} ended (QEMU's code {ended}) before {what}{self._tail(job)}")
+            if time.monotonic() > deadline:
+                raise MachineError(f"machine {self.name}: no sign of {what} within {seconds:g} s{self._tail(job)}")
+            time.sleep(_LOOK_EVERY)
+
+    def _tail(self, job: Job | None) -> str:
+        parts = [("its console's last lines", self.out / "console"), ("QEMU says", self.out / "qemu.log")]
+        told = []
+        for what, path in parts:
+            with contextlib.suppress(OSError):
+                lines = path.read_text(errors="replace").splitlines()[-20:]
+                told += [f"\n{what}:", *lines] if lines else []
+        if job is not None and job.output:
+            told += ["\nthe command's last lines:", *job.output.splitlines()[-40:]]
+        return "\n".join(told)
+
+
+#: Starts a machine that ends with the test file: a name, then keywords of :class:`Machine`.
+MakeMachine = Callable[..., Machine]
+
+
+def prepared() -> Path:
+    """Return the folder that ``prepare.sh`` made; skip the test, with one sentence, if machines cannot run here.
+
+    The variable PYTEST_NIXL_MACHINES names the folder.
+    """
+    if os.geteuid():
+        lack("root: a machine of QEMU sees the files of this one")
+    given = os.environ.get("PYTEST_NIXL_MACHINES")
+    base = Path(given or PROJECT / ".tox" / "machine")
+    if not (base / "complete").exists():
+        lack(f"QEMU and a kernel in {base}: run `sh tests/machines/prepare.sh {shlex.quote(str(base))}`")
+    return base
+
+
+#: The Python of these tests, which a machine sees under the same path.
+PYTHON = sys.executable

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suites over RDMA between two processes of a machine with soft-RoCE, with UCX's reliable connections (rc)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from machine import Done, Machine
+
+pytest_plugins = ["machine_fixtures"]
+
+COUNTERS = "/sys/class/infiniband/rxe0/ports/1/hw_counters"
+
+
+def suites(machine: Machine, what: str) -> Done:
+    """Run suites over rc in a machine, and print what they print."""
+    # A machine without KVM on a busy host is slow: a step may take minutes.
+    options = "-q -rA --nixl-profile=soft-roce --nixl-timeout=300s"
+    done = machine.run(
+        f'cd "$PROJECT" && "$PYTHON" -m pytest {options} {what}', 1500, UCX_TLS="rc,self", UCX_NET_DEVICES="rxe0:1"
+    )
+    print(done.output)
+    return done
+
+
+def packets(machine: Machine) -> int:
+    """Return the packets that the device has sent. Soft-RoCE counts no bytes."""
+    return int(machine.check(f"cat {COUNTERS}/sent_pkts"))
+
+
+def test_bandwidth_is_measured_over_rdma(rxe_machine: Machine) -> None:
+    before = packets(rxe_machine)
+    done = suites(rxe_machine, "suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB,1MiB")
+    assert done.code == 0
+    rows = [line for line in done.output.splitlines() if re.search(r"\b(WRITE|READ)\b", line)]
+    carried = [line for line in rows if "rc_verbs/rxe0:1" in line]
+    assert len(carried) >= 4, rows
+    # A packet has at most 4 KiB of payload: 4 rows of at least one transfer each, verified.
+    assert packets(rxe_machine) - before > (2 * (1 << 20) + 2 * (64 << 10)) // 4096
+
+
+@pytest.mark.parametrize("suite", ["control_path", "metadata", "faults"])
+def test_suite_passes_over_rdma(rxe_machine: Machine, suite: str) -> None:
+    done = suites(rxe_machine, f"suites/{suite}")
+    assert done.code == 0
+    assert "passed" in done.output

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor names why UCX cannot use an RDMA device: each cause is made in a machine with soft-RoCE."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from machine import Machine
+
+pytest_plugins = ["machine_fixtures"]
+
+Told = dict[str, tuple[str, str, str]]
+
+#: Each fault of causes.py: the verdict of ucx-uses-rdma, and what its reason contains.
+CAUSES = {
+    "healthy": ("PASS", "UCX can use 1 RDMA device: rxe0 (rc_verbs, ud_verbs)"),
+    "another copy": ("FAIL", "librxe-rdmav34.so registers in /lib/x86_64-linux-gnu/libibverbs.so.1, another copy than"),
+    "no provider": ("FAIL", "rxe0: no provider of libibverbs is installed for it"),
+    "provider of another interface": ("FAIL", "needs a provider of interface 34, and the installed one is"),
+    "no module": ("FAIL", "UCX_MODULES=^ib keeps UCX from loading its RDMA module"),
+    "port down": ("FAIL", "rxe0: its port is DOWN"),
+    "no address": ("FAIL", "because v0 has no address; UCX says: Address not valid"),
+    "GID index": ("FAIL", "UCX_IB_GID_INDEX=7 names no GID of it: it has 0, 1"),
+    "no nodes": ("FAIL", "/dev/infiniband/uverbs0 cannot be opened: No such file or directory"),
+    "other device chosen": ("WARN", "UCX_NET_DEVICES=v0 leaves out every RDMA device: rxe0"),
+}
+
+
+def verdicts(machine: Machine, arguments: str = "", before: str = "") -> dict[str, Told]:
+    """Make the faults of causes.py in a machine, and return what each check said."""
+    said = machine.check(f'cd "$PROJECT" && {before} "$PYTHON" tests/machines/causes.py {arguments} 2> /out/causes.log')
+    return {name: json.loads(told) for name, _, told in (line.partition("\t") for line in said.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def made(rxe_machine: Machine) -> dict[str, Told]:
+    """What the checks say of each fault."""
+    return verdicts(rxe_machine)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_cause_is_named(made: dict[str, Told], cause: str) -> None:
+    verdict, words = CAUSES[cause]
+    found, reason, remedy = made[cause]["ucx-uses-rdma"]
+    assert (found, words in reason) == (verdict, True), reason
+    assert bool(remedy) == (verdict != "PASS")
+
+
+def test_providers_are_judged_for_soft_roce_too(made: dict[str, Told]) -> None:
+    assert made["healthy"]["verbs-providers"][0] == "PASS"
+    for cause, words in (
+        ("another copy", "needs librxe-rdmav34.so linked to it"),
+        ("no provider", "the rxe providers are: none"),
+        ("provider of another interface", "the rxe providers are: "),
+    ):
+        verdict, reason, _ = made[cause]["verbs-providers"]
+        assert (verdict, words in reason) == ("FAIL", True), reason
+
+
+def test_transports_of_devices_that_ucx_does_not_use_are_not_said_to_have_no_device(made: dict[str, Told]) -> None:
+    # The host has a device with an active port, whose node can be opened.
+    assert {made["another copy"][id][0] for id in ("uverbs-open", "rdma-ports")} == {"PASS"}
+    verdict, reason, _ = made["another copy"]["transports-allowed"]
+    assert verdict == "FAIL"
+    assert "UCX uses none of this host's RDMA devices (rxe0), and ucx-uses-rdma says why" in reason
+    assert "no device for" not in reason
+
+
+def test_limit_of_locked_memory_is_named(rxe_machine: Machine) -> None:
+    # As in a container without IPC_LOCK, whose limit is 64 KiB.
+    found = verdicts(
+        rxe_machine, "'as it is'", "setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock prlimit --memlock=65536:65536"
+    )
+    verdict, reason, remedy = found["as it is"]["ucx-uses-rdma"]
+    assert verdict == "FAIL"
+    assert "1 MiB of memory cannot be registered with it: Cannot allocate memory (a process may lock 64 KiB)" in reason
+    assert "ulimit -l unlimited" in remedy
+
+
+def test_other_network_namespace_is_named(rxe_machine: Machine) -> None:
+    found = verdicts(rxe_machine, "'as it is'", "ip netns add other && ip netns exec other")
+    verdict, reason, _ = found["as it is"]["ucx-uses-rdma"]
+    assert verdict == "FAIL"
+    assert "its network interface v0 is in another network namespace" in reason
