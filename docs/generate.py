@@ -350,6 +350,21 @@ def findings_page() -> str:
     return page("Findings", *parts)
 
 
+def error_texts_page() -> str:
+    """Return the page that says of the text of an error what it means, and which check finds the cause."""
+    said = texts("error-texts")
+    known = {check.id for check in suite_checks()}
+    parts = [said["intro"]]
+    for error in said["error"]:
+        if strange := sorted(set(error["checks"]) - known):
+            raise UndocumentedError(f"docs/reference/error-texts.toml names the check {strange[0]}: there is none")
+        links = ", ".join(f"[{id}](checks.md#{id})" for id in error["checks"])
+        also = f", `{error['also']}`" if "also" in error else ""
+        facts = (f"said by: {error['by']}{also}", f"means: {error['means']}", f"do: {error['do']}", f"checks: {links}")
+        parts.append(f"## {error['text']}\n\n" + "\n".join(f"- {each}" for each in facts))
+    return page("Errors by their text", *parts)
+
+
 def verdicts_page() -> str:
     """Return the page of verdicts."""
     said = texts("verdicts")
@@ -554,6 +569,7 @@ PAGES = {
     "fixtures": fixtures_page,
     "checks": checks_page,
     "findings": findings_page,
+    "error-texts": error_texts_page,
     "verdicts": verdicts_page,
     "environment": environment_page,
     "cli": cli_page,

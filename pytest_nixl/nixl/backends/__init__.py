@@ -93,6 +93,7 @@ UNSUPPORTED = {
     "GUSLI": "it needs a GUSLI block server",
     "HF3FS": "it needs a 3FS cluster",
     "INFINIA": "it needs a DDN Infinia cluster",
+    "UCCL": "it needs an RDMA device that UCCL drives, and its transfers hang (ai-dynamo/nixl#1999)",
     "MOONCAKE": "it needs the Mooncake transfer engine",
 }
 

@@ -385,7 +385,11 @@ def test_another_launch_is_not_needed_for_faults_other_than_the_floor(bad: Sampl
 @pytest.mark.parametrize(
     ("accepted", "named", "unnamed"),
     [
-        (("cuda_ipc",), ("names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "IPC name"), ("peermem",)),
+        (
+            ("cuda_ipc",),
+            ("names cuda_ipc and cuda_copy", "nvidia-smi topo -p2p r", "one IPC and one PID namespace"),
+            ("peermem",),
+        ),
         (("rc_mlx5",), ("nvidia_peermem is loaded", "DMA-BUF", "ibv_devinfo"), ("cuda_ipc", "gdrdrv")),
         (("gdr_copy", "cuda_copy"), ("/dev/gdrdrv", "ucx_info -d"), ("nvidia_peermem", "topo")),
         (("efa",), ("nvidia_peermem is loaded", "fi_info -p efa"), ("cuda_ipc",)),
