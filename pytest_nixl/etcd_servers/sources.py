@@ -247,16 +247,18 @@ class SessionEtcd:
                 _log.info("etcd of this run: %s, %s", self._server.kind, redact(self._server.endpoint))
             return self._server
 
-    def check(self) -> None:
+    def check(self, *, stopped: bool = False) -> None:
         """Check that the etcd is still running, if it was needed at all.
 
+        :param stopped: whether an etcd that a signal has stopped counts as dead. A debugger stops one briefly.
         :raises EtcdError: if an etcd that pytest-nixl started has died. The next use starts a new one.
         """
         server = self._server
         if server is None or server.kind == "external":
             return
         try:
-            why = server.why_dead()
+            dead = server.why_dead()
+            why = server.why_silent() if stopped else dead
         except (EtcdError, SupervisorError):
             # Its state cannot be read: start a new one at the next use.
             self._server = None
@@ -266,10 +268,10 @@ class SessionEtcd:
         self._server = None
         how, _, lines = why.partition("\n")
         raise EtcdError(
-            f"the etcd of this run has died: {how}",
+            f"the etcd of this run {'has died' if dead is not None else 'does not answer'}: {how}",
             "read its log; the next test gets a new etcd",
             lines,
-            cause="died",
+            cause="died" if dead is not None else "stopped",
             endpoint=server.endpoint,
         )
 

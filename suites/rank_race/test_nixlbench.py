@@ -21,6 +21,8 @@ Decide = Callable[[Judgement], None]
 RUNS = 3
 #: Maximum number of orders and duration in seconds of the search with lost answers.
 ORDERS, SECONDS = 100, 60.0
+#: Number of orders in which each answer of a registration has been lost once.
+FEWEST = 20
 APART = "the registrations of two processes did not overlap, and no lock separated them"
 NOT_TRIED = "run `nixlbench --runtime_type=ETCD --etcd_endpoints=URL` by hand, and check whether and when it registers"
 WITHOUT_LOSS = "this nixlbench gives a rank twice although no answer of etcd was lost"
@@ -60,6 +62,10 @@ def test_nixlbench_gives_no_rank_twice_after_a_lost_answer(
     twice = next(filter(_is_twice, report.bad), None)
     if twice is not None and not twice.lost:
         verdict(Judgement(Verdict.FAIL, f"{WITHOUT_LOSS}: {twice.faults[0]}\n{twice.describe()}", remedy_for(())))
+        return
+    if twice is None and report.run < FEWEST:
+        few = f"no rank was given twice, but there was time for {report.run} orders only: {report}"
+        verdict(Judgement(Verdict.INCONCLUSIVE, few, "run it again on a host that is less busy"))
         return
     seen = f"{twice.faults[0]}; {report}\n{twice.describe()}" if twice is not None else str(report)
     finding("NIXLBENCH-RANK-TWICE", twice is not None, seen)

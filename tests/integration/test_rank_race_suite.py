@@ -160,6 +160,23 @@ def test_a_locking_nixlbench_passes_with_a_known_limit(standin: str) -> None:
     assert done.code == 0
 
 
+def test_a_search_that_had_no_time_for_each_answer_is_inconclusive(standin: str, tmp_path: Path) -> None:
+    (tmp_path / "hurried.py").write_text(
+        "import pytest\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_runtest_call(item):\n"
+        "    item.module.SECONDS = 0.0\n"
+    )
+    done = run(
+        f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", f"--nixl-nixlbench={standin}", "-k", "lost_answer",
+        plugins=("hurried",), env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    words = (
+        "INCONCLUSIVE nixlbench-lost-answer: no rank was given twice, but there was time for 1 orders only: nixlbench"
+    )
+    assert words in done.output
+
+
 def test_without_nixlbench_its_checks_are_not_applicable() -> None:
     done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", env={"PATH": "/nowhere"})
     both = "nixlbench-ranks-unique, nixlbench-lost-answer"

@@ -113,9 +113,9 @@ class Nixlbench:
             try:
                 return run_in(tools, group, arguments, variables, settings.timeout)
             except NixlPluginError:
-                # If the etcd of this run died, the raised error says so. This check lets the next row get a new one.
+                # If the etcd of this run died or was stopped, the raised error says so. The next row gets a new one.
                 with suppress(EtcdError, SupervisorError):
-                    self._etcd.check()
+                    self._etcd.check(stopped=True)
                 raise
 
     def described(self, row: RowKey) -> dict[str, object]:

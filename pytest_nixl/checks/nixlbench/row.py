@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
 from pytest_nixl.checks.nixlbench.output import REMEDIES, NixlbenchRow, Trouble
-from pytest_nixl.checks.nixlbench.verdict import judge_latency
+from pytest_nixl.checks.nixlbench.verdict import judge_latency, told_how_to_see
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
@@ -73,7 +73,8 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
     expectation = profile.expectation(plain)
     # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = judge_latency(row, judge(samples, bare, profile.machine), describe(plain), expectation)
+    judgement = told_how_to_see(judge(samples, bare, profile.machine), samples)
+    judgement = judge_latency(row, judgement, describe(plain), expectation)
     if judgement.verdict is Verdict.PASS and ran.uncompared:
         judgement = Judgement(Verdict.UNKNOWN, f"{describe(plain)}: {ran.uncompared}", _UNCOMPARED_REMEDY)
     contradiction = ran.output.configuration.contradiction(row)

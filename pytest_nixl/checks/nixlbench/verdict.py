@@ -38,6 +38,11 @@ _EXIT_REMEDY = (
     'Record the exit code of each rank at the end of its output: nixlbench ... > FILE 2>&1; echo "exit code $?" >> '
     "FILE. If nixlbench crashes at its exit (two copies of libnl-route), run it with UCX_MODULES=^ib."
 )
+_TRANSPORT_REMEDY = (
+    "Run nixlbench with UCX_PROTO_INFO=y (LIBFABRIC: NIXL_LOG_LEVEL=info) and without UCX_LOG_FILE, so that the "
+    "initiator's output names its transports; for a recorded run give the counters of its devices instead: "
+    "pytest-nixl profile judge --nixlbench FILE --counters BEFORE AFTER PROFILE."
+)
 _LATENCY_REMEDY = (
     "Give the unchanged output of one run: this row was edited, or the clock of its host was set during it."
 )
@@ -154,6 +159,7 @@ def _judged(
         # A row below its floor fails with any transport.
         slow = judge(samples, replace(bare, transports=None))
         judgement = slow if slow.verdict is Verdict.FAIL else judgement
+    judgement = told_how_to_see(judgement, samples)
     judgement = judge_latency(row, judgement, describe(key), expectation)
     judgement = _implausible(row, describe(key), judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
@@ -274,6 +280,13 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
     if causes and output.rows and not missing and output.configuration.planned():
         last = output.configuration.key(output.rows[-1].block, output.rows[-1].batch)
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
+
+
+def told_how_to_see(judgement: Judgement, samples: Samples) -> Judgement:
+    """Replace the remedy of a row whose transport is unknown: nixlbench has no worker whose log could be read."""
+    if judgement.verdict is not Verdict.UNKNOWN or samples.transports:
+        return judgement
+    return replace(judgement, remedy=_TRANSPORT_REMEDY)
 
 
 def judge_latency(row: NixlbenchRow, judgement: Judgement, name: str, expectation: Expectation | None) -> Judgement:

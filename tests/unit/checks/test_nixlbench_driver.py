@@ -18,25 +18,29 @@ from helpers.cli_run import ROOT
 from helpers.etcd import mentioning, wait_until
 from helpers.nixlbench import standin
 
-from pytest_nixl.checks.nixlbench import driver, etcd_watch
+from pytest_nixl.checks.nixlbench import driver, etcd_watch, programs
 from pytest_nixl.checks.nixlbench.command import Meeting, command, known_flags
 from pytest_nixl.checks.nixlbench.driver import NixlbenchError, Ran, run_at, run_in
 from pytest_nixl.checks.nixlbench.etcd_watch import EtcdWatch, Removal
 from pytest_nixl.checks.nixlbench.group import Group
+from pytest_nixl.checks.nixlbench.programs import Nixlbench
 from pytest_nixl.checks.nixlbench.row import judge_row
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.units import KIB
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.sources import SessionEtcd
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.processes.external_program import Tool
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
+from pytest_nixl.session.cluster import Cluster
 
 pytestmark = pytest.mark.long
 
@@ -278,6 +282,34 @@ def test_an_etcd_lost_during_a_row_is_reported_and_cleaned_later(
         thread.join()
         for tool in tools:
             tool.close()
+        supervisor().signal(server.pid, signal.SIGCONT)
+        server.discard()
+
+
+def test_the_row_after_a_stopped_etcd_runs_in_another_one(
+    program: Path, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(etcd_server="embedded", nixlbench_runtime="ETCD")
+    session, stopped = SessionEtcd(settings, supervisor), list[EmbeddedServer]()
+
+    def stop(*_: object) -> Ran:
+        server = session.server()
+        assert isinstance(server, EmbeddedServer)
+        supervisor().signal(server.pid, signal.SIGSTOP)
+        wait_until(lambda: server.why_silent() is not None, 60, "it has stopped")
+        stopped.append(server)
+        raise NixlbenchError("the etcd is gone")
+
+    monkeypatch.setattr(programs, "run_in", stop)
+    own = own_variables({"nixlbench": str(program)})
+    cluster = Cluster([LocalHost(supervisor(), rank, own=own) for rank in (0, 1)], None)
+    with Nixlbench(settings, cluster, session, supervisor) as bench:
+        for _ in range(2):
+            with pytest.raises(NixlbenchError, match="the etcd is gone"):
+                bench.run(ROW.measured_by("nixlbench"))
+    first, second = stopped
+    assert first is not second
+    for server in stopped:
         supervisor().signal(server.pid, signal.SIGCONT)
         server.discard()
 

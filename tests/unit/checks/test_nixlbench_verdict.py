@@ -65,6 +65,13 @@ def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
     return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
 
 
+def test_an_unknown_transport_has_a_remedy_without_a_worker(tmp_path: Path) -> None:
+    run = judged(tmp_path, NORMAL, more=accepted("cma"))
+    assert verdicts(run) == [Verdict.UNKNOWN] * 15
+    assert "worker" not in run.results[0].remedy
+    assert run.results[0].remedy.startswith("Run nixlbench with UCX_PROTO_INFO=y ")
+
+
 def test_a_write_whose_target_is_not_heard_is_not_passed(tmp_path: Path) -> None:
     run = judged(tmp_path, COMPARED)
     assert verdicts(run) == [Verdict.UNKNOWN] * 9

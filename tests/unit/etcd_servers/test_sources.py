@@ -344,6 +344,27 @@ class TestSession:
         session.close()
         assert second.why_dead() is not None
 
+    def test_a_stopped_server_is_replaced_if_that_is_asked_for(self) -> None:
+        session = SessionEtcd(settings(etcd_server="embedded"), supervisor)
+        first = session.server()
+        session.check(stopped=True)
+        assert isinstance(first, EmbeddedServer)
+        os.kill(first.pid, signal.SIGSTOP)
+        wait_until(lambda: first.why_silent() is not None, 60, "it has stopped")
+        try:
+            session.check()  # a debugger stops it for a moment, too
+            assert session.server() is first
+            with pytest.raises(
+                EtcdError, match=f"does not answer: .* stopped by a signal; resume it: kill -CONT {first.pid}"
+            ):
+                session.check(stopped=True)
+            with session.server().client() as client:
+                assert client.get("a") is None, "the next one answers"
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+            first.discard()
+            session.close()
+
     def test_it_recovers_from_a_killed_supervisor(self) -> None:
         from pytest_nixl.processes import supervisor_main
         from pytest_nixl.processes.supervisor import SupervisorError
