@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the tests nearest to a change: ``python near.py [PATH…] [-- ARGUMENT OF PYTEST…]``
+"""Run the tests nearest to a change: ``python -m helpers.near [PATH…] [-- ARGUMENT OF PYTEST…]``
 
 Without a path, the change is what git finds changed since the last commit. The tests of a module are the file named
 like it, and the test files that import it; if there are none, those of the modules that import it. Those of a helper
@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from helpers.parallel import APART
+
 TESTS, PACKAGE = Path("tests"), Path("pytest_nixl")
-#: These folders have environments of their own.
-APART = ("libfabric", "cluster", "mixed", "plugins", "with_torch")
 MARKS = "not long and not whole and not soak and not alone"
 #: A module that so many test files import is covered by the file named like it, and by those of its own package.
 MANY = 25
@@ -46,9 +46,16 @@ def imports(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@functools.cache
 def test_files() -> list[Path]:
     """Return the test files that the environment ``test`` runs."""
-    return [file for file in sorted(TESTS.rglob("test_*.py")) if file.parts[1] not in APART]
+    return [file for file in sorted(TESTS.rglob("test_*.py")) if file.parts[1] not in (*APART, "with_torch")]
+
+
+@functools.cache
+def package_files() -> list[Path]:
+    """Return the modules of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def dotted_name(path: Path) -> str:
@@ -65,7 +72,7 @@ def of_module(path: Path) -> set[Path]:
         if found := set().union(*map(of_one, files)):
             return found
         names = set(map(dotted_name, files))
-        files = [file for file in sorted(PACKAGE.rglob("*.py")) if file not in seen and names & imports(file)]
+        files = [file for file in package_files() if file not in seen and names & imports(file)]
         seen.update(files)
     # Only pytest imports a plugin, and only another process a program.
     folder = TESTS / "unit" / path.parts[1]
