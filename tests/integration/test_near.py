@@ -40,4 +40,4 @@ def test_each_module_has_tests_that_are_near() -> None:
 
 def test_a_path_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert near.main(["pytest_nixl/no_such_module.py"]) == near.NOTHING
-    assert capsys.readouterr().err == "pytest_nixl/no_such_module.py does not exist; name files or folders of the clone\n"
+    assert "pytest_nixl/no_such_module.py does not exist; name files or folders" in capsys.readouterr().err
