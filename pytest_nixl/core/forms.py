@@ -31,6 +31,7 @@ NIXLBENCH_ARGUMENTS_FORM = (
 )
 LEVELS_FORM = "quick, standard or extended, or 1, 2 or 3 for the same"
 
+NOTIFY_FORM = "each | last"
 FOOTPRINT_FORM = "row, auto, or a size such as 1GiB"
 
 AGENTS_FORM = "default | vllm | dynamo | sglang"

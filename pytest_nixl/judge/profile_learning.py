@@ -154,6 +154,7 @@ def _lines(
         yield f"blocks = {_quoted(units.format_size(key.block))}"
         yield f"batch = [{key.batch}]"
         yield f"depth = [{key.depth}]"
+        yield f"notify = [{_quoted(key.notify)}]"
         if found.floor is not None:
             yield f"floor = {_quoted(f'{found.floor / 1e9:.6g} GB/s')}"
         if transports[key]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pytest_nixl.core import units
 from pytest_nixl.model.memory import OPS
+from pytest_nixl.model.row_key import EACH, LAST
 
 T = TypeVar("T")
 
@@ -198,6 +199,13 @@ def size_range(text: str) -> tuple[int, int]:
     if sizes[0] > sizes[1]:
         raise ValueError(f"{text!r} is a reversed range, because {first.strip()} is more than {last.strip()}")
     return sizes
+
+
+def notified(text: str) -> str:
+    """Read which transfers carry a notification. :raises ValueError: if the text is something else."""
+    if text not in (EACH, LAST):
+        raise ValueError(f"{text!r} is neither {EACH} nor {LAST}")
+    return text
 
 
 def transport_name(text: str) -> str:

@@ -24,6 +24,7 @@ from pytest_nixl.judge.profile_table import (
     backend_name,
     check_name,
     filled,
+    notified,
     one_line,
     operation,
     positive,
@@ -37,6 +38,7 @@ from pytest_nixl.model.findings import Acceptance, known_finding
 from pytest_nixl.model.image import NOTHING_WANTED, ImageRequirements
 from pytest_nixl.model.machine import Machine, is_network
 from pytest_nixl.model.memory import OPS, MemoryPair
+from pytest_nixl.model.row_key import EACH, LAST
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -304,7 +306,7 @@ def _check_line_rate(table: ProfileTable, item: Expectation, machine: Machine) -
 
 
 def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
-    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "floor", "ceiling", "p50", "p99",
+    table.allow("backend", "op", "memory", "blocks", "batch", "depth", "notify", "floor", "ceiling", "p50", "p99",
                 "transports", "raw", "source")  # fmt: skip
     item = Expectation(
         source=table.text("source", SOURCE_FORM, filled, mandatory=True) or "",
@@ -314,6 +316,7 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
         batch=table.counts("batch"),
         depth=table.counts("depth"),
         blocks=table.text("blocks", RANGE_FORM, size_range),
+        notify=table.texts("notify", f"{EACH} or {LAST}", notified),
         floor=table.text("floor", RATE_FORM, positive(units.parse_rate)),
         ceiling=table.text("ceiling", RATE_FORM, positive(units.parse_rate)),
         p50=table.text("p50", TIME_FORM, positive(units.parse_time)),
@@ -335,7 +338,7 @@ def _expectation(table: ProfileTable, machine: Machine | None) -> Expectation:
 def _shared_row(one: Expectation, other: Expectation) -> str | None:
     """Describe a row that both expectations apply to; None: there is none."""
     parts = []
-    for name in ("backend", "op", "memory", "batch", "depth"):
+    for name in ("backend", "op", "memory", "batch", "depth", "notify"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine is None and theirs is None:
             continue

@@ -19,7 +19,7 @@ from pytest_nixl.model import nixl_releases
 from pytest_nixl.model.carrier_bytes import counted
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.memory import DevicePair
-from pytest_nixl.model.row_key import RowKey, with_footprint
+from pytest_nixl.model.row_key import EACH, LAST, RowKey, of_row
 from pytest_nixl.model.samples import Corruption, Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST, protocol
@@ -99,7 +99,7 @@ class Link:
         :param block: the size of one block in bytes.
         """
         ranks = (self.initiator.worker.rank, self.target.worker.rank)
-        variant = with_footprint(self._pair.variant, self.footprint)
+        variant = of_row(self._pair.variant, self.footprint, EACH if self._notifies_each else LAST)
         return RowKey(self.backend, self.op, self.memory, block, batch, depth, ranks, self._asked, variant)
 
     def move(self, block: int, *, batch: int = 1, depth: int = 1) -> Corruption | None:
@@ -239,7 +239,7 @@ class Link:
             batch=batch,
             transfers=transfers,
             notification=COUNTED if self._announced else b"",
-            tag_each=self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY,
+            tag_each=self._tags_each,
         )
         return made
 
@@ -283,6 +283,16 @@ class Link:
         return self.initiator.initialize_xfer(
             self.op, local, remote, self.target.name, notification, backends=[self._pair.backend.PLUGIN]
         )
+
+    @property
+    def _notifies_each(self) -> bool:
+        """Whether the row is one whose transfers all carry a notification; those to storage cannot."""
+        return self._settings.notify == EACH and not self._pair.backend.STORAGE
+
+    @property
+    def _tags_each(self) -> bool:
+        """Whether all transfers carry a notification; with some backends only that proves the delivery of a WRITE."""
+        return self._notifies_each or (self.op == "WRITE" and not self._pair.backend.COMPLETION_IMPLIES_DELIVERY)
 
     @property
     def _announced(self) -> bool:
@@ -353,8 +363,8 @@ class Link:
             walk=transfers.walk,
             depth=transfers.depth,
             patience=seconds,
-            acknowledged=self.op == "WRITE" and not storage,
-            tag_each=not self._pair.backend.COMPLETION_IMPLIES_DELIVERY,
+            acknowledged=(self.op == "WRITE" or self._notifies_each) and not storage,
+            tag_each=self._tags_each,
             announced=self._announced,
             storage=self.destination.ref if storage and self.op == "WRITE" else None,
             objects=self._pair.target.buffer.ref if self.memory.target == "OBJ" else None,

@@ -76,7 +76,7 @@ class WorkerPairs:
         :raises WorkerError: a worker or an agent cannot be started.
         """
         plugin = BACKENDS[row.backend].PLUGIN
-        wanted = row.in_place.variant
+        wanted = row.agent_variant
         same = [each for each in self._settings.agents if each.variant(row.backend, plugin) == wanted]
         agent = same[0] if same else None
         return self.link(row.backend, row.op, row.memory, ranks, agent_options=agent, footprint=row.footprint)

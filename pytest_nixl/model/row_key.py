@@ -12,6 +12,8 @@ from pytest_nixl.model.memory import DevicePair, MemoryPair
 
 #: The name of the footprint in a variant.
 FOOTPRINT = "footprint"
+#: The name in a variant of which transfers of a window carry a notification: the last one, or each.
+NOTIFY, LAST, EACH = "notify", "last", "each"
 #: The names in the variant of a row of a traffic pattern: the pattern, and how its flows were measured.
 PATTERN, LOAD = "pattern", "load"
 KEY_FORM = "BACKEND/OP/INITIATOR:TARGET/BLOCK/batchN/depthN/RANK-RANK[/NAME=VALUE,NAME=VALUE]"
@@ -114,6 +116,21 @@ class RowKey:
         return FOOTPRINT in dict(self.variant)
 
     @property
+    def notify(self) -> str:
+        """Which transfers of a window carry a notification: ``each``, or ``last``."""
+        return dict(self.variant).get(NOTIFY, LAST)
+
+    @property
+    def notified(self) -> RowKey:
+        """The key of the same row if each transfer carries a notification, as those of nixlbench do."""
+        return replace(self, variant=of_row(self.agent_variant, self.footprint, EACH))
+
+    @property
+    def agent_variant(self) -> Variant:
+        """What differs from the default in how the agents of the row are created."""
+        return tuple(each for each in self.variant if each[0] not in (FOOTPRINT, NOTIFY))
+
+    @property
     def in_place(self) -> RowKey:
         """The key of the same row if every transfer has the same bytes."""
         return replace(self, variant=tuple(each for each in self.variant if each[0] != FOOTPRINT))
@@ -179,9 +196,15 @@ class UnknownKey:
         return self.text
 
 
-def with_footprint(variant: Variant, footprint: int) -> Variant:
-    """Return the variant of rows that walk buffers of ``footprint`` bytes; 0: they do not."""
-    return tuple(sorted((*variant, (FOOTPRINT, units.format_size(footprint))))) if footprint else variant
+def of_row(agent: Variant, footprint: int, notify: str) -> Variant:
+    """Return the variant of rows.
+
+    :param agent: what differs from the default in how their agents are created.
+    :param footprint: the bytes of the buffers that their transfers walk; 0: they do not.
+    :param notify: which transfers carry a notification: :data:`EACH` or :data:`LAST`.
+    """
+    walked = [(FOOTPRINT, units.format_size(footprint))] if footprint else []
+    return tuple(sorted((*agent, *walked, *([] if notify == LAST else [(NOTIFY, notify)]))))
 
 
 def read_key(text: str) -> RowKey | UnknownKey:

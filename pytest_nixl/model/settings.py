@@ -78,6 +78,8 @@ class Settings:
     depth: tuple[int, ...]
     #: Bytes of each buffer that the transfers of a bandwidth row walk; None: every transfer has the same bytes.
     footprint: int | None
+    #: Which transfers of a bandwidth row carry a notification: ``each``, or the ``last`` one of a window.
+    notify: str
     #: The model whose KV cache is transferred.
     kv_model: KvModel
     kv_tokens: int

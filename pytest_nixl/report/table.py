@@ -133,7 +133,9 @@ def _ratios(rows: Sequence[Result]) -> Iterator[TextLine]:
     for row in rows:
         key = row.row
         if isinstance(key, RowKey) and row.figures is not None and row.verdict not in _NO_BANDWIDTH:
-            alike.setdefault(replace(key, backend=""), []).append((key, row.figures.bandwidth))
+            # Each transfer of nixlbench carries a notification, so that only such a row of ours is like its rows.
+            kind = key.notified if key.program else key
+            alike.setdefault(replace(kind, backend=""), []).append((key, row.figures.bandwidth))
     for found in alike.values():
         own = [each for each in found if not each[0].program]
         pairs = [(each, own[0]) for each in own[1:] if each[0] != own[0][0]]  # a row may be measured twice

@@ -28,6 +28,7 @@ from pytest_nixl.core.forms import (
     LISTEN_FORM,
     MEMORY_FORM,
     NIXLBENCH_ARGUMENTS_FORM,
+    NOTIFY_FORM,
     PAIRING_FORM,
     PATTERN_FORM,
     PROGRESS_THREAD_FORM,
@@ -188,6 +189,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("footprint", FOOTPRINT_FORM, "row", "buffer that the transfers of a bandwidth row walk; row: every transfer "
            "has the same bytes, which stay in the processor's caches; auto: a size that does not fit into the "
            "last-level cache of this host", "SIZE", empty=None),
+    Option("notify", NOTIFY_FORM, "last", "transfers of a bandwidth row that carry a notification: each, as inference "
+           "engines and nixlbench do, or the last one of a window; rows with each have keys of their own", "WHICH"),
     Option("kv_model", KV_MODEL_FORM, "generic", "model whose KV cache is transferred; the sizes and "
            "counts of its blocks are computed", "NAME|FILE"),
     Option("kv_tokens", "a positive integer", "1024",

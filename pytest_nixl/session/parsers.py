@@ -385,6 +385,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "batch": counts_up_to(MOST_BATCH),
     "depth": counts_up_to(MOST_DEPTH),
     "footprint": parse_footprint,
+    "notify": one_of("each", "last"),
     "kv_model": kv_model,
     "kv_tokens": count_up_to(MOST_TOKENS),
     "kv_tp": parse_kv_tp,

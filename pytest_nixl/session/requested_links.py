@@ -15,7 +15,7 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.flow_samples import FlowRow
 from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.memory import DevicePair, MemoryPair
-from pytest_nixl.model.row_key import RowKey, Variant, with_footprint
+from pytest_nixl.model.row_key import LAST, RowKey, Variant, of_row
 from pytest_nixl.nixl.backends import BACKENDS
 from pytest_nixl.nixl.backends.storage import OBJECT_PLUGINS
 
@@ -42,12 +42,14 @@ class LinkParam:
     agent_options: AgentOptions = AgentOptions()  # noqa: RUF009 - frozen
     #: The bytes of each buffer that the transfers of a row walk; 0: every transfer of a row has the same bytes.
     footprint: int = 0
+    #: Which transfers of a window carry a notification.
+    notify: str = LAST
 
     @property
     def variant(self) -> Variant:
-        """What differs from the default in how the agents are created and in what the transfers walk."""
+        """What differs from the default in how the agents are created, what the transfers walk, and which notify."""
         agent = self.agent_options.variant(self.backend, BACKENDS[self.backend].PLUGIN)
-        return with_footprint(agent, self.footprint)
+        return of_row(agent, self.footprint, self.notify)
 
     def __str__(self) -> str:
         ranks = f"-{self.ranks[0]}:{self.ranks[1]}" if self.several else ""
@@ -95,8 +97,8 @@ def requested_links(settings: Settings, placement: Placement) -> list[LinkParam]
             between = list(placement.pairs) if not memory.stored else []
         devices = settings.devices if "VRAM" in (memory.initiator, memory.target) else None
         for agent, ranks, op in product(settings.agents, between, settings.op):
-            footprint = 0 if BACKENDS[backend].STORAGE else settings.footprint or 0
-            links[LinkParam(backend, op, memory, ranks, placement.several, devices, agent, footprint)] = None
+            walked, notify = (0, LAST) if BACKENDS[backend].STORAGE else (settings.footprint or 0, settings.notify)
+            links[LinkParam(backend, op, memory, ranks, placement.several, devices, agent, walked, notify)] = None
     return list(links)
 
 

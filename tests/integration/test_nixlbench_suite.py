@@ -23,6 +23,8 @@ pytestmark = pytest.mark.long
 SUITE = "suites/bandwidth/test_nixlbench.py"
 ONE = ("--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-level=extended")
 OURS = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1"
+#: The row of ours that is like those of nixlbench.
+LIKE = f"{OURS}/notify=each"
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +40,29 @@ def bench(program: str, *arguments: str, play: str = "normal") -> Finished:
 def test_rows_of_both_programs_are_shown_and_recorded(program: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     both = ("suites/bandwidth/test_bandwidth.py", SUITE)
-    done = run(*both, *ONE, "-v", f"--nixl-nixlbench={program}", f"--benchmark-json={path}", f"--nixl-store={tmp_path}",
-               f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}",
-               env={"STANDIN_PLAY": "normal"})  # fmt: skip
+    reports = f"--nixl-report={tmp_path / 'page.html'},{tmp_path / 'rows.csv'},{tmp_path / 'rows.prom'}"
+    done = run(*both, *ONE, "-v", "--nixl-notify=each", f"--nixl-nixlbench={program}", f"--benchmark-json={path}",
+               f"--nixl-store={tmp_path}", reports, env={"STANDIN_PLAY": "normal"})  # fmt: skip
     assert done.code == 0, done.output
     # The recorded row of the real nixlbench, and the transport that the real UCX reported.
     assert "nixlbench:UCX  WRITE  DRAM:DRAM  64KiB      1      1  3.64" in done.output
-    assert "cma/memory  PASS\nUCX : nixlbench:UCX  WRITE  DRAM:DRAM   64KiB  " in done.output
+    assert "cma/memory  PASS" in done.output
+    assert "\nUCX : nixlbench:UCX  WRITE  DRAM:DRAM   64KiB  notify=each  " in done.output
     text = path.read_text()
     record = json.loads(text)
     assert "NaN" not in text
     rows = {row["fullname"]: row["extra_info"] for row in record["benchmarks"]}
-    assert set(rows) == {OURS, f"nixlbench:{OURS}"}
+    assert set(rows) == {LIKE, f"nixlbench:{OURS}"}
     assert rows[f"nixlbench:{OURS}"]["GB/s"] == pytest.approx(3.640889)
     assert rows[f"nixlbench:{OURS}"]["nixlbench_runtime"] == "ASIO"
     assert rows[f"nixlbench:{OURS}"]["transports"] == ["cma/memory"]
     assert "p50_us" not in rows[f"nixlbench:{OURS}"]
     # History and reports show it as a separate row. Learned profiles and comparisons leave it out.
     found = parse_recorded(record, "this")
-    assert set(map(str, found.rows)) == {OURS, f"nixlbench:{OURS}"}
-    assert set(map(str, read_run(path))) == {OURS}
+    assert set(map(str, found.rows)) == {LIKE, f"nixlbench:{OURS}"}
+    assert set(map(str, read_run(path))) == {LIKE}
     compared = compare_runs(found, found, 0.05)
-    assert set(map(str, compared.comparison.rows)) == {OURS}
+    assert set(map(str, compared.comparison.rows)) == {LIKE}
     assert Verdict.MISSING not in {result.verdict for result in compared.results}
     assert f"nixlbench:{OURS}" in (tmp_path / "rows.csv").read_text()
     assert 'backend="nixlbench:UCX"' in (tmp_path / "rows.prom").read_text()

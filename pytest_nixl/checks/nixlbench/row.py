@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.checks.nixlbench.driver import Ran
 from pytest_nixl.checks.nixlbench.output import REMEDIES, NixlbenchRow, Trouble
-from pytest_nixl.checks.nixlbench.verdict import judge_latency, told_how_to_see
+from pytest_nixl.checks.nixlbench.verdict import judge_latency, key_for_expectations, told_for_which, told_how_to_see
 from pytest_nixl.core import units
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
@@ -70,10 +70,11 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         transports=transports,
         others=() if ran.others is None else (ran.others,),
     )
-    expectation = profile.expectation(plain)
+    expectation = profile.expectation(key_for_expectations(plain))
     # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = told_how_to_see(judge(samples, bare, profile.machine), samples)
+    judgement = told_for_which(judge(samples, bare, profile.machine), plain, profile)
+    judgement = told_how_to_see(judgement, samples)
     judgement = judge_latency(row, judgement, describe(plain), expectation)
     if judgement.verdict is Verdict.PASS and ran.uncompared:
         judgement = Judgement(Verdict.UNKNOWN, f"{describe(plain)}: {ran.uncompared}", _UNCOMPARED_REMEDY)

@@ -38,6 +38,10 @@ _EXIT_REMEDY = (
     'Record the exit code of each rank at the end of its output: nixlbench ... > FILE 2>&1; echo "exit code $?" >> '
     "FILE. If nixlbench crashes at its exit (two copies of libnl-route), run it with UCX_MODULES=^ib."
 )
+_NOTIFY_REMEDY = (
+    "Learn a profile from runs with --nixl-notify=each (pytest-nixl profile learn), or add an [[expect]] with "
+    'notify = ["each"] to this one.'
+)
 _TRANSPORT_REMEDY = (
     "Run nixlbench with UCX_PROTO_INFO=y (LIBFABRIC: NIXL_LOG_LEVEL=info) and without UCX_LOG_FILE, so that the "
     "initiator's output names its transports; for a recorded run give the counters of its devices instead: "
@@ -136,7 +140,7 @@ def _judged(
     machine: Machine | None,
 ) -> Result:
     key = configuration.key(row.block, row.batch)
-    expectation = profile.expectation(key)
+    expectation = profile.expectation(key_for_expectations(key))
     if not 0 < row.bandwidth < math.inf:
         reason = f"{describe(key)}: nixlbench printed a bandwidth of {row.bandwidth / 1e9:g} GB/s, which is not valid"
         return _result("bandwidth", Judgement(Verdict.ERROR, reason, "Run it again with a larger --num_iter."), key)
@@ -154,7 +158,7 @@ def _judged(
     samples = Samples(key, windows=(seconds,), transfers=(transfers,), latencies=(), transports=transports)
     # The table has no percentiles of whole transfers. These bounds are judged below.
     bare = replace(expectation, p50=None, p99=None) if expectation is not None else None
-    judgement = judge(samples, bare)
+    judgement = told_for_which(judge(samples, bare), key, profile)
     if judgement.verdict is Verdict.UNKNOWN and bare is not None and bare.floor is not None:
         # A row below its floor fails with any transport.
         slow = judge(samples, replace(bare, transports=None))
@@ -280,6 +284,25 @@ def _exit(output: NixlbenchOutput, missing: list[tuple[int, int]]) -> Iterator[s
     if causes and output.rows and not missing and output.configuration.planned():
         last = output.configuration.key(output.rows[-1].block, output.rows[-1].batch)
         yield f"nixlbench: after its last row, {last}, so the figures are not affected: {causes[0]}"
+
+
+def key_for_expectations(key: RowKey) -> RowKey:
+    """Return the key by which a profile expects something of a row of nixlbench: each transfer has a notification.
+
+    :param key: the key of the same row as measured by pytest-nixl itself.
+    """
+    return key if key.memory.stored else key.notified
+
+
+def told_for_which(judgement: Judgement, key: RowKey, profile: Profile) -> Judgement:
+    """Say why a profile expects nothing of a row of nixlbench, if it expects something of such a row of ours."""
+    if judgement.verdict is not Verdict.NO_EXPECTATION or profile.expectation(key) is None:
+        return judgement
+    reason = (
+        f"{describe(key)}: the profile expects something of rows with notify = last only, and nixlbench sends a "
+        "notification with each transfer, which takes time"
+    )
+    return replace(judgement, reason=reason, remedy=_NOTIFY_REMEDY)
 
 
 def told_how_to_see(judgement: Judgement, samples: Samples) -> Judgement:

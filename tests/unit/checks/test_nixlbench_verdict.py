@@ -65,6 +65,16 @@ def said(run: JudgedRun, check: str = "nixlbench") -> list[str]:
     return [f"{result.verdict} {result.reason}" for result in run.results if result.check == check]
 
 
+def test_a_floor_of_rows_that_notify_once_judges_no_row_of_nixlbench(tmp_path: Path) -> None:
+    """Each transfer of nixlbench carries a notification, so that its small rows take several times as long."""
+    run = judged(tmp_path, NORMAL, floor="100 GB/s", more='notify = ["last"]\n')
+    assert verdicts(run) == [Verdict.NO_EXPECTATION] * 15
+    assert "the profile expects something of rows with notify = last only" in run.results[0].reason
+    assert "--nixl-notify=each" in run.results[0].remedy
+    assert verdicts(judged(tmp_path, NORMAL, more='notify = ["each"]\n')) == [Verdict.PASS] * 15
+    assert set(verdicts(judged(tmp_path, NORMAL, floor="100 GB/s", more='notify = ["each"]\n'))) == {Verdict.FAIL}
+
+
 def test_an_unknown_transport_has_a_remedy_without_a_worker(tmp_path: Path) -> None:
     run = judged(tmp_path, NORMAL, more=accepted("cma"))
     assert verdicts(run) == [Verdict.UNKNOWN] * 15

@@ -45,6 +45,16 @@ def test_the_floor_is_below_every_good_run_and_an_outlier_is_reported(
     assert "4 of 5 runs: median 10 GB/s" in expectation.source
 
 
+@pytest.mark.parametrize(("variant", "notify"), [("", "last"), ("/notify=each", "each")])
+def test_floors_are_for_rows_of_the_same_notifications(tmp_path: Path, variant: str, notify: str) -> None:
+    runs = [record(tmp_path / f"{number}.json", 10.0, key=f"{KEY}{variant}") for number in range(3)]
+    assert learn(tmp_path, *runs) == 0
+    learned = load_profile(str(tmp_path / "mine.toml"))
+    assert [item.notify for item in learned.expectations] == [(notify,)]
+    assert (learned.expectation(KEY) is None) == (notify == "each")
+    assert (learned.expectation(KEY.notified) is None) == (notify == "last")
+
+
 def test_a_row_without_agreement_has_no_floor_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

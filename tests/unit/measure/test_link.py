@@ -56,6 +56,29 @@ def test_every_byte_arrives_and_is_compared(
     assert samples.bandwidth > 0
 
 
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize("notify", ["last", "each"])
+def test_each_transfer_carries_a_notification_if_that_is_asked_for(
+    shared_pairs: MakePairs, monkeypatch: pytest.MonkeyPatch, op: str, notify: str
+) -> None:
+    one = link(shared_pairs(notify=notify, iterations=400, warmup=0, duration=0.0, blocks=(4096,)), op)
+    sent: list[dict[str, Any]] = []
+    request = one.initiator.worker.request
+
+    def listened(command: str, **given: Any) -> Any:
+        sent.append(given)
+        return request(command, **given)
+
+    monkeypatch.setattr(one.initiator.worker, "request", listened)
+    samples = one.measure(4096)
+    assert samples.corruption is None
+    assert str(samples.key).endswith("/0-1" if notify == "last" else "/0-1/notify=each")
+    [timed] = [given for given in sent if "iterations" in given]
+    assert timed["tag_each"] is (notify == "each")
+    # Only what the target acknowledges cannot be taken for an acknowledgement of a later row.
+    assert timed["acknowledged"] is (notify == "each" or op == "WRITE")
+
+
 @pytest.mark.long
 def test_row_has_the_requested_transfers_windows_and_duration(make_pairs: MakePairs) -> None:
     samples = link(make_pairs(iterations=5000, duration=0.5)).measure(65536)

@@ -318,6 +318,9 @@ WRONG = (
         {value: f"{value!r} is neither row, auto nor a size" for value in ("", "cold", "0", "-1", "1.5B", "1 parsec")},
     ),
     Wrong(
+        "notify", "each | last", {value: f"{value!r} is not one of the choices" for value in ("", "all", "each,last")}
+    ),
+    Wrong(
         "kv_rate",
         "auto, or a number of requests each second, such as 50/s",
         {
@@ -723,7 +726,7 @@ def test_contradicting_settings_are_refused(
         pytest.param(
             'flor = "1 GB/s"\nsource = "test"',
             "profile own.toml, expect #1, flor: unknown key (did you mean floor?): expected backend, op, memory, "
-            "blocks, batch, depth, floor, ceiling, p50, p99, transports, raw, source",
+            "blocks, batch, depth, notify, floor, ceiling, p50, p99, transports, raw, source",
             id="unknown-key",
         ),
         pytest.param(
