@@ -76,7 +76,7 @@ TESTS = {
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
-    "nixl/worker/control_path": "checks/test_control_path",
+    "nixl/worker/control_path": "nixl/test_control_path_calls checks/test_control_path",
     "nixl/worker/devices": "nixl/test_vram",
     "nixl/worker/endurance": "checks/test_endurance",
     "nixl/worker/fault_traffic": "checks/test_transfer_faults",
