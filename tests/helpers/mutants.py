@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -262,7 +263,8 @@ class Tests:
         if output == "timeout":
             return "late", seconds
         last = output.strip().splitlines()[-1:] or [""]
-        return "none" if "deselected" in last[0] and "failed" not in last[0] else "failed", seconds
+        found = re.search("passed|failed|error", last[0])
+        return "none" if "deselected" in last[0] and found is None else "failed", seconds
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""
