@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -76,7 +77,7 @@ TESTS = {
     "judge/row": "model/test_carrier_bytes model/test_machine core/test_cpu_contention",
     "measure": "measure/test_worker_pair measure/test_link",
     "nixl/worker": "processes/test_worker_process measure/test_link",
-    "nixl/worker/control_path": "checks/test_control_path",
+    "nixl/worker/control_path": "nixl/test_control_path_calls checks/test_control_path",
     "nixl/worker/devices": "nixl/test_vram",
     "nixl/worker/endurance": "checks/test_endurance",
     "nixl/worker/fault_traffic": "checks/test_transfer_faults",
@@ -262,7 +263,8 @@ class Tests:
         if output == "timeout":
             return "late", seconds
         last = output.strip().splitlines()[-1:] or [""]
-        return "none" if "deselected" in last[0] and "failed" not in last[0] else "failed", seconds
+        found = re.search("passed|failed|error", last[0])
+        return "none" if "deselected" in last[0] and found is None else "failed", seconds
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_nixl.etcd import watch as watch_module
+from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
 from pytest_nixl.etcd.members import EtcdMembers
@@ -143,3 +144,18 @@ def test_a_refresh_of_an_ended_lease_is_an_error(answer: Mapping[str, Any]) -> N
 def test_a_refresh_returns_the_remaining_seconds() -> None:
     assert lease({"result": {"TTL": "1"}}).refresh() == 1
     assert lease({"TTL": "12"}).refresh() == 12
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ({"message": "going away", "grpc_code": 14}, "closed"),
+        ({"message": "going away"}, "no-etcd"),
+        ({"grpc_code": 14}, "no-etcd"),
+        ("going away", "no-etcd"),
+    ],
+)
+def test_only_the_end_of_a_watch_in_the_form_of_an_etcd_is_one(error: object, cause: str) -> None:
+    found = watch_module._ended(Endpoint("http", "etcd", 2379), error)
+    assert (found.cause == "closed") is (cause == "closed")
+    assert ("going away" in found.reason) is (cause == "closed")

@@ -14,7 +14,8 @@ from helpers.records import KEY, record
 from numpy.typing import NDArray
 
 from pytest_nixl.cli import main
-from pytest_nixl.judge.change_points import steps
+from pytest_nixl.judge import change_points
+from pytest_nixl.judge.change_points import FEWEST_RUNS, steps
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
@@ -168,3 +169,27 @@ def test_the_command_compares_two_runs(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main(["compare", *given]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_the_best_split_has_the_largest_distance_of_all_pairs() -> None:
+    values = [*noise(1, 9, 0.02).tolist(), *(1.1 * noise(2, 14, 0.05)).tolist()]
+
+    def distance(one: list[float], other: list[float], pairs: int) -> float:
+        return sum(abs(a - b) for a in one for b in other) / pairs
+
+    def energy(place: int) -> float:
+        one, other = values[:place], values[place:]
+        n, m = len(one), len(other)
+        within = distance(one, one, n * (n - 1)) + distance(other, other, m * (m - 1))
+        return n * m / (n + m) * (2 * distance(one, other, n * m) - within)
+
+    expected = max(range(FEWEST_RUNS, len(values) - FEWEST_RUNS + 1), key=energy)
+    place, found = change_points._best_split(*change_points._below(numpy.array(values)))
+    assert place == expected
+    assert found == pytest.approx(energy(expected))
+
+
+def test_a_value_is_a_spike_by_the_five_around_it() -> None:
+    assert change_points._without_spikes([0, 0, 0, 9, 9, 0, 0, 0], 1) == [0, 0, 0, 1, 1, 0, 0, 0]
+    assert change_points._without_spikes([0, 0, 0, 0, 9, 9, 9, 9], 1) == [0, 0, 0, 0, 9, 9, 9, 9], "a step is none"
+    assert change_points._without_spikes([0, -9, 0], 1) == [0, -1, 0]

@@ -149,3 +149,12 @@ def test_the_slow_direction_of_a_backend_is_named_by_its_own_rows() -> None:
     found = results((WRITE, Verdict.FAIL), (of_libfabric(READ), Verdict.PASS))
     [said_of_ucx] = by_direction(failed_pairs(found), found, NAMES)
     assert said_of_ucx.startswith("rank 0 on node-0 and rank 1 on node-1 are slow in both directions")
+
+
+def test_rows_of_requests_and_patterns_say_nothing_of_a_direction() -> None:
+    other = [replace(READ, variant=((name, "x"),)) for name in ("kv", "pattern")]
+    assert [bool(key.kv or key.pattern) for key in other] == [True, True]
+    for key in other:
+        found = results((WRITE, Verdict.FAIL), (READ, Verdict.PASS), (key, Verdict.FAIL))
+        [said] = by_direction(failed_pairs(found), found, NAMES)
+        assert said.startswith("bytes from rank 0 on node-0 to rank 1 on node-1 are slow")

@@ -96,6 +96,17 @@ def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> 
     assert decide(1 / 0.999, *[1 / 1.2] * 6).verdict is Verdict.FAIL
 
 
+def test_only_launches_without_contention_fail_a_row() -> None:
+    slow, cores = [0.5 * G] * 3, 0.31
+    assert decide_floor([*slow, 0.9 * G], G, others=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
+    undecided = decide_floor(slow, G, others=[0.0, 0.0, cores])
+    assert undecided.verdict is None
+    assert undecided.reason.endswith("but in 1 of 3 launches other processes used up to 0.3 of this row's cores")
+    assert decide_floor(slow, G, others=[cores] * 3).verdict is None
+    assert decide_floor(slow, G, others=[cores] * 3, budget=3).verdict is Verdict.INCONCLUSIVE
+    assert decide_floor([2 * G] * 3, G, others=[9.0] * 3).verdict is Verdict.PASS
+
+
 def test_the_same_quiet_launches_decide_at_three() -> None:
     assert decide(2.0, 2.02, 2.04).verdict is Verdict.PASS
 

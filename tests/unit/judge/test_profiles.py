@@ -229,6 +229,8 @@ def test_an_empty_expectation_is_refused() -> None:
 def test_a_share_of_the_raw_bandwidth_is_read_with_a_floor() -> None:
     (item,) = profile('floor = "1 GB/s"\nraw = "0.5"\nsource = "s"').expectations
     assert item.raw == 0.5
+    (item,) = profile('floor = "1 GB/s"\nraw = "1"\nsource = "s"').expectations
+    assert item.raw == 1.0
 
 
 @pytest.mark.parametrize(

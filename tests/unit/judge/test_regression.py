@@ -9,6 +9,7 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
+from pytest_nixl.judge import regression
 from pytest_nixl.judge.regression import RegressionTest, compare_launches, compare_rows, launches_for, least_p
 from pytest_nixl.model.verdicts import Verdict
 
@@ -137,3 +138,9 @@ def test_rows_with_different_keys_are_not_compared() -> None:
 def test_constant_launches_are_unchanged() -> None:
     same = {"a": [1.0] * 5, "b": [2.0] * 5}
     assert compare_rows(same, same, 0.05).verdict is Verdict.UNCHANGED
+
+
+def test_one_launch_on_one_side_proves_nothing_of_several_rows() -> None:
+    one, several = [[1.0], [2.0]], [[0.5, 0.51, 0.52], [1.0, 1.01, 1.02]]
+    for before, now in ((one, several), (several, one), (one, one)):
+        assert regression._joint_p_values(before, now) == [1.0, 1.0]

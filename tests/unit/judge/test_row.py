@@ -213,6 +213,8 @@ def test_a_latency_bound_without_timed_transfers_is_an_error() -> None:
     assert "no single transfer was timed" in judge(untimed, FULL).reason
     assert judge(untimed, FULL).verdict is Verdict.ERROR
     assert judge(untimed, FLOOR).verdict is Verdict.PASS
+    for bounded in (replace(FLOOR, p50=1e-6), replace(FLOOR, p99=1e-6)):
+        assert judge(untimed, bounded).verdict is Verdict.ERROR
 
 
 def test_without_a_floor_a_row_passes_by_its_transport_and_the_reason_names_it() -> None:
