@@ -271,9 +271,11 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 
 def _header(run: Run) -> list[str]:
+    from pytest_nixl.core.strict import printable
     from pytest_nixl.report.terminal import header
 
-    return list(header(run.settings, run.placement, everything=run.config.get_verbosity() > 0))
+    lines = header(run.settings, run.placement, everything=run.config.get_verbosity() > 0)
+    return [printable(line) for line in lines]
 
 
 @pytest.hookimpl(tryfirst=True)

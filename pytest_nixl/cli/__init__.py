@@ -9,16 +9,18 @@ that takes the arguments and returns the exit code.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.strict import printable
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
@@ -43,6 +45,31 @@ COMMANDS = (
 )
 
 
+class PrintableStream(io.TextIOBase):
+    """A text stream that writes control characters as escapes, so that no text can control the terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        #: The stream without escapes.
+        self.stream = stream
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
+        self.stream.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the stream's descriptor."""
+        return self.stream.fileno()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
@@ -59,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
         if pytest_arguments:
             arguments.pytest_arguments = pytest_arguments
-        code: int = arguments.run(arguments)
+        with redirect_stdout(PrintableStream(sys.stdout)):
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -74,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(sentence: str) -> int:
     with suppress(OSError):
-        print(f"pytest-nixl: {sentence}", file=sys.stderr)
+        print(f"pytest-nixl: {printable(sentence)}", file=sys.stderr)
     return COULD_NOT_RUN
 
 

@@ -53,6 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from pytest_nixl.checks.doctor.check import Requirements
     from pytest_nixl.checks.doctor.examine import PLACED, examine, failed, lines, plain
     from pytest_nixl.core.redaction import hide_all, hider
+    from pytest_nixl.core.strict import printable
     from pytest_nixl.host.recorded_tree import FactsRoot
     from pytest_nixl.judge.profiles import load_profile
 
@@ -68,7 +69,9 @@ def _run(arguments: argparse.Namespace) -> int:
         colours = _colours()
         for line in lines(answers):
             colour = colours.get(line.outcome.name, "") if line.outcome is not None else ""
-            print(f"{colour}{hide(line.text)}{colour and colours['END']}")
+            # Only these control characters are ours; what the command prints otherwise is escaped.
+            output = getattr(sys.stdout, "stream", sys.stdout)
+            print(f"{colour}{printable(hide(line.text))}{colour and colours['END']}", file=output)
     return int(failed(answers))
 
 

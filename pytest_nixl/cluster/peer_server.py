@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pytest_nixl.cluster.messages import Message, PeerRequest, WorkerLine, check
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.strict import Every, Number, StrictError, Text, check, pack, printable
 from pytest_nixl.core.wire import decode, encode
+from pytest_nixl.model.tools import FROM_OTHER_RANKS, not_from_other_ranks
 from pytest_nixl.model.worker_commands import WORKER_COMMANDS
 from pytest_nixl.processes.hosts import start_process
 from pytest_nixl.processes.local_process import LocalProcess
@@ -25,10 +25,6 @@ Send = Callable[[dict[str, Any]], None]
 #: A function that answers a request of rank 0; its arguments and its result are JSON values.
 Service = Callable[..., Any]
 
-#: The variables that rank 0 may set for a worker. Variables that name a file or directory are excluded, because code
-#: could be loaded from it.
-_VARIABLES = re.compile(r"(UCX|FI|NIXL|ETCD)_[A-Z0-9_]+|CUDA_[A-Z_]+")
-_OF_FILES = re.compile(r"\w*_(DIR|DIRS|PATH|PATHS|FILE|FILES|MODULES?)")
 #: The number of bytes that are sent from the end of a worker's output.
 LARGEST_OUTPUT = 4 << 20
 #: The form of a line to a worker.
@@ -160,13 +156,12 @@ class PeerServer:
 
     def _do_start(self, worker: int, role: str, environment: dict[str, str | None]) -> int:
         # Only this rank itself chooses its programs and files.
-        for name, value in environment.items():
-            if not _VARIABLES.fullmatch(name) or (value is not None and _OF_FILES.fullmatch(name)):
-                raise NixlPluginError(
-                    f"rank 0 may not set {name} for a worker of another rank: expected a variable of NIXL, UCX, "
-                    "libfabric or CUDA that names no file or directory",
-                    f"set {name} in the environment of the command that starts that rank",
-                )
+        for name in not_from_other_ranks(environment):
+            raise NixlPluginError(
+                f"rank 0 may not set {name} for a worker of another rank: expected one of "
+                f"{', '.join(sorted(FROM_OTHER_RANKS))}",
+                f"set {name} in the environment of the command that starts that rank",
+            )
         process = start_process(self._supervisor, self._rank, role, {**environment, **self._own})
         self._processes[worker] = process
         self.started += 1

@@ -16,12 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeAlias
+from unicodedata import category
 
 #: Maximum size of a value in bytes, and maximum nesting of lists and objects in it.
 MOST_BYTES, MOST_DEPTH = 1 << 21, 32
 #: Maximum number of digits of an integer, enough for 64 bits.
 _DIGITS = 20
 _SHOWN = 60
+#: A character that may not be printable.
+_UNUSUAL = re.compile(r"[^\n\t -~]")
 #: A JSON string, whose brackets do not count, or a bracket. An unterminated string matches too, so one pass suffices.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
@@ -233,8 +236,14 @@ def _float(text: str) -> float:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with escaped control characters, so that it cannot control a terminal; line breaks are kept."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+    """Return ``text`` with escaped control characters and halves of surrogate pairs, so that it can be written anywhere
+    and cannot control a terminal. Line breaks, tabs and spaces of any width are kept.
+    """
+    return _UNUSUAL.sub(lambda match: _escaped(match[0]), text)
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign.isprintable() or category(sign) == "Zs" else ascii(sign)[1:-1]
 
 
 def shorten(value: object) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.processes.supervisor_main import SHARED_MEMORY, remove, start_time
 
 if TYPE_CHECKING:
     from pytest_nixl.etcd.endpoints import Endpoint
@@ -175,6 +176,8 @@ class SupervisorClient:
 
     def _gone(self, why: str) -> SupervisorError:
         self.close()
+        if not self.shared and hasattr(self, "pid"):
+            _wait_until_gone(self)
         return SupervisorError(
             f"the supervisor of this run (pid {getattr(self, 'pid', 'unknown')}) has ended: {why}",
             "find out what killed it (for example `dmesg | grep -i oom`); the processes that it owned ended with it",
@@ -210,16 +213,21 @@ def close_supervisor() -> None:
 
 
 def _wait_until_gone(leaving: SupervisorClient) -> None:
+    """Wait until the supervisor has cleaned up. If it was killed, remove its directories, because nothing else does."""
     deadline = time.monotonic() + CLEAN_SECONDS
     while time.monotonic() < deadline:
         try:
             if os.waitpid(leaving.pid, os.WNOHANG)[0]:
-                return
+                break
         except ChildProcessError:
             # Another process started it, or its exit status was already read.
-            if not leaving.directory.exists():
-                return
+            if start_time(leaving.pid) is None or not leaving.directory.exists():
+                break
         time.sleep(0.005)
+    else:
+        return
+    for left in (leaving.directory, Path(SHARED_MEMORY, leaving.directory.name)):
+        remove(str(left))
 
 
 def _forget_after_fork() -> None:

@@ -37,6 +37,9 @@ REMOVE_SECONDS = 5.0
 #: Seconds after which a supervisor ends if no client ever connects.
 LONELY_SECONDS = 10.0
 
+#: The directory in which a run has one for shared memory, with the same name as its run directory.
+SHARED_MEMORY = "/dev/shm"
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,7 +108,7 @@ class Supervisor:
             self._listen()
         except BaseException:
             for made in filter(None, (self.shm, directory if first is not None else "")):
-                _remove(made)
+                remove(made)
             raise
         # The process that waits for this line may be dead. Then its connection ends, or no client ever connects.
         with contextlib.suppress(OSError):
@@ -126,7 +129,8 @@ class Supervisor:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._on_term)
+        for ending in (signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(ending, self._on_term)
         for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(ignored, signal.SIG_IGN)
         self.selector.register(self.wake, selectors.EVENT_READ)
@@ -138,7 +142,7 @@ class Supervisor:
     # The loop
 
     def run(self) -> None:
-        """Serve until the last client is gone or SIGTERM comes; then clean up and remove the run directory."""
+        """Serve until the last client is gone, or SIGTERM or SIGQUIT comes; then clean up."""
         try:
             while not (self._is_to_end() and self._close_door()):
                 self._turn(self._next_deadline())
@@ -146,7 +150,7 @@ class Supervisor:
             self._clean_all()
 
     def _is_to_end(self) -> bool:
-        """Whether SIGTERM has come, the last client has gone, or none has come in time."""
+        """Whether SIGTERM or SIGQUIT has come, the last client has gone, or none has come in time."""
         if self.end_by is not None:
             return True
         return not self.clients if self.had_client else time.monotonic() - self.born > LONELY_SECONDS
@@ -418,8 +422,8 @@ class Supervisor:
         for pid in self.living:
             _signal_group(pid, signal.SIGKILL)
         if self.shm:
-            _remove(self.shm)
-        _remove(self._withdrawn() if self.is_shared else self.directory)
+            remove(self.shm)
+        remove(self._withdrawn() if self.is_shared else self.directory)
 
     def _withdrawn(self) -> str:
         """Rename the shared run directory, whose name is known to others: none must use it while it is removed."""
@@ -445,7 +449,7 @@ def _make_directory(folder: str) -> str:
 
 def _make_shared_memory(name: str) -> str:
     """Make a private directory in /dev/shm; return its path, or an empty string if it cannot be made."""
-    directory = f"/dev/shm/{name}"
+    directory = f"{SHARED_MEMORY}/{name}"
     try:
         os.mkdir(directory, 0o700)
     except OSError:
@@ -461,7 +465,7 @@ def _write_log(directory: str) -> None:
     os.close(log)
 
 
-def _remove(directory: str) -> None:
+def remove(directory: str) -> None:
     """Remove a directory; retry while an ending process still creates files in it."""
     deadline = time.monotonic() + REMOVE_SECONDS
     while True:

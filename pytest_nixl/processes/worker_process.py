@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
 from pytest_nixl.processes.answers import REPLY, check_answer
+from pytest_nixl.processes.local_process import LocalProcess
 from pytest_nixl.processes.worker_errors import (
     NixlError,
     WorkerDiedError,
@@ -39,6 +41,8 @@ _START_STEPS = {"hello": "start (import NIXL)", "create_agent": "create its agen
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 #: The time for the other worker of a pair to report its own error after one has died, in seconds.
 _PARTNER_GRACE = 2.0
+#: The exit codes of a process whose memory was not there.
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)
 #: The time for a process to end after it has closed its channel, in seconds.
 _END_SECONDS = 30.0
 #: A text in faulthandler's heading of each stack, and the time to print the stacks, in seconds.
@@ -292,6 +296,9 @@ class Worker:
         remedy = (
             "read its last lines below for a crash in NIXL, UCX or a driver; run `dmesg` to look for the OOM killer"
         )
+        shortage = shared_memory_shortage() if code in _CRASHES and isinstance(self._process, LocalProcess) else ""
+        if shortage:
+            reason, remedy = f"{reason}: {shortage}", SHM_REMEDY
         if code is None:  # its rank has gone, so its last lines are unknown
             remedy = "read below how the ranks ended"
         tail = self.tail() if code is not None else ""

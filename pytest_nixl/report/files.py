@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_nixl.core import extensions
 from pytest_nixl.core.extensions import Extension, Registry
+from pytest_nixl.core.strict import printable
 from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.store import write_whole
@@ -20,9 +21,11 @@ ReportFormat = Callable[[RunReport], str]
 def write(report: RunReport, path: Path) -> None:
     """Write a report atomically, in the format that the end of its name says, such as ``.html`` or ``ctrf.json``.
 
+    Control characters of hosts, images and errors are escaped, whatever the format is.
+
     :raises NixlPluginError: if it cannot be written, or another distribution's format fails.
     """
-    write_whole(path, FORMATS[report_ending(path.name, FORMATS)](report))
+    write_whole(path, printable(FORMATS[report_ending(path.name, FORMATS)](report)))
 
 
 def _page(report: RunReport) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from pytest_nixl.core import units
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits_line
 from pytest_nixl.model.verdicts import INTERRUPTED, Outcome, Verdict, outcome
@@ -28,7 +29,7 @@ def add_summary(report: RunReport, environ: Mapping[str, str] = os.environ) -> N
         return
     try:
         with open(path, "a", encoding="utf-8") as file:
-            file.write("\n".join(summary(report)) + "\n")
+            file.write(printable("\n".join(summary(report)) + "\n"))
     except OSError as error:
         raise NixlPluginError(
             f"the step summary {path} cannot be written ({error.strerror})",
@@ -109,7 +110,7 @@ def _plain(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

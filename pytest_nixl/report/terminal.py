@@ -14,6 +14,7 @@ import pytest
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.core import units
 from pytest_nixl.core.own_version import own_version
+from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.conclusion import known_limits_line, summary_line
 from pytest_nixl.model.results import Result
@@ -134,7 +135,7 @@ def _width(terminal: pytest.TerminalReporter) -> int | None:
 def _write(terminal: pytest.TerminalReporter, shown: Iterable[TextLine]) -> None:
     for line in shown:
         colour = _COLOURS[line.outcome] if line.outcome is not None else None
-        terminal.write_line(line.text, **({colour: True} if colour else {}))
+        terminal.write_line(printable(line.text), **({colour: True} if colour else {}))
 
 
 def report_if_left_out(config: pytest.Config, run: Run) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
+from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.findings import FindingError
 from pytest_nixl.model.results import FIGURES, MEASURED, RATIOS, Result
@@ -37,7 +38,9 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     result = _result_of(item, call, report)
     if result is None:
         return
-    result = replace(result, reason=run.hide(result.reason), remedy=run.hide(result.remedy))
+    result = replace(result, reason=printable(run.hide(result.reason)), remedy=printable(run.hide(result.remedy)))
+    if isinstance(report.longrepr, str):
+        report.longrepr = printable(report.longrepr)
     if report.failed and isinstance(report.longrepr, str):
         report.longrepr += f"\nrepeat: {result.repeat}"
     vars(report)["nixl_result"] = result.plain()

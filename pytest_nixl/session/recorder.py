@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_nixl.core.redaction import redact
+from pytest_nixl.core.strict import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +57,12 @@ class Found:
 class Recorder:
     """Adds to what a run found.
 
-    :param hide: hides the secrets in a text. No result or note is kept before it has passed through this.
+    :param hide: hides the secrets in a text. No result or note is kept before it has passed through this, and before
+        its control characters are escaped.
     """
 
     def __init__(self, hide: Callable[[str], str] = redact) -> None:
-        self._hide = hide
+        self._hide: Callable[[str], str] = lambda text: printable(hide(text))
         self._found = Found()
         #: The samples of the row that is being measured, of the launches so far; None: none has ended.
         self.samples_so_far: Samples | None = None

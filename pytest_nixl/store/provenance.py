@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.redaction import recorded
+from pytest_nixl.core.strict import printable
 
 #: Environment variables that steer NIXL and the libraries below it. No other variable is recorded.
 _STEERING = re.compile(
@@ -148,7 +149,7 @@ def steering(environ: Mapping[str, str]) -> dict[str, str]:
 def host(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the facts of this host."""
     return {
-        "name": environ.get("NIXL_NODE_NAME") or platform.node(),
+        "name": printable(environ.get("NIXL_NODE_NAME") or platform.node()),
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 0,
         "nics": dict(_nics()),

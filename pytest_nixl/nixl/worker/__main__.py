@@ -40,10 +40,10 @@ def _prepare_process(parent: int) -> None:
 
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
+    from pytest_nixl.core.shared_memory import SHM_REMEDY, file_size_fault, shared_memory_fault
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
     from pytest_nixl.nixl.worker.nixl_api import NixlImportError
-    from pytest_nixl.nixl.worker.shared_memory import SHM_REMEDY, shared_memory_fault
     from pytest_nixl.nixl.worker.transfer import StepTimeoutError
 
     module = type(error).__module__
@@ -57,9 +57,13 @@ def _error(error: BaseException) -> dict[str, Any]:
         kind = "timeout"
     elif nixl_releases.is_error(module):
         kind = "nixl"
-        if fault := shared_memory_fault():
-            words, name = f"{error}: {fault}", type(error).__name__
-            return {"kind": kind, "type": name, "message": words, "remedy": SHM_REMEDY, "traceback": ""}
+        for fault, remedy in (
+            (shared_memory_fault(), SHM_REMEDY),
+            (file_size_fault(), "raise the limit: `ulimit -f unlimited`"),
+        ):
+            if fault:
+                words, name = f"{error}: {fault}", type(error).__name__
+                return {"kind": kind, "type": name, "message": words, "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
         kind = "import"
     text = "".join(traceback.format_exception(error))
@@ -127,6 +131,7 @@ def work(channel: socket.socket, parent: int) -> NoReturn:
 
 def main(descriptor: str, parent: str = "") -> None:
     """Be a worker, or without a parent the process from which workers are forked."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # pytest says what ended it; Python would print a traceback
     sys.path[0] = str(Path(__file__).resolve().parents[3])
     channel = socket.socket(fileno=int(descriptor))
     if parent:

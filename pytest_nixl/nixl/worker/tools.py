@@ -24,12 +24,9 @@ from typing import Any
 from pytest_nixl.core.cpu_contention import busy_seconds, own_processors
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.ring_buffer import RingBuffer
-from pytest_nixl.model.tools import TOOLS, variable
+from pytest_nixl.model.tools import FROM_OTHER_RANKS, TOOLS, not_from_other_ranks, variable
 from pytest_nixl.nixl.worker.guard import ProgramGuard
 
-_VARIABLES = re.compile(r"(UCX|FI|NIXL)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES")
-#: Variables with paths of libraries or of output files, which only the rank itself may set.
-_OF_FILES = re.compile(r"\w*_(DIR|PATH|PATHS|FILE)")
 #: The time for which a program's children may keep its output open after the program has ended, in seconds.
 _STRAGGLERS = 0.5
 #: The interval at which a wait checks for a cancellation, in seconds.
@@ -149,14 +146,12 @@ class Tools:
         path = _path(tool)
         if path is None:
             raise NixlPluginError(f"{tool} is not on this rank's PATH", TOOLS[tool])
-        for name in variables:
-            named = variables[name] is not None and _OF_FILES.fullmatch(name)
-            if not _VARIABLES.fullmatch(name) or named:
-                raise NixlPluginError(
-                    f"the variable {name} cannot be passed to {tool}: expected CUDA_VISIBLE_DEVICES, or a variable of "
-                    "UCX, libfabric or NIXL that does not name a file",
-                    f"set {name} in the environment of the rank itself",
-                )
+        for name in not_from_other_ranks(variables):
+            known = ", ".join(sorted(FROM_OTHER_RANKS))
+            raise NixlPluginError(
+                f"the variable {name} cannot be passed to {tool}: expected one of {known}",
+                f"set {name} in the environment of the rank itself",
+            )
         environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
         if self._guard is None:
             self._guard = ProgramGuard()

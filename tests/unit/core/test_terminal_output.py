@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, command, environment, profile
 
-from pytest_nixl.nixl.worker.shared_memory import shared_memory_fault
+from pytest_nixl.core.shared_memory import shared_memory_fault
 from pytest_nixl.store.store import Store
 
 CHECK = """

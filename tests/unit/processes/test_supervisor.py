@@ -186,12 +186,26 @@ def test_children_die_with_a_killed_supervisor(own: SupervisorClient) -> None:
     pid = own.spawn(["sleep", "300"], log="x.log")
     shared_memory = Path(own.shared_memory)
     os.kill(own.pid, signal.SIGKILL)
-    shared_memory.rmdir()  # nothing else removes it now
     wait_until(lambda: not running(pid), 60, "the child has died with its supervisor")
     with pytest.raises(SupervisorError, match="has ended"):
         own.alive(pid)
-    # Nothing else removes it now.
-    supervisor_main.remove_tree(str(own.directory))
+    assert not own.directory.exists()
+    assert not shared_memory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_killed_supervisor_leaves_no_directory(number: signal.Signals) -> None:
+    process, has = client()
+    directory = Path(has["directory"])
+    os.kill(has["supervisor"], number)
+    wait_until(lambda: not running(has["mine"]), 60, "the child has died with its supervisor")
+    process.send_signal(signal.SIGINT)
+    end(process)
+    assert not directory.exists()
+    assert not Path("/dev/shm", directory.name).exists()
+    for name in ("watched", "forgotten"):
+        if running(has[name]):
+            os.kill(has[name], signal.SIGKILL)
 
 
 def test_the_supervisor_cleans_up_on_sigterm() -> None:
