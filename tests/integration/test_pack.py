@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack the file for a machine with a GPU and no network from the packages of this machine, and run it.
 
-It runs in a Python without any package, in a network namespace with loopback only. There is no GPU, so that rows that
-need one are not applicable and say why.
+It runs in a Python without any package, in a network namespace with loopback only. Without a GPU, rows that need one
+are not applicable and say why. Its GPUs are those of a stand-in for the driver.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from helpers import gpu_standin
 from helpers.cli_run import ROOT, environment
 from helpers.namespaces import require_tools
 
@@ -67,12 +71,14 @@ def _alone() -> dict[str, str]:
     }
 
 
-def run(python: Path, carried: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it with no network but loopback."""
+def run(
+    python: Path, carried: Path, *arguments: str, env: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Run it with no network but loopback, and with the variables of ``env``."""
     script = 'ip link set lo up && exec "$@"'
     command = ["unshare", "--net", "sh", "-c", script, "sh", str(python), str(carried), *arguments]
     return subprocess.run(
-        command, env=_alone(), cwd=carried.parent, capture_output=True, text=True, timeout=600, check=False
+        command, env={**_alone(), **env}, cwd=carried.parent, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -102,6 +108,29 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     left = {f"pytest-gpu.{ending}" for ending in ("html", "csv", "xml", "json", "txt")}
     assert left | {"store", "near.txt", "summary.json"} == {path.name for path in out.iterdir()}
     assert set(Path("/tmp").glob("pytest-nixl-gpu-*")) == before
+
+
+def test_every_stage_runs_with_gpus(bare: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """So that with a GPU, nothing but the GPU is new. The bindings and the CUDA runtime are those that it carries."""
+    require_tools()
+    driver = gpu_standin.build(tmp_path_factory.mktemp("driver"))
+    carried, out = tmp_path / "carried.pyz", tmp_path / "out"
+    done = pack(str(carried), "--preset=0", "--without=etcd", f"--nixl={_nixl()}")
+    assert done.returncode == 0, done.stderr
+    options = ["-k", "test_bandwidth or taken_for_gpu_memory or cuda_libraries", "--nixl-blocks=64KiB",
+               "--nixl-op=WRITE", "--nixl-duration=10ms"]  # fmt: skip
+    done = run(bare, carried, "--out", str(out), "--", *options, env=driver)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    exits = {each["stage"]: each["exit"] for each in summary["stages"]}
+    stages = ("near", "facts", "recorded", "doctor", "pytest-host", "pytest-gpu")
+    assert exits == dict.fromkeys(stages, 0), done.stdout
+    assert "cuda.bindings.driver: carried" in summary["libraries"]
+    assert any(re.fullmatch(r"CUDA runtime: .*/fallback/libcudart\.so\.12", words) for words in summary["libraries"])
+    said = (out / "pytest-gpu.txt").read_text()
+    assert re.search(r"^UCX +WRITE +VRAM:VRAM .* cuda_ipc/cuda ", said, re.MULTILINE), said
+    assert re.search(r"^UCX +WRITE +DRAM:VRAM .* tcp/lo ", said, re.MULTILINE), said
+    assert "vram-known" in (out / "pytest-gpu.xml").read_text()
 
 
 def test_the_exit_code_of_pytest_is_the_exit_code_of_the_file(packed: Path, bare: Path, tmp_path: Path) -> None:

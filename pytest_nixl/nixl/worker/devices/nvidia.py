@@ -28,6 +28,8 @@ _NODES = ("/dev/nvidiactl", "/dev/dxg")
 _MODULES = ("cuda.bindings.driver", "cuda.cuda")
 _THREADS, _MOST_BLOCKS = 256, 4096
 _ALL = (1 << 64) - 1
+#: CUDA_ERROR_OUT_OF_MEMORY
+_OUT_OF_MEMORY = 2
 _INSTALL = "run `pip install 'pytest-nixl[gpu]'` for the Python that runs the tests"
 
 
@@ -181,16 +183,24 @@ class DriverDevice:
     def allocate(self, size: int) -> int:
         """Allocate ``size`` zero bytes, and return their address."""
         self.activate()
-        code, address = self._driver.cuMemAlloc(size)
-        if code:
-            name = self._driver.cuGetErrorName(code)[1].decode()
-            raise NixlPluginError(
-                f"GPU {self._number} cannot allocate {size} bytes: {name}",
-                "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
-            )
+        address = self.reserve(size)
         self._call("cuMemsetD8", address, 0, size)
         self._call("cuCtxSynchronize")
         return int(address)
+
+    def reserve(self, size: int) -> Any:
+        """Allocate ``size`` bytes of any content, and return the driver's object for their address.
+
+        :raises NixlPluginError: the GPU does not have enough free memory.
+        """
+        code, address = self._driver.cuMemAlloc(size)
+        if int(code) == _OUT_OF_MEMORY:
+            raise NixlPluginError(
+                f"GPU {self._number} cannot allocate {size} bytes: CUDA_ERROR_OUT_OF_MEMORY",
+                "run `nvidia-smi` to see which processes use its memory, or use smaller blocks, batch or depth",
+            )
+        _check(self._driver, "cuMemAlloc", code)
+        return address
 
     def free(self, address: int) -> None:
         """Free the memory."""
@@ -222,13 +232,13 @@ class DriverDevice:
     def compare(self, address: int, size: int, seed: int) -> WrongBytes | None:
         """Compare with the pattern on the GPU."""
         self.activate()
-        with self._room(seed, size) as tile_address, _Room(self._driver, np.array([0, _ALL], np.uint64)) as found:
+        with self._room(seed, size) as tile_address, _Room(self, np.array([0, _ALL], np.uint64)) as found:
             self._launch(self._functions[1], address, size, tile_address, seed & _ALL, found)
             count, first = np.frombuffer(self.read(found, 16), dtype=np.uint64).tolist()
         return WrongBytes(count, first >> 8, first & 0xFF) if count else None
 
     def _room(self, seed: int, size: int) -> _Room:
-        return _Room(self._driver, tile(seed, -(-size // 8)))
+        return _Room(self, tile(seed, -(-size // 8)))
 
     def _launch(self, function: Any, *values: int) -> None:
         """Run a kernel over ``values[1]`` bytes; all its arguments have 64 bits."""
@@ -244,19 +254,19 @@ class DriverDevice:
 class _Room:
     """A context manager for device memory with a copy of ``words``; its value is the address."""
 
-    def __init__(self, driver: Any, words: Any) -> None:
-        self._driver = driver
+    def __init__(self, device: DriverDevice, words: Any) -> None:
+        self._device = device
         self._words = words
         self._address: Any = None
 
     def __enter__(self) -> int:
-        self._address = call(self._driver, "cuMemAlloc", max(8, self._words.nbytes))
+        self._address = self._device.reserve(max(8, self._words.nbytes))
         if self._words.nbytes:
-            call(self._driver, "cuMemcpyHtoD", self._address, self._words.ctypes.data, self._words.nbytes)
+            self._device._call("cuMemcpyHtoD", self._address, self._words.ctypes.data, self._words.nbytes)
         return int(self._address)
 
     def __exit__(self, *_: object) -> None:
-        call(self._driver, "cuMemFree", self._address)
+        self._device._call("cuMemFree", self._address)
 
 
 def call(driver: Any, function: str, *arguments: Any) -> Any:
@@ -265,10 +275,14 @@ def call(driver: Any, function: str, *arguments: Any) -> Any:
     :raises NixlPluginError: the function returned an error code.
     """
     code, *found = getattr(driver, function)(*arguments)
+    _check(driver, function, code)
+    return found[0] if found else None
+
+
+def _check(driver: Any, function: str, code: Any) -> None:
     if code:
         words = driver.cuGetErrorString(code)[1].decode()
         raise NixlPluginError(
             f"the CUDA driver's {function} failed: {driver.cuGetErrorName(code)[1].decode()} ({words})",
             "run `nvidia-smi` and `dmesg | grep -i xid` on the host: a GPU that had an error may need a reset",
         )
-    return found[0] if found else None
