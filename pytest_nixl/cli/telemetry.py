@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_nixl.checks.telemetry.live_endpoint import EndpointValue
+    from pytest_nixl.host.live_nixl import LiveNixl
 
 #: Seconds for the whole answer.
 _TIMEOUT = 10.0
@@ -22,7 +24,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "telemetry",
         help="judge the metrics of a live NIXL, vLLM or Dynamo: failed transfers, expired requests, times of transfers",
         description="Read the Prometheus endpoint of a live NIXL, vLLM or Dynamo once, and print failed transfers, "
-        "expired requests and the mean times to post and to make a transfer since the process started. The command "
+        "expired requests and the mean times to post and to make a transfer since the process started. On the engine's "
+        "host it also prints the backends of NIXL that its processes use, and the RDMA devices that they have opened. "
+        "The command "
         "exits with 1 if a value is above its bound. With --gate it also does if a bounded value is unknown, or if no "
         "bound is given.",
     )
@@ -74,15 +78,35 @@ def _run(arguments: argparse.Namespace) -> int:
         max_post_us=arguments.max_post_us,
         max_transfer_us=arguments.max_transfer_us,
     )
+    processes, unknown = _processes(url)
     bounded = [each for each in values if each.at_most is not None]
     failed = [each for each in bounded if outcome(each.judgement.verdict, gate=arguments.gate) is Outcome.FAIL]
     if arguments.json:
-        print(json.dumps(_plain(url, values, _verdict(bounded, failed)), indent=1))
+        plain = _plain(url, values, _verdict(bounded, failed))
+        print(json.dumps({**plain, "processes": [asdict(each) for each in processes], "why": unknown}, indent=1))
     else:
         for each in values:
             print(each.judgement)
+        for process in processes:
+            print(process)
+        if unknown:
+            print(f"transport: unknown, because {unknown}")
         print(f"{_verdict(bounded, failed)}: {_reason(bounded, failed)}")
     return int(bool(failed) or (arguments.gate and not bounded))
+
+
+def _processes(url: str) -> tuple[list[LiveNixl], str]:
+    """Return the processes of the endpoint that have loaded NIXL, if it is on this host, or why they are not known."""
+    from urllib.parse import urlsplit
+
+    from pytest_nixl.core.addresses import ask_addresses
+    from pytest_nixl.host.live_nixl import live_nixl
+
+    parts = urlsplit(url)
+    here = {text.partition("/")[0] for listed in ask_addresses().values() for text in listed} | {"localhost"}
+    if parts.hostname not in here:
+        return [], "the endpoint is not an address of this host: run the command beside the engine"
+    return live_nixl(parts.port or (443 if parts.scheme == "https" else 80))
 
 
 def _verdict(bounded: list[EndpointValue], failed: list[EndpointValue]) -> str:

@@ -45,7 +45,7 @@ def port_holder(port: int, proc: Path = _PROC) -> PortHolder | None:
         return None
     for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
         if any(link in sockets for link in _descriptors(folder / "fd")):
-            return PortHolder(int(folder.name), _command(folder), _parent(folder))
+            return PortHolder(int(folder.name), command_of(folder), parent_of(folder))
     return None
 
 
@@ -71,7 +71,8 @@ def _descriptors(folder: Path) -> list[str]:
     return found
 
 
-def _parent(folder: Path) -> int:
+def parent_of(folder: Path) -> int:
+    """Return the pid of a process's parent; 0 if that is unknown."""
     try:
         match = re.search(r"^PPid:\s*([0-9]+)", (folder / "status").read_text(errors="replace"), re.MULTILINE)
     except OSError:
@@ -79,7 +80,8 @@ def _parent(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _command(folder: Path) -> str:
+def command_of(folder: Path) -> str:
+    """Return the command line of a process without secrets, or its name; ``folder`` is its folder in /proc."""
     try:
         words = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
         name = (folder / "comm").read_text(errors="replace").strip()

@@ -52,7 +52,7 @@ def sends_the_first_notification(version: str) -> bool:
 
 def has_sync_modes(version: str) -> bool:
     """Return whether an agent can be created with a thread synchronization mode."""
-    return numbers(version) >= (1, 4)
+    return numbers(version) >= (1, 2)
 
 
 def telemetry_off_raises(version: str) -> bool:

@@ -120,7 +120,7 @@ def _sync_mode(api: Any, name: str) -> Any:
     if modes is None:
         raise NixlPluginError(
             f"an agent of NIXL {installed()[1]} has no synchronization mode",
-            "set --nixl-sync-mode=auto, or install NIXL 1.4 or newer",
+            "set --nixl-sync-mode=auto, or install NIXL 1.2 or newer",
         )
     return getattr(modes, f"NIXL_THREAD_SYNC_{name.upper()}")
 
