@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,16 @@ from pytest_nixl.session.run import Run
 
 #: The largest number of failing results that the peers print.
 _TOLD = 12
+
+
+def write_plainly(config: pytest.Config, run: Run) -> None:
+    """Write no colours and no live line if a launcher started this rank and nothing asks for them.
+
+    Some launchers give each rank a terminal, although what it writes ends in a file: ``mpirun … > log``.
+    """
+    forced = any(os.environ.get(name) for name in ("FORCE_COLOR", "PY_COLORS"))
+    if run.placement.placement is not None and config.option.color == "auto" and not forced:
+        config.option.color = "no"
 
 
 def refuse(config: pytest.Config, run: Run) -> None:

@@ -152,8 +152,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if run.configured and not run.parallel:
         try:
             if run.placement.several:
-                from pytest_nixl.cluster_hooks import refuse
+                from pytest_nixl.cluster_hooks import refuse, write_plainly
 
+                write_plainly(config, run)
                 refuse(config, run)
             if run.settings.judges:
                 from pytest_nixl.session.baseline import find

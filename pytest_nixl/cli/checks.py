@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from difflib import get_close_matches
+from pathlib import Path
 
 from pytest_nixl.session.options import LEVELS
 from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
 from pytest_nixl.session.suites import suites_folder
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``pytest-nixl checks`` to the command's parsers."""
     checks = commands.add_parser("checks", help="list the checks of the suites: what each proves, and how to run it")
-    checks.add_argument("ids", metavar="ID", nargs="*", help="list only these checks")
+    checks.add_argument("ids", metavar="ID", nargs="*", help="list only these checks, with the faults that each finds")
     checks.add_argument("--suite", metavar="NAME", help="list only the checks of this suite")
     checks.add_argument(
         "--level",
@@ -41,7 +48,21 @@ def _checks(arguments: argparse.Namespace) -> int:
         print(f"  {check.id} ({check.level})")
         print(f"      proves: {_proves(check)}")
         print(f"      run it: {_command(check)}")
+        for fault in _faults(check.id) if arguments.ids else ():
+            print(f"      fault:  {fault['fault']}")
+            print(f"        sign:   {fault['sign']}")
+            print(f"        remedy: {fault['remedy']}")
     return 0
+
+
+def _faults(id: str) -> list[dict[str, str]]:
+    """Return the faults that a check finds, from the texts of the documentation: the wheel has them in the package."""
+    package = Path(__file__).parents[1]
+    inside = package / "docs" / "checks.toml"
+    path = inside if inside.is_file() else package.parent / "docs" / "reference" / "checks.toml"
+    if not path.is_file():
+        return []  # the package was copied alone
+    return [fault for fault in tomllib.loads(path.read_text(encoding="utf-8"))["fault"] if id in fault["checks"]]
 
 
 def _chosen(found: list[SuiteCheck], arguments: argparse.Namespace) -> list[SuiteCheck]:

@@ -85,10 +85,10 @@ def _unlike(first: Sequence[str], other: Sequence[str]) -> str:
     missing, more = ([test for test in one if test not in set(two)] for one, two in ((first, other), (other, first)))
     said = []
     if missing:
-        said.append(f"did not collect {_named(missing)}, but rank 0 did")
+        said.append(f"did not collect tests that rank 0 collected ({_named(missing)})")
     if more:
-        said.append(f"collected {_named(more)}, but rank 0 did not")
-    return " and ".join(said) or "collected the same tests as rank 0 in another order"
+        said.append(f"collected tests that rank 0 did not collect ({_named(more)})")
+    return ", and ".join(said) or "collected the same tests as rank 0 in another order"
 
 
 def _named(tests: Sequence[str]) -> str:

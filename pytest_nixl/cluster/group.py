@@ -65,6 +65,10 @@ class MemberLostError(MembershipError):
     """A member left a group that had started, or its lease expired."""
 
 
+class MemberLeftError(MemberLostError):
+    """A member left a group that had started, and said why."""
+
+
 class LeaseLostError(MembershipError):
     """The lease of this process has ended, or may have: the process must stop acting as its rank."""
 

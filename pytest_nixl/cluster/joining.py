@@ -266,7 +266,9 @@ class Joining:
         waiting = self._waiting
         if waiting is None:
             return None
-        return lambda: self._claim.tell(waiting, lambda: f"waiting for {self._missing_ranks()}")
+        return lambda: self._claim.tell(
+            waiting, lambda: f"waiting for {self._missing_ranks()}{self._with_other_token()[0]}", self._timeout
+        )
 
     def _missing_ranks(self) -> str:
         claim = self._claim
@@ -280,9 +282,7 @@ class Joining:
         return who_is_missing(here, claim.group, claim.size) + hint
 
     def _missing(self) -> MissingRanksError:
-        others = self._count_other_tokens()
-        processes = "1 process waits" if others == 1 else f"{others} processes wait"
-        hint = f"; {processes} in a group of the same name with another --nixl-group-token" if others else ""
+        hint, others = self._with_other_token()
         return MissingRanksError(
             f"waited {self._timeout:g} s for {self._missing_ranks()}{hint}",
             "give every rank the same --nixl-group-token; or, if these are different runs, give each its own "
@@ -290,6 +290,13 @@ class Joining:
             if others
             else "start the missing ranks with the same --nixl-etcd and --nixl-group; if they run, read their output",
         )
+
+    def _with_other_token(self) -> tuple[str, int]:
+        """Return a hint at processes that wait with another token, and their number."""
+        others = self._count_other_tokens()
+        processes = "1 process waits" if others == 1 else f"{others} processes wait"
+        hint = f"; {processes} in a group of the same name with another --nixl-group-token" if others else ""
+        return hint, others
 
     def _count_other_tokens(self) -> int:
         """Return how many processes wait in groups with the same name and another token."""

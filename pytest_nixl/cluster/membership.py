@@ -221,7 +221,7 @@ class Membership:
 
         def say() -> None:
             if waiting is not None:
-                claim.tell(waiting, lambda: f"waiting at {self._missing_members(number)}")
+                claim.tell(waiting, lambda: f"waiting at {self._missing_members(number)}", timeout)
 
         watched = (
             Watched(f"{claim.root}run/", self._seen_run + 1, prefix=True),

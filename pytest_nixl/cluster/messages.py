@@ -79,6 +79,7 @@ _WORKER_LINE = {"worker": _NUMBER, "line": _LINE}
 _ANSWER = {"answer": _NUMBER, "result": Any}
 _REFUSAL = {"answer": _NUMBER, "error": Text(), "remedy?": Text()}
 _ENDED = {"worker": _NUMBER, "ended": _CODE}
+_LEFT = {"left": Text(256)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,17 @@ class WorkerEnded:
     code: int | None
 
 
-Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded"
+@dataclass(frozen=True)
+class PeerLeft:
+    """The news that a peer leaves before the run is over.
+
+    :param why: what ended it, such as ``Ctrl-C (SIGINT)``.
+    """
+
+    why: str
+
+
+Message: TypeAlias = "PeerRequest | WorkerLine | PeerAnswer | WorkerEnded | PeerLeft"
 
 
 def read_message(plain: Any) -> Message:
@@ -154,6 +165,9 @@ def read_message(plain: Any) -> Message:
     if "ended" in plain:
         check(_ENDED, plain)
         return WorkerEnded(plain["worker"], plain["ended"])
+    if "left" in plain:
+        check(_LEFT, plain)
+        return PeerLeft(plain["left"])
     check(_WORKER_LINE, plain)
     return WorkerLine(plain["worker"], plain["line"])
 

@@ -82,6 +82,9 @@ class PeerServer:
         self._services = services
         self._own = own
         self._processes: dict[int, LocalProcess] = {}
+        #: Held while a worker is added, because rank 0 may ask for one while this rank leaves.
+        self._adding = threading.Lock()
+        self._closed = False
         #: The number of workers that were started.
         self.started = 0
         #: How the run ends; None as long as rank 0 has not said.
@@ -125,7 +128,9 @@ class PeerServer:
                 self._send({"answer": number, "error": reason, "remedy": getattr(error, "remedy", "")})
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kill all workers, and start no further one."""
+        with self._adding:
+            self._closed = True
         for process in self._processes.values():
             process.kill()
         self._processes.clear()
@@ -162,8 +167,11 @@ class PeerServer:
                 f"{', '.join(sorted(FROM_OTHER_RANKS))}",
                 f"set {name} in the environment of the command that starts that rank",
             )
-        process = start_process(self._supervisor, self._rank, role, {**environment, **self._own})
-        self._processes[worker] = process
+        with self._adding:
+            if self._closed:
+                raise NixlPluginError(f"rank {self._rank} is leaving, and starts no worker")
+            process = start_process(self._supervisor, self._rank, role, {**environment, **self._own})
+            self._processes[worker] = process
         self.started += 1
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
         return process.pid

@@ -13,7 +13,7 @@ import pytest
 from pytest_nixl.cluster.command_check import Command, differences
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
-from pytest_nixl.cluster.group import LeaseLostError, MemberLostError
+from pytest_nixl.cluster.group import LeaseLostError, MemberLeftError, MemberLostError, MissingRanksError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.logs import keep
 from pytest_nixl.cluster.membership import Membership
@@ -25,6 +25,8 @@ from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.rank0 import refusals
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.model.conclusion import interrupted_before
 from pytest_nixl.model.settings import Settings
@@ -71,13 +73,25 @@ class RankSession:
         #: How the run ends, as rank 0 said; None on rank 0, and as long as rank 0 has not said.
         self.ending: Ending | None = None
         self.driver: RankDriver | None = None
+        self.membership: Membership
         try:
             self.etcd = meeting_etcd(settings, asked, supervisor, say)
             self._stack.callback(self.etcd.discard)
             require_closed(settings, self.etcd)
             self.services = RequestHandlers(command, settings, self.etcd, supervisor)
             self._client = self._stack.enter_context(self.etcd.client())
-            self.membership: Membership = join(
+            self.membership = self._join(asked, say)
+            self._stack.callback(self.membership.leave)
+            _log.info("joined group %s as %s", asked.group, self.name)
+            self.membership.barrier(settings.join_timeout, waiting=say)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _join(self, asked: Placement, say: Callable[[str], None]) -> Membership:
+        settings = self.settings
+        try:
+            return join(
                 self._client,
                 asked.group,
                 asked.ranks,
@@ -85,14 +99,15 @@ class RankSession:
                 wanted=asked.rank,
                 token=settings.group_token,
                 timeout=settings.join_timeout,
-                waiting=say,
+                waiting=lambda text: say(f"{text}{self._refusals()}"),
             )
-            self._stack.callback(self.membership.leave)
-            _log.info("joined group %s as %s", asked.group, self.name)
-            self.membership.barrier(settings.join_timeout, waiting=say)
-        except BaseException:
-            self._stack.close()
-            raise
+        except MissingRanksError as error:
+            raise MissingRanksError(f"{error.reason}{self._refusals()}", error.remedy) from None
+
+    def _refusals(self) -> str:
+        """Say that the etcd of this rank refuses other ranks: they wait for nothing, and this rank for them."""
+        count = refusals(self.etcd) if isinstance(self.etcd, EmbeddedServer) else 0
+        return f"; its etcd refused {count} requests for another --nixl-group-token, or none" if count else ""
 
     @property
     def rank(self) -> int:
@@ -245,7 +260,12 @@ class RankSession:
             )
 
     def look(self) -> list[str]:
-        """Return lines that describe the group after it lost a rank. They are collected at the first call."""
+        """Return lines that describe the group after it lost a rank. They are collected at the first call.
+
+        None are needed if the rank itself has said why it left.
+        """
+        if all(isinstance(fault, MemberLeftError) for fault in self.faults):
+            return []
         if self._seen is None:
             logs = self.services.last_words()
             others = self.driver.ask_those_left("last_words", SECONDS) if self.driver is not None else {}

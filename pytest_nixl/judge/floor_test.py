@@ -90,7 +90,7 @@ def decide_floor(
         return alone
     busy = len(values) - len(quiet)
     took = f"other processes used up to {max(others):.1f} of this row's cores"
-    words = f"{decision.reason}, but in {busy} of {len(values)} launches {took}"
+    words = f"{decision.reason.removesuffix(_LAST)}; in {busy} of {len(values)} launches {took}"
     return _undecided(len(values), words, budget, decision.interval)
 
 
@@ -115,13 +115,17 @@ def _decide(values: Sequence[float], floor: float, budget: int) -> FloorDecision
         return FloorDecision(Verdict.PASS, f"{words}: above the floor", k, interval)
     if interval[1] < floor and sum(value < floor for value in values) >= AGREEING_LAUNCHES * k:
         return FloorDecision(Verdict.FAIL, f"{words}: below the floor", k, interval)
-    return _undecided(k, f"{words}: not clearly above or below the floor, {above} launches above it", budget, interval)
+    return _undecided(k, f"{words}: {above} of {k} are above the floor, which decides nothing", budget, interval)
+
+
+#: What a row says that has made all of its launches.
+_LAST = "; no further launch is made"
 
 
 def _undecided(k: int, words: str, budget: int, interval: tuple[float, float] | None = None) -> FloorDecision:
     if k < min(budget, MOST_LAUNCHES):
         return FloorDecision(None, words, k, interval)
-    return FloorDecision(Verdict.INCONCLUSIVE, f"{words}; that was the last launch", k, interval)
+    return FloorDecision(Verdict.INCONCLUSIVE, f"{words}{_LAST}", k, interval)
 
 
 def _rate(value: float) -> str:

@@ -16,6 +16,8 @@ from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.record_reader import LARGEST, OURS
 
+#: A floor below this share of the median is one that a clear loss passes.
+_LOW = 0.75
 #: What a run says against a row: a profile that was learned from it would expect what is wrong.
 _AGAINST = (Verdict.CORRUPT, Verdict.IMPLAUSIBLE, Verdict.WRONG_TRANSPORT)
 RUNS_FORM = "files written by the bandwidth suite with --benchmark-json or --benchmark-autosave, one for each run"
@@ -110,6 +112,13 @@ def _remarks(key: RowKey, found: LearnedFloor, paths: Sequence[Path]) -> Iterato
         yield f"{key}: {paths[number]} was left out, because it is far from the other runs"
     if found.floor is None:
         yield f"{key}: no floor, because fewer than {FEWEST_LAUNCHES} runs agree or their spread is too large"
+    elif found.floor < _LOW * found.median:
+        share = f"{100 * found.floor / found.median:.0f} %"
+        yield (
+            f"{key}: its floor of {units.gigabytes(found.floor)} GB/s is only {share} of the median "
+            f"of {units.gigabytes(found.median)} GB/s, because the runs differ: a loss down to it passes. "
+            "Learn from runs on a quiet machine, or write a floor by hand"
+        )
 
 
 def _doubts(

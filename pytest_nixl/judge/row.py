@@ -26,8 +26,8 @@ _TOO_SLOW = (
 )
 
 _DISTURBED = (
-    "Stop other processes on the machine and run the row again; if the verdict stays, the floor is within the noise "
-    "of this machine: lower the floor in the profile."
+    "Stop other processes on the machine and run the row again, with --nixl-duration=1s. Keep the floor: on a quiet "
+    "machine a row that stays undecided is as slow as the floor, and `pytest-nixl history` shows since when."
 )
 
 _NO_CMA = (

@@ -64,6 +64,8 @@ def leave_refusal(config: pytest.Config, run: Run, why: str) -> None:
     config.stash[_REFUSED] = True
     why = run.hide(why)
     rank = run.placement.rank if run.usable else None
+    if run.rank_session is not None:  # without a launcher, the group gave this process its rank
+        rank = run.rank_session.rank
     add_refusal(config, why, rank or 0)
     if rank:
         return  # the report files are those of rank 0
@@ -79,7 +81,7 @@ def leave_session_refusal(config: pytest.Config, run: Run) -> None:
 
     A process that the other ranks refuse has no rank, and their reports may be complete: it writes none.
     """
-    if run.usable and run.placement.several and run.placement.rank is None:
+    if run.usable and run.placement.several and run.placement.rank is None and run.rank_session is None:
         return
     error = sys.exc_info()[1]  # pytest calls the hook pytest_sessionfinish while it passes the error on
     known = isinstance(error, pytest.UsageError) and str(error)

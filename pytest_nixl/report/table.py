@@ -239,11 +239,11 @@ def _name(result: Result) -> str:
 
 
 def _page(result: Result) -> str:
-    """Return the section of the documentation about a finding or a check of the suites; empty for a user's own."""
+    """Return the command that prints what is known of a finding or a check of the suites; empty for a user's own."""
     if result.finding:
-        return f"docs/reference/findings.md#{result.finding.lower()}"
+        return f"pytest-nixl findings {result.finding}"
     known = any(result.check in checks for checks in checks_of_suites().values())
-    return f"docs/reference/checks.md#{result.check}" if known else ""
+    return f"pytest-nixl checks {result.check}" if known else ""
 
 
 def _outcome(result: Result, gate: bool) -> Outcome:

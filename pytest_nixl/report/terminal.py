@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import pytest
 
@@ -36,6 +38,7 @@ _REPORTED = pytest.StashKey[bool]()
 #: Whether what is wrong was written, on the configuration.
 _PROBLEMS = pytest.StashKey[bool]()
 
+_UNKNOWN = "of unknown version"
 _COLOURS = {Outcome.PASS: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.SKIP: "yellow"}
 
 
@@ -44,15 +47,19 @@ def header(settings: Settings, placement: Placement, *, everything: bool) -> Ite
 
     :param everything: whether to yield each setting with its source instead, one in a line.
     """
+    nixl = installed_nixl()
+    versions = f"pytest-nixl {own_version()}, {f'NIXL {nixl}' if nixl else 'no NIXL'}"
     if everything:
-        yield f"pytest-nixl {own_version()}:"
+        yield f"{versions}:"
         for line in setting_lines(settings):
             yield f"  {line}"
     else:
         changed = ", ".join(changed_settings(settings)) or "each setting has its default"
-        yield f"pytest-nixl {own_version()}: {changed} (-v: all settings)"
+        yield f"{versions}: {changed} (-v: all settings)"
         for line in settings.ignored:
             yield f"  {line}"
+    if not nixl:
+        yield f"  NIXL is not installed for {sys.executable}: `pip install --no-deps nixl nixl-cu12`"
     if silent := silence(load_profile(settings.profile)):
         yield f"  {silent}"
     own = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
@@ -156,8 +163,12 @@ def last_word(config: pytest.Config, run: Run) -> None:
 
 def nixl_version(run: Run) -> str:
     """Return the version of NIXL: as the workers report it, else of the installed package; empty: not known."""
-    if told := run.found.versions.get("nixl"):
-        return told
+    told = run.found.versions.get("nixl") or installed_nixl()
+    return "" if told == _UNKNOWN else told
+
+
+def installed_nixl() -> str:
+    """Return the version of the installed NIXL without loading it; empty: none can be imported."""
     from pytest_nixl.model.nixl_releases import PACKAGES
 
     for package in PACKAGES:
@@ -165,7 +176,8 @@ def nixl_version(run: Run) -> str:
             return version(package)
         except PackageNotFoundError:
             continue
-    return ""
+    # An image's own build may be on the path without the metadata of a package.
+    return _UNKNOWN if find_spec("nixl") is not None else ""
 
 
 def nothing_collected(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:

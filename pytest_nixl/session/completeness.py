@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.core.signals import sigterm_ends_in_order
+from pytest_nixl.core.signals import sigterm_ends_in_order, what_ended
 from pytest_nixl.model.verdicts import INTERRUPTED
 from pytest_nixl.session.outcome import check_of
 
@@ -72,10 +72,10 @@ class Completeness:
         return time.monotonic() - self._began
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._cause = self._cause or _cause_of(excinfo.value)
+        self._cause = self._cause or what_ended(excinfo.value)
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._cause = self._cause or f"{_CRASH}: {_cause_of(excinfo.value)}"
+        self._cause = self._cause or f"{_CRASH}: {what_ended(excinfo.value)}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
@@ -119,7 +119,7 @@ class Completeness:
 
         :param error: the exception.
         """
-        return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {_cause_of(error)}"
+        return f"{INTERRUPTED} {self._progress(lost=False)}: {_CRASH}: {what_ended(error)}"
 
     def _progress(self, *, lost: bool) -> str:
         if not self._planned:
@@ -130,20 +130,6 @@ class Completeness:
                 ran -= {result.nodeid for result in self._run.found.results if result.verdict.value == "ERROR"}
             return f"after {len(ran)} of {planned} check{'' if planned == 1 else 's'}"
         return f"after {len(self._ended)} of {self._planned} test{'' if self._planned == 1 else 's'}"
-
-
-def _cause_of(error: BaseException) -> str:
-    """Describe in one line what ended the run."""
-    if isinstance(error, pytest.exit.Exception):
-        text = str(error.msg)
-    elif type(error) is KeyboardInterrupt:
-        text = str(error) or "Ctrl-C (SIGINT)"
-    elif isinstance(error, KeyboardInterrupt):  # a subclass, with a message of its own
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    lines = text.strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 _COMPLETENESS = pytest.StashKey[Completeness]()

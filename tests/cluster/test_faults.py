@@ -105,6 +105,10 @@ class FaultyRun:
         """The message of the other ranks about a rank that is gone."""
         return f"rank {rank} on {self.hosts[rank].name} (pid {self.pids[rank]}) of group '{self.name}' is gone: "
 
+    def left(self, rank: int, why: str) -> str:
+        """The message of the other ranks about a rank that has said why it leaves."""
+        return f"rank {rank} on {self.hosts[rank].name} (pid {self.pids[rank]}) of group '{self.name}' left: {why}"
+
     def fenced(self, rank: int) -> str:
         """The message of a rank that lost its own lease."""
         who = f"rank {rank}, {self.hosts[rank].name}, pid {self.pids[rank]}"
@@ -382,7 +386,9 @@ def a_peer_is_interrupted(net: Network, folder: Path) -> None:
         run.begin()
         os.kill(run.pids[2], signal.SIGINT)
         *others, interrupted = run.end(1, 1, 2)
-    assert all(run.gone(2) in one.output for one in others)
+    assert all(run.left(2, "Ctrl-C (SIGINT)") in one.output for one in others)
+    assert "keys under" not in others[0].output, "nothing is left to be looked for"
+    assert "expired" not in others[0].output
     assert "rank 2 of 3 on node-2 was interrupted" in interrupted.output
     assert "NIXL verdict: PASS" not in interrupted.output
 
@@ -394,7 +400,7 @@ def a_peer_is_terminated(net: Network, folder: Path) -> None:
         run.begin()
         os.kill(run.pids[2], signal.SIGTERM)
         *others, _ = run.end(1, 1, 128 + signal.SIGTERM)
-    assert all(run.gone(2) in one.output for one in others)
+    assert all(run.left(2, "ended by SIGTERM") in one.output for one in others)
     assert run.verdict(2)["text"].startswith("rank 2 of 3 on node-2 was ended by SIGTERM")
 
 

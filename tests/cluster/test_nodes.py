@@ -146,7 +146,10 @@ def test_the_slow_direction_between_two_ranks_names_the_node(
 @pytest.mark.parametrize(
     ("own", "difference"),
     [
-        ((["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]), "rank 1 on node-1 did not collect suites/bandwidth/"),
+        (
+            (["--nixl-rank=0"], ["--nixl-rank=1", "-k", "WRITE"]),
+            "rank 1 on node-1 did not collect tests that rank 0 collected (suites/bandwidth/",
+        ),
         (
             (["--nixl-rank=0"], ["--nixl-rank=1", "--nixl-blocks=8KiB"]),
             "rank 1 on node-1 was started with --nixl-blocks=8KiB, ",

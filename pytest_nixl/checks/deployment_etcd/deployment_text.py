@@ -64,8 +64,9 @@ def _agent_line(agent: PublishedAgent, found: DeploymentEtcd) -> str:
     writes = max(key.version for key in agent.keys)
     lease = ", with a lease" if agent.leased else ""
     return (
-        f"{shown(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, {ago} ago, as "
-        f"version {writes}{lease}; {_address_text(agent, found)}"
+        f"{shown(agent.prefix)}: {labels}{more}; {size}; last written at revision {agent.written}, "
+        f"{count(ago, 'revision')} before the newest; written {count(writes, 'time')}{lease}; "
+        f"{_address_text(agent, found)}"
     )
 
 

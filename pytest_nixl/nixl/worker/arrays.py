@@ -64,7 +64,9 @@ def descriptor_of(array: Any) -> DescribedArray:
         return _by_dlpack(array, kind)
     if hasattr(array, "__array_interface__"):
         return _by_interface(array, kind, array.__array_interface__, "DRAM")
-    raise TypeError(f"a {kind} is not an array: expected __cuda_array_interface__, DLPack or __array_interface__")
+    raise TypeError(
+        f"a value of type {kind} is not an array: expected __cuda_array_interface__, DLPack or __array_interface__"
+    )
 
 
 def _by_interface(array: Any, kind: str, told: dict[str, Any], memory: str) -> DescribedArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -745,7 +746,9 @@ class TestWatch:
 
 def _wait_for(said: list[str], start: str, end: str = "") -> None:
     def found() -> bool:
-        return any(sentence.startswith(start) and sentence.endswith(end) for sentence in said)
+        # Each sentence ends with the time so far and its limit.
+        whole = [re.fullmatch(r"(.*); \d+ s of \d+ s", sentence) for sentence in said]
+        return any(each is not None and each[1].startswith(start) and each[1].endswith(end) for each in whole)
 
     wait_until(found, f"{start!r} … {end!r}", seconds=60, remedy=lambda: f"said was {said[-3:]}")
 

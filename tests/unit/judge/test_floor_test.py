@@ -117,7 +117,13 @@ def test_the_budget_ends_in_inconclusive() -> None:
         assert decide(*near[:k]).verdict is None
     last = decide(*near)
     assert last.verdict is Verdict.INCONCLUSIVE
-    assert last.reason.endswith("4 launches above it; that was the last launch")
+    assert last.reason.endswith(": 4 of 7 are above the floor, which decides nothing; no further launch is made")
+    busy = decide_floor([1e9 * value for value in near], 1e9, others=[1.8] * 7)
+    assert busy.reason.count("no further launch is made") == 1
+    assert busy.reason.endswith(
+        "decides nothing; in 7 of 7 launches other processes used up to 1.8 of this row's cores; "
+        "no further launch is made"
+    )
     assert decide(*near[:3], budget=3).verdict is Verdict.INCONCLUSIVE
     assert decide(1.0, budget=1).verdict is Verdict.INCONCLUSIVE
     assert decide(2.0, 2.2, 1.9, budget=3).verdict is Verdict.INCONCLUSIVE

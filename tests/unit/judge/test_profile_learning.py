@@ -55,6 +55,17 @@ def test_floors_are_for_rows_of_the_same_notifications(tmp_path: Path, variant: 
     assert (learned.expectation(KEY.notified) is None) == (notify == "last")
 
 
+def test_a_floor_far_below_the_median_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [record(tmp_path / f"{number}.json", value) for number, value in enumerate((2.33, 1.9, 2.75))]
+    assert learn(tmp_path, *runs) == 0
+    said = f"{KEY}: its floor of 0.23 GB/s is only 10 % of the median of 2.33 GB/s, because the runs differ: "
+    assert said in capsys.readouterr().out
+    close = [record(tmp_path / f"close{number}.json", value) for number, value in enumerate((2.33, 2.3, 2.35))]
+    (tmp_path / "mine.toml").unlink()
+    assert learn(tmp_path, *close) == 0
+    assert "is only" not in capsys.readouterr().out
+
+
 def test_a_row_without_agreement_has_no_floor_and_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

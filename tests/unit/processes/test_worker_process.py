@@ -65,7 +65,7 @@ def test_function_runs_with_the_raw_agent(survivor: NixlAgent) -> None:
             "ModuleNotFoundError in rank 0 (agent worker, pid {pid}) during 'run': No mo",
         ),
         ("agent_functions", "refused 'run': 'agent_functions'"),
-        ("helpers.agent_functions:give_object", "a object cannot be sent"),
+        ("helpers.agent_functions:give_object", "a value of type object cannot be sent"),
     ],
 )
 def test_function_that_fails_is_an_error_and_the_worker_survives(

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that explain results: each names the section of the documentation about its check or finding."""
+"""The lines that explain results: each names the command that explains its check or finding."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from helpers.cli_run import ROOT
 
+from pytest_nixl import cli
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import Figures, Result
@@ -26,25 +24,26 @@ def pages(check: str, finding: str = "") -> list[str]:
     return [line.removeprefix("    about: ") for line in said if line.startswith("    about: ")]
 
 
-def sections(page: str) -> set[str]:
-    """Return the addresses of the sections of a page, as GitHub and MkDocs make them from headings."""
-    return {word.lower() for word in re.findall(r"^#+ (\S+)$", (ROOT / page).read_text(), re.MULTILINE)}
-
-
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_failed_check_names_its_section_of_the_documentation(check: str) -> None:
-    [said] = pages(check)
-    page, _, section = said.partition("#")
-    assert section == check
-    assert section in sections(page)
+def test_a_failed_check_names_the_command_that_explains_it(check: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pages(check) == [f"pytest-nixl checks {check}"]
+    assert cli.main(["checks", check]) == 0
+    assert f"  {check} (" in capsys.readouterr().out
+
+
+def test_the_command_prints_faults_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["checks", "nixl-loads"]) == 0
+    out = capsys.readouterr().out
+    assert "      fault:  NIXL is not installed, or not for this Python\n" in out
+    assert "        sign:   ModuleNotFoundError in one of many processes\n" in out
+    assert "        remedy: install NIXL for this Python: `pip install --no-deps nixl nixl-cu12`\n" in out
 
 
 @pytest.mark.parametrize("finding", sorted(FINDINGS))
-def test_a_finding_names_its_section_of_the_documentation(finding: str) -> None:
-    [said] = pages("bandwidth", finding)
-    page, _, section = said.partition("#")
-    assert section == finding.lower()
-    assert section in sections(page)
+def test_a_finding_names_the_command_that_explains_it(finding: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pages("bandwidth", finding) == [f"pytest-nixl findings {finding}"]
+    assert cli.main(["findings", finding]) == 0
+    assert FINDINGS[finding].remedy in capsys.readouterr().out
 
 
 def test_a_check_of_a_user_names_no_page() -> None:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a new user meets first: the header, a missing etcd, and a rank whose launcher gives it a terminal."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from helpers.cli_run import WITHOUT, environment
+from helpers.pytester_run import run_pytest
+from helpers.terminal_screen import run_on_terminal
+
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers import binary
+from pytest_nixl.report import terminal
+
+
+def test_the_header_has_the_version_of_nixl(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_it(nixl_settings): pass")
+    result = run_pytest(pytester, "--nixl-timeout=5s", in_process=True)
+    told = f"pytest-nixl {version('pytest-nixl')}, NIXL {version('nixl-cu12')}: --nixl-timeout=5s (-v: all settings)"
+    result.stdout.fnmatch_lines([told])
+
+
+def test_without_nixl_the_header_says_so_and_how_to_install_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile("def test_it(nixl_settings): pass")
+    monkeypatch.setattr(terminal, "installed_nixl", lambda: "")
+    result = run_pytest(pytester, "--nixl-timeout=5s", in_process=True)
+    remedy = f"  NIXL is not installed for {sys.executable}: `pip install --no-deps nixl nixl-cu12`"
+    result.stdout.fnmatch_lines(["pytest-nixl *, no NIXL: --nixl-timeout=5s (-v: all settings)", remedy])
+
+
+def test_a_missing_etcd_does_not_print_the_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binary, "find_binary", lambda: None)
+    monkeypatch.setenv("PATH", "/a/long/path:/and/another")
+    with pytest.raises(EtcdError) as caught:
+        binary.etcd_binary()
+    assert "could not find the program 'etcd': it is neither in a directory of PATH nor in" in caught.value.reason
+    assert "/a/long/path" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("forced", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True)])
+def test_a_rank_of_a_launcher_writes_no_escape_codes(tmp_path: Path, forced: dict[str, str], coloured: bool) -> None:
+    """``mpirun`` gives each rank a terminal, and what all of them write ends in one file."""
+    (tmp_path / "test_mine.py").write_text("def test_mine(nixl_settings): assert False\n")
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "TERM": "xterm"}
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *WITHOUT,
+        "test_mine.py",
+        "--nixl-etcd=http://127.0.0.1:9",
+        "--nixl-join-timeout=1s",
+    ]
+    kept = environment(**ranks, **forced)
+    code, output = run_on_terminal(
+        words, cwd=tmp_path, env={k: v for k, v in kept.items() if k not in ("CI", "NO_COLOR")}
+    )
+    assert code == 1
+    assert "connection refused" in output
+    assert ("\x1b[" in output) == coloured

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that leaves early, or cannot join: what the other ranks read, and that nothing breaks on the way."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, cast
+
+import pytest
+from helpers.cli_run import ROOT, eventually
+
+from pytest_nixl.cluster.group import MemberLeftError
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.messages import PeerRequest
+from pytest_nixl.cluster.peer_client import PeerError
+from pytest_nixl.cluster.peer_server import PeerServer
+from pytest_nixl.cluster.session import RankDriver
+from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd.errors import EtcdError
+from pytest_nixl.etcd_servers.embedded import EmbeddedServer
+from pytest_nixl.etcd_servers.rank0 import ListenAddress, refusals, serve_etcd, wait_for_etcd
+from pytest_nixl.fixtures.etcd import PrivateEtcd
+from pytest_nixl.processes.supervisor import supervisor
+
+#: A peer in a process of its own: Ctrl-C reaches only a main thread.
+PEER = """
+import sys
+from pytest_nixl.cluster.joining import join
+from pytest_nixl.cluster.session import serve
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
+from pytest_nixl.processes.supervisor import supervisor
+
+def client():
+    return connect(parse_endpoints(sys.argv[1]))
+
+membership = join(client(), "left", 2, prefix="/test", wanted=1, ttl=60, timeout=60)
+try:
+    serve(membership, client, supervisor())
+finally:
+    membership.leave()
+"""
+
+
+def test_rank_0_reads_that_a_peer_left_by_ctrl_c(nixl_private_etcd: PrivateEtcd) -> None:
+    etcd = nixl_private_etcd.server
+    with subprocess.Popen([sys.executable, "-c", PEER, etcd.endpoint], cwd=ROOT, stderr=subprocess.DEVNULL) as peer:
+        first = join(etcd.client(), "left", 2, prefix="/test", wanted=0, ttl=60, timeout=60)
+        driver = RankDriver(first, etcd.client, timeout=60)
+        try:
+            with pytest.raises(PeerError, match="refused 'shell'"):
+                driver.peers[1].ask("shell")  # it serves
+            peer.send_signal(signal.SIGINT)
+            assert peer.wait(60) != 0
+            assert eventually(lambda: driver.peers[1].gone)
+            assert isinstance(driver.gone[0], MemberLeftError)
+            assert re.fullmatch(r"rank 1 on .* of group 'left' left: Ctrl-C \(SIGINT\)", driver.gone[0].reason)
+            assert "lease" not in driver.gone[0].remedy
+        finally:
+            driver.close()
+            first.leave()
+
+
+def test_a_peer_that_leaves_starts_no_worker_and_ends_all() -> None:
+    """Rank 0 asked for a worker while rank 1 left: once in seven, RuntimeError (dictionary changed size …)."""
+    said: list[dict[str, Any]] = []
+    server = PeerServer(supervisor(), 1, said.append, lambda: None, {}, {})
+
+    class AskedMeanwhile:
+        """A worker's process at whose end rank 0 asks for one more. A double, because the moment is too short."""
+
+        killed = False
+
+        def kill(self) -> None:
+            self.killed = True
+            start = {"worker": 2, "role": "agent", "environment": {}}
+            thread = threading.Thread(target=server.receive, args=(PeerRequest("start", 7, start),))
+            thread.start()
+            thread.join(60)
+
+    first = AskedMeanwhile()
+    server._processes[1] = cast(Any, first)
+    server.close()
+    assert first.killed
+    assert said == [{"answer": 7, "error": "rank 1 is leaving, and starts no worker", "remedy": ""}]
+
+
+def test_rank_0_counts_the_requests_that_its_etcd_refused() -> None:
+    [port] = free_ports(1)
+    server = serve_etcd(supervisor(), ListenAddress("127.0.0.1", port), "the token")
+    assert isinstance(server, EmbeddedServer)
+    try:
+        wait_for_etcd(server.endpoint, 60, "the token")
+        assert refusals(server) == 0
+        for wrong in ("another", ""):
+            before = refusals(server)
+            with pytest.raises(EtcdError, match="group token"):
+                wait_for_etcd(server.endpoint, 60, wrong)
+            assert refusals(server) > before
+    finally:
+        server.discard()
+    assert refusals(server) == 0, "an etcd that is gone says nothing"
+
+
+def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_nixl.etcd_servers.rank0.SAID_EVERY", 0.05)
+    said: list[str] = []
+    with pytest.raises(EtcdError):
+        wait_for_etcd("http://no-such-host.invalid:2379", 1, waiting=said.append)
+    assert said[0].startswith(
+        "waiting for the etcd that rank 0 serves at http://no-such-host.invalid:2379; 0 s of 1 s; "
+    )
+    assert "last attempt: " in said[0]
+    assert "does not resolve" in said[0]
