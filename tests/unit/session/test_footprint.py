@@ -85,3 +85,16 @@ def test_only_rows_between_agents_walk(pytester: pytest.Pytester) -> None:
         "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB",
     ]
     assert str(links[1]) == "UCX-READ-DRAM:DRAM-footprint=1GiB"
+
+
+def test_only_rows_between_agents_notify(pytester: pytest.Pytester) -> None:
+    from pytest_nixl.session.run import Run
+
+    options = ("--nixl-notify=each", "--nixl-footprint=1GiB", "--nixl-backend=POSIX,UCX", "--nixl-op=READ")
+    keys = [link.key(4 * KIB, 1, 1) for link in Run.of(parse_config(pytester, *options)).links]
+    assert [str(key) for key in keys] == [
+        "POSIX/READ/DRAM:FILE/4KiB/batch1/depth1/0-0",
+        "UCX/READ/DRAM:DRAM/4KiB/batch1/depth1/0-1/footprint=1GiB,notify=each",
+    ]
+    assert [key.notify for key in keys] == ["last", "each"]
+    assert keys[1].agent_variant == ()
