@@ -39,8 +39,6 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
     if result is None:
         return
     result = replace(result, reason=printable(run.hide(result.reason)), remedy=printable(run.hide(result.remedy)))
-    if isinstance(report.longrepr, str):
-        report.longrepr = printable(report.longrepr)
     if report.failed and isinstance(report.longrepr, str):
         report.longrepr += f"\nrepeat: {result.repeat}"
     vars(report)["nixl_result"] = result.plain()
@@ -50,8 +48,11 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
 
 
 def _hide_secrets(report: pytest.TestReport, hide: Callable[[str], str]) -> None:
-    """Hide secrets in all texts of a report: a traceback has arguments and variables, and a program may print one."""
-    report.longrepr = _hidden(report.longrepr, hide)
+    """Hide secrets in all texts of a report: a traceback has arguments and variables, and a program may print one.
+
+    The control characters of a failure are escaped. What a test printed keeps its colours.
+    """
+    report.longrepr = _hidden(report.longrepr, lambda text: printable(hide(text)))
     report.sections = [(name, hide(text)) for name, text in report.sections]
 
 
