@@ -164,7 +164,7 @@ def _transport_remedy(samples: Samples, accepted: set[str]) -> str:
         steps.append("for posix and sysv give both processes one IPC namespace and a /dev/shm that is large enough")
     if "cuda_ipc" in accepted:
         steps.append(
-            "for cuda_ipc check that both processes are on one host with one IPC namespace and one PID namespace "
+            "for cuda_ipc check that both processes are on one host with one IPC and one PID namespace "
             "(docker run --ipc=host --pid=host; in one pod shareProcessNamespace: true), that UCX_TLS, if it is set, "
             "names cuda_ipc and cuda_copy, and that the GPUs reach each other (nvidia-smi topo -p2p r; NVLink: "
             "nvidia-smi nvlink -s)"

@@ -232,7 +232,7 @@ class RankFlows:
         if memory == "VRAM" and "VRAM_SEG" not in agent.get_backend_mem_types(self._kind.backend):
             raise NotApplicableError(
                 f"{self._kind.memory} needs a backend that supports GPU memory, but {self._kind.backend} does not",
-                "use --nixl-backend=UCX or LIBFABRIC, or remove VRAM from --nixl-memory",
+                "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
             )
         buffer = agent.allocate(size, memory, device=device)
         agent.register(buffer)

@@ -110,7 +110,7 @@ class WorkerPair:
                 moves = f"{self.backend.NAME} supports only {' and '.join(types)}"
                 raise NotApplicableError(
                     f"{self.memory} needs a backend that supports GPU memory, but {moves}",
-                    "use --nixl-backend=UCX or LIBFABRIC, or remove VRAM from --nixl-memory",
+                    "use --nixl-backend=UCX, or remove VRAM from --nixl-memory",
                 )
         buffer = agent.allocate(
             self.capacity, memory, device=device, directory=self._directory, alignment=self._alignment
