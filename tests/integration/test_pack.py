@@ -95,14 +95,14 @@ def test_it_runs_without_a_network_and_without_any_package(packed: Path, bare: P
     before = set(Path("/tmp").glob("pytest-nixl-gpu-*"))
     options = ["-k", "test_bandwidth", "--nixl-blocks=64KiB", "--nixl-op=WRITE", "--nixl-memory=DRAM:DRAM,DRAM:VRAM"]
     done = run(bare, packed, "--out", str(out), "--only", "near,pytest-gpu", "--", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, "memory of a GPU was asked for by name"
     assert "no GPU has a known position on the PCI bus" in (out / "near.txt").read_text()
     said = (out / "pytest-gpu.txt").read_text()
     assert said in done.stdout
-    assert "(2 PASS, 2 NOT-APPLICABLE; 2 rows" in said  # one row is cold
+    assert "(2 PASS, 1 MISSING, 2 NOT-APPLICABLE; 2 rows" in said  # one row is cold
     assert "DRAM:VRAM needs a GPU, and this host has no NVIDIA driver (no /dev/nvidiactl)" in said
     summary = json.loads((out / "summary.json").read_text())
-    assert [(each["stage"], each["exit"]) for each in summary["stages"]] == [("near", 0), ("pytest-gpu", 0)]
+    assert [(each["stage"], each["exit"]) for each in summary["stages"]] == [("near", 0), ("pytest-gpu", 1)]
     assert (summary["gpus"], summary["profile"]) == ([], "loopback")
     assert "numpy: carried" in summary["libraries"]
     left = {f"pytest-gpu.{ending}" for ending in ("html", "csv", "xml", "json", "txt")}

@@ -26,11 +26,11 @@ def pages(check: str, finding: str = "") -> list[str]:
     return [line.removeprefix("    about: ") for line in said if line.startswith("    about: ")]
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_failed_check_names_the_command_that_explains_it(check: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pages(check) == [f"pytest-nixl checks {check}"]
-    assert cli.main(["checks", check]) == 0
-    assert f"  {check} (" in capsys.readouterr().out
+def test_a_failed_check_names_the_command_that_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [pages(check) for check in CHECKS] == [[f"pytest-nixl checks {check}"] for check in CHECKS]
+    assert cli.main(["checks", *CHECKS]) == 0
+    out = capsys.readouterr().out
+    assert [check for check in CHECKS if f"  {check} (" not in out] == []
 
 
 def test_the_command_prints_faults_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
