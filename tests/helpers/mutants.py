@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -183,6 +183,7 @@ def modules(chosen: Sequence[str]) -> list[str]:
     return sorted(below.difference(LEFT_OUT))
 
 
+@cache  # a file that is written while this runs has not been run without a change
 def tests_of(module: str) -> tuple[str, ...]:
     """Return the test files of a module: its own, those of its line, or those of the nearest folder's line."""
     package, _, name = module.rpartition("/")
