@@ -306,10 +306,10 @@ def serve(
             failed=failed,
         )
         stack.callback(mailbox.close)
-        mailbox.open()
-        guard = MembershipWatch(stack.enter_context(connect()), membership, lost, {0, membership.rank})
-        stack.callback(guard.close)
         try:
+            mailbox.open()
+            guard = MembershipWatch(stack.enter_context(connect()), membership, lost, {0, membership.rank})
+            stack.callback(guard.close)
             over.wait()
         except BaseException as error:  # Ctrl-C or SIGTERM: rank 0 must not guess why this rank is gone
             with suppress(NixlPluginError):

@@ -82,7 +82,8 @@ def _read(folder: Path, sys: Path) -> LiveNixl | None:
     try:
         maps = (folder / "maps").read_text(errors="replace").splitlines()
         environ = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
-        links = [os.readlink(each.path) for each in os.scandir(folder / "fd")]
+        with os.scandir(folder / "fd") as descriptors:
+            links = [os.readlink(each.path) for each in descriptors]
     except OSError:
         return None
     paths = sorted({line.split(maxsplit=5)[-1] for line in maps if ".so" in line})

@@ -171,10 +171,10 @@ def test_topology_of_a_p5_is_read_from_pci_paths(node: Facts) -> None:
 @pytest.mark.parametrize(
     ("topology", "profile", "gpu", "rate", "bad"),
     [
-        ("p4d.24xl", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "100 Gb/sec (4X EDR)", set()),
+        ("p4d.24xl", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "100 Gb/sec (4X EDR)", {"engine-backend-fits"}),
         # A p6 has two ConnectX adapters that only manage NVLink, and that a pod is not meant to have.
-        ("p6-b200.48xl", "p6-b200.48xlarge", "NVIDIA B200", "400 Gb/sec (4X NDR)", set()),
-        ("g5.48xl", "g5.48xlarge", "NVIDIA A10G", "100 Gb/sec (4X EDR)", set()),
+        ("p6-b200.48xl", "p6-b200.48xlarge", "NVIDIA B200", "400 Gb/sec (4X NDR)", {"engine-backend-fits"}),
+        ("g5.48xl", "g5.48xlarge", "NVIDIA A10G", "100 Gb/sec (4X EDR)", {"engine-backend-fits"}),
     ],
 )
 def test_other_real_topologies_are_judged_by_their_profiles(

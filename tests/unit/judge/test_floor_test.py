@@ -101,7 +101,7 @@ def test_only_launches_without_contention_fail_a_row() -> None:
     assert decide_floor([*slow, 0.9 * G], G, others=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
     undecided = decide_floor(slow, G, others=[0.0, 0.0, cores])
     assert undecided.verdict is None
-    assert undecided.reason.endswith("but in 1 of 3 launches other processes used up to 0.3 of this row's cores")
+    assert undecided.reason.endswith("; in 1 of 3 launches other processes used up to 0.3 of this row's cores")
     assert decide_floor(slow, G, others=[cores] * 3).verdict is None
     assert decide_floor(slow, G, others=[cores] * 3, budget=3).verdict is Verdict.INCONCLUSIVE
     assert decide_floor([2 * G] * 3, G, others=[9.0] * 3).verdict is Verdict.PASS

@@ -88,7 +88,7 @@ def test_the_sentence_about_a_file_names_it(tmp_path: Path) -> None:
         read_matrix(str(file))
     with pytest.raises(ValueError, match="no-such-file cannot be read: No such file"):
         read_matrix(str(tmp_path / "no-such-file"))
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+    with pytest.raises(ValueError, match="is a directory: expected a traffic matrix"):
         read_matrix(str(tmp_path))
     file.write_text("0 1\n")
     with pytest.raises(ValueError, match=r"matrix\.txt: line 1 has 2 cells, but the matrix has 1 line:"):

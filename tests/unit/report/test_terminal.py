@@ -41,6 +41,7 @@ HEADER = [
     "  --nixl-batch=1 (default)",
     "  --nixl-depth=1 (default)",
     "  --nixl-footprint=row (default)",
+    "  --nixl-notify=last (default)",
     "  --nixl-kv-model=generic (default)",
     "  --nixl-kv-tokens=1024 (default)",
     "  --nixl-kv-tp=1 (default)",

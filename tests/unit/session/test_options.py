@@ -701,7 +701,7 @@ def test_a_switch_takes_no_value(pytester: pytest.Pytester) -> None:
         pytest.param(
             ("--nixl-baseline=nixl:1",),
             "--nixl-baseline=nixl:1 is not an existing path, and an image is looked up in the store: expected "
-            "--nixl-store DIR as well, or the path of a record",
+            "--nixl-store DIR as well, or the path of a record (FILE.json), which the first run makes",
             id="image-without-store",
         ),
     ],
