@@ -120,7 +120,7 @@ class Joining:
 
     def run(self) -> Membership:
         claim = self._claim
-        claim.grant(self._deadline)
+        claim.grant(self._deadline, self._waiting)
         while True:
             frozen, count = self._register()
             claimed = count > 0

@@ -104,8 +104,11 @@ class Registration:
         assert self._lease is not None, "grant() is called before the lease is used"
         return self._lease
 
-    def grant(self, deadline: float) -> None:
-        """Request the lease, and start the thread that refreshes it."""
+    def grant(self, deadline: float, waiting: Waiting | None = None) -> None:
+        """Request the lease, and start the thread that refreshes it.
+
+        :param waiting: as in :meth:`insist`.
+        """
 
         def ask() -> tuple[Lease, float]:
             # etcd starts the lease after this moment, so that it expires by this clock first, never later.
@@ -113,7 +116,7 @@ class Registration:
             lease = self.client.lease(self.ttl)
             return lease, sent + lease.ttl
 
-        self._lease, self._valid_until = self.insist(ask, deadline)
+        self._lease, self._valid_until = self.insist(ask, deadline, waiting)
         self.ttl = max(self.ttl, self._lease.ttl)  # etcd grants more than asked if its election timeout is long
         self._keeping = threading.Thread(target=self._keep, name=f"lease of {self.group}", daemon=True)
         self._keeping.start()
@@ -152,13 +155,16 @@ class Registration:
             f"{longer_lease(self.ttl, 'this host')}then start the run again",
         )
 
-    def insist(self, ask: Callable[[], T], deadline: float) -> T:
+    def insist(self, ask: Callable[[], T], deadline: float, waiting: Waiting | None = None) -> T:
         """Retry a request while etcd restarts or elects a leader, until the deadline.
 
         :param ask: sends the request; it must be safe to send twice.
+        :param waiting: called every ``SAID_EVERY`` seconds with a sentence about the last attempt.
         :raises LeaseLostError: if the lease has ended.
         """
         pause = 0.01
+        began = time.monotonic()
+        due = began + SAID_EVERY
         while True:
             self.check()
             try:
@@ -166,8 +172,13 @@ class Registration:
             except EtcdError as error:
                 if error.cause == "no-lease":
                     raise self.fenced() from error
-                if error.cause not in _PASSING or time.monotonic() + pause > deadline:
+                now = time.monotonic()
+                if error.cause not in _PASSING or now + pause > deadline:
                     raise
+                if waiting is not None and now >= due:
+                    so_far = f"{now - began:.0f} s of {deadline - began:.0f} s"
+                    waiting(f"waiting for the etcd of group {self.group!r}; {so_far}; last attempt: {error.reason}")
+                    due = now + SAID_EVERY
             # This pause only keeps the load on a starting etcd low.
             self._left.wait(pause)
             pause = min(2 * pause, 0.5)

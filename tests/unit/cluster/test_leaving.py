@@ -20,6 +20,8 @@ from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import PeerServer
 from pytest_nixl.cluster.session import RankDriver
 from pytest_nixl.core.free_ports import free_ports
+from pytest_nixl.etcd.client import connect
+from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.rank0 import ListenAddress, refusals, serve_etcd, wait_for_etcd
@@ -116,3 +118,16 @@ def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) 
     )
     assert "last attempt: " in said[0]
     assert "does not resolve" in said[0]
+
+
+def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_nixl.cluster.registration.SAID_EVERY", 0.2)
+    said: list[str] = []
+    [port] = free_ports(1)
+    with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):
+        join(client, "nobody", 2, wanted=1, timeout=2, waiting=said.append)
+    assert re.fullmatch(
+        rf"waiting for the etcd of group 'nobody'; \d s of 2 s; last attempt: etcd at http://127\.0\.0\.1:{port}: "
+        "connection refused, nothing listens there",
+        said[0],
+    )
