@@ -237,7 +237,7 @@ class EmbeddedServer:
 def _describe_program(program: str) -> tuple[str, tuple[str, ...]]:
     """Return the version, and the useful flags that only some versions have."""
     try:
-        text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        text = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise EtcdError(
             f"{program} --version failed, so it cannot be used as the etcd: {error}",

@@ -261,8 +261,12 @@ class _Room:
 
     def __enter__(self) -> int:
         self._address = self._device.reserve(max(8, self._words.nbytes))
-        if self._words.nbytes:
-            self._device._call("cuMemcpyHtoD", self._address, self._words.ctypes.data, self._words.nbytes)
+        try:
+            if self._words.nbytes:
+                self._device._call("cuMemcpyHtoD", self._address, self._words.ctypes.data, self._words.nbytes)
+        except BaseException:
+            self.__exit__()
+            raise
         return int(self._address)
 
     def __exit__(self, *_: object) -> None:
