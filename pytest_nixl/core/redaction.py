@@ -25,9 +25,11 @@ URL_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,63}://"
 # whose user is hidden already is left as it is, because the sentence around it may have an @.
 _NOT_NEXT = rf"(?![,;\s]+{URL_SCHEME})"
 _IN_URL = re.compile(rf"(?P<scheme>{URL_SCHEME})(?!\*\*\*@)(?:{_NOT_NEXT}[^\n])*@")
-# The same where no scheme tells that it is a URL; the digest of a container image is none.
+# The same where no scheme tells that it is a URL. The digest of a container image is none, nor is the seed of an order
+# of requests (``2:0.1.0@3ddcb001``).
 _BARE = re.compile(
-    rf"(?P<before>^|[,;])(?![\"'(]{{0,2}}{URL_SCHEME})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
+    rf"(?P<before>^|[,;])(?!(?:[A-Za-z_][A-Za-z0-9_]{{0,80}}=)?[\"'(]{{0,2}}{URL_SCHEME})"
+    rf"(?!\d+:[\w#.]*@[0-9a-f]{{7}})(?:[^@/,;]+|[^@/:,;]+:(?:{_NOT_NEXT}\S)*)@(?!sha(?:256|512):)"
 )
 _SPACES = re.compile(r"(\s+)")
 #: A value that can be no secret: a number with a unit, a range of numbers, or a switch.

@@ -361,7 +361,7 @@ def test_checks_of_an_image_leave_out_gpus_networks_and_etcd() -> None:
     assert set(seen.checks) == {
         "nixl-loads", "backend-loads", "plugin-libraries", "libraries-once", "etcd-client-library", "etcd-client-patch",
         "nixlbench-starts", "nixl-plugins", "nixl-cuda", "image-versions", "verbs-providers", "gpu-code",
-        "variables-known", "namespace-plain",
+        "variables-known", "namespace-plain", "nixl-packages-agree", "telemetry-in-process",
     }  # fmt: skip
     assert seen.code == 0
 

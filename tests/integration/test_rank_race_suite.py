@@ -181,4 +181,5 @@ def test_without_nixlbench_its_checks_are_not_applicable() -> None:
     done = run(f"{SUITE}/test_nixlbench.py", "--nixl-level=extended", env={"PATH": "/nowhere"})
     both = "nixlbench-ranks-unique, nixlbench-lost-answer"
     assert f"NOT-APPLICABLE {both}: nixlbench is not on PATH" in done.output
-    assert done.code == 0
+    assert "NIXL verdict: NOTHING CHECKED" in done.output
+    assert done.code == 1

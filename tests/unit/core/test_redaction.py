@@ -103,6 +103,8 @@ def test_a_secret_is_hidden_by_its_shape(text: str) -> None:
         "etcd endpoint 'http://***@h:1' has one of / @ ? # in its user or password",
         "tests/test_auth.py::TestToken::test_one",
         "design=4 max_tokens=4096",
+        "  seed 2:0.1.0#1.1@3ddcb001",
+        "NIXL_ETCD_ENDPOINTS=http://***@127.0.0.1:2379: 3 of 3 answer",
         "the etcd asks for a password: give --nixl-etcd-user",
     ],
 )
