@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.cli_run import ROOT, environment, repeats
+from helpers.cli_run import NOT_BUSY, ROOT, environment, repeats
 from helpers.marked import MARK, marked
 from helpers.namespaces import Host, one_host, require_tools
 from helpers.torch_once import DOUBLE
@@ -180,11 +180,12 @@ def test_a_script_counts_the_deaths_that_are_not_reported(
 
 
 def test_a_death_that_libfabric_does_not_report_fails_with_its_finding(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text(NOT_BUSY)
     done = run_in(
         host, "suites/faults/test_transfers.py", "-k", "target_died", "--nixl-backend=LIBFABRIC", "--nixl-timeout=30s",
-        PYTHONPATH=with_release("1.0.1", tmp_path),
+        "-p", "idle", PYTHONPATH=with_release("1.0.1", tmp_path),
     )  # fmt: skip
-    assert done.code == 1
+    assert done.code == 1, done.output
     said = "FAIL LIBFABRIC-DEAD-TARGET-SILENT: with LIBFABRIC a transfer to a target that has died stays PROC: "
     assert said in done.output
     assert "remedy: give every transfer a deadline in the program that waits for it" in done.output
