@@ -76,6 +76,26 @@ def test_every_kind_of_request_moves_the_right_blocks(connect: Connect, op: str)
         assert samples.step("post") <= samples.step("post", 99)
 
 
+def test_the_target_of_one_host_is_no_contention(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The initiator's worker knows its own pid; that of the target is its own too if both are on one host."""
+    link = connect("WRITE")
+    initiator, target = (end.agent.worker for end in (link._pair.initiator, link._pair.target))
+    request, told = initiator.request, []
+
+    def asked(command: str, **arguments: Any) -> Any:
+        told.extend([arguments["own"]] if command == "kv_request" else [])
+        return request(command, **arguments)
+
+    monkeypatch.setattr(initiator, "request", asked)
+    link.measure(KvTraffic(16), duration=0.0, least=1)
+    assert told
+    assert {tuple(own) for own in told} == {(target.pid,)}
+    told.clear()
+    monkeypatch.setitem(target.versions, "host", "another")
+    link.measure(KvTraffic(16), duration=0.0, least=1)
+    assert {tuple(own) for own in told} == {()}
+
+
 @pytest.mark.long
 def test_a_hundred_thousand_descriptors_are_verified(connect: Connect) -> None:
     layout = KvLayout(tensors=64, blocks=1600, block_bytes=512)
