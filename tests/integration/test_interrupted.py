@@ -32,13 +32,14 @@ import os, signal, time, pytest
 
 HOW = os.environ["HOW"]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 started = []
 
 def pytest_runtest_setup(item):
     started.append(item.nodeid)
     if len(started) != 3:
         return
-    if HOW in ("SIGINT", "SIGTERM"):
+    if HOW in ("SIGINT", "SIGTERM", "SIGHUP"):
         os.kill(os.getpid(), getattr(signal, HOW))
         time.sleep(30)
     if HOW == "exit":
@@ -119,6 +120,7 @@ def end_run(tmp_path: Path) -> Callable[..., Ended]:
         ("SIGINT", (GATE,), 2, "Ctrl-C (SIGINT)", False),
         ("SIGINT", (), 2, "Ctrl-C (SIGINT)", False),
         ("SIGTERM", (GATE,), 143, "ended by SIGTERM", False),
+        ("SIGHUP", (GATE,), 129, "ended by SIGHUP", False),
         ("exit", (GATE,), 2, "that is enough", False),
         ("crash", (GATE,), 3, "pytest or one of its plugins failed: RuntimeError: planted", False),
         ("fail", (GATE, "-x"), 1, "stopping after 1 failures", True),
