@@ -32,12 +32,15 @@ def general_variable(pair: SidePair, field: str) -> Mismatch | None:
 
 
 def efa_devices(pair: SidePair, field: str) -> Mismatch | None:
-    """Judge the backend of a pod with EFA devices, which only LIBFABRIC can use."""
+    """Judge the backend of a pod with EFA devices: NIXL's wheels bring UCX no provider for them."""
     for side, value in zip((pair.prefill, pair.decode), pair.values(field), strict=True):
         used, reads = _used(side)
         if value.is_set and used and "LIBFABRIC" not in used:
             names = ", ".join(sorted(used))
-            return Mismatch(f"{side.engine} uses {names}, which cannot use EFA and falls back to TCP", f"set {reads}")
+            return Mismatch(
+                f"{side.engine} uses {names}, which NIXL's wheels bring without a provider for EFA: it takes TCP",
+                f"set {reads}",
+            )
     return None
 
 

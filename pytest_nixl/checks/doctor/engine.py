@@ -65,7 +65,7 @@ def telemetry_in_process(facts: Facts, wanted: Requirements) -> Judgement:
 
 @check("engine-backend-fits", "Do engines use the backend that is validated, and one that fits this host?")
 def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
-    """Judge the backend that engines will use. No engine reads NIXL_BACKEND, and UCX cannot use EFA."""
+    """Judge the backend that engines will use. None reads NIXL_BACKEND; NIXL's wheels bring UCX no provider for EFA."""
     asked = {each: facts.environment.get(each.variable) for each in ENGINE_BACKENDS if each.variable}
     asked = {each: text for each, text in asked.items() if text}
     validated, efa = named(wanted.backends), facts.efa
@@ -73,8 +73,8 @@ def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
         names = {part.strip().upper() for part in text.split(",")}
         if efa and "LIBFABRIC" not in names:
             return failed(
-                f"{each.variable}={text}, but this host has {plural(len(efa), 'EFA device')}, which only LIBFABRIC "
-                f"can use: {each.engine} transfers over TCP",
+                f"{each.variable}={text}, but this host has {plural(len(efa), 'EFA device')}, for which NIXL's wheels "
+                f"bring no provider but LIBFABRIC's: {each.engine} transfers over TCP",
                 f"set {each.variable}=LIBFABRIC",
             )
         if not names & set(wanted.backends):
@@ -85,8 +85,8 @@ def engine_backend_fits(facts: Facts, wanted: Requirements) -> Judgement:
     reads = "; ".join(f"{each.engine}: {each.reads}" for each in ENGINE_BACKENDS)
     if efa and "LIBFABRIC" not in wanted.backends:
         return warned(
-            f"this host has {plural(len(efa), 'EFA device')}, which only LIBFABRIC can use, but {validated} is "
-            "validated, which engines use by default",
+            f"this host has {plural(len(efa), 'EFA device')}, for which NIXL's wheels bring no provider but "
+            f"LIBFABRIC's, but {validated} is validated, which engines use by default",
             f"validate with --backend=LIBFABRIC (--nixl-backend=LIBFABRIC), and give it to the engine ({reads})",
         )
     if asked:

@@ -706,7 +706,7 @@ def test_a_pod_with_efa_whose_engine_uses_ucx_is_named(tmp_path: Path) -> None:
     comparison = compared(tmp_path, of_efa("vLLM", NIXL_BACKEND="LIBFABRIC"))
     assert wrong(comparison) == {"EFA devices", "NIXL_BACKEND"}
     [efa, general] = [result for result in comparison.results if result.rule.field in wrong(comparison)]
-    assert "prefill has 32, decode has 32; vLLM uses UCX, which cannot use EFA" in efa.sentence
+    assert "vLLM uses UCX, which NIXL's wheels bring without a provider for EFA: it takes TCP" in efa.sentence
     assert "vLLM does not read NIXL_BACKEND, and uses UCX" in general.sentence
     assert efa.remedy == 'set kv_connector_extra_config {"backends": ["LIBFABRIC"]}'
     assert wrong(compared(tmp_path, of_efa("SGLang"))) == {"EFA devices"}

@@ -472,7 +472,9 @@ def test_backend_that_no_engine_will_use_is_named(healthy: Tree, tmp_path: Path)
     tree = healthy.copy(tmp_path / "tree")
     ucx = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
     assert ucx.verdict is WARN
-    assert "32 EFA devices, which only LIBFABRIC can use, but UCX is validated" in ucx.reason
+    assert (
+        "32 EFA devices, for which NIXL's wheels bring no provider but LIBFABRIC's, but UCX is validated" in ucx.reason
+    )
     tree.variable("TRTLLM_NIXL_KVCACHE_BACKEND", "LIBFABRIC")
     other = verdicts(facts_of(tree), Requirements(profile, ("UCX",)))["engine-backend-fits"]
     assert "TensorRT-LLM uses LIBFABRIC, but UCX is validated here" in other.reason
