@@ -21,7 +21,7 @@ from pytest_nixl.nixl.backends.libraries import find_plugin
 from pytest_nixl.nixl.worker.commands import ucx_version
 
 #: How long the transfer within one agent may take, in seconds.
-_PATIENCE = 5.0
+_PATIENCE = 30.0
 _NIXL_VARIABLE = re.compile(rb"NIXL_[A-Z][A-Z0-9_]*[A-Z0-9]")
 
 
