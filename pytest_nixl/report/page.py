@@ -18,18 +18,20 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.verdicts import Outcome, Verdict, outcome
+from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, kv_requests, latency
 from pytest_nixl.report.docs_links import docs_of
 from pytest_nixl.report.figures import figure_rows
 from pytest_nixl.report.growth_charts import growth
 from pytest_nixl.report.matrix import matrices
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.report.svg import change_bar
+from pytest_nixl.report.svg import change_bar, change_scale, changes_axis
 from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}
+#: The verdicts of a row that say less than that it REGRESSED.
+_GOOD_ROW = (None, *GOOD)
 #: The most commands of one card.
 _MOST_COMMANDS = 12
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -112,6 +114,9 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
     if compared is None:
         return None
     rows: list[Mapping[str, Any]] = []
+    effects = compared.comparison.rows.values()
+    ends = [end - 1 for effect in effects for end in (effect.ratio, *(effect.interval or ()))]
+    axis = changes_axis([*ends, -compared.margin, compared.margin])
     order = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.UNCHANGED)
     for key, effect in sorted(
         compared.comparison.rows.items(), key=lambda item: (order.index(item[1].verdict), item[1].ratio)
@@ -122,7 +127,14 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
                 "style": _STYLES[outcome(effect.verdict, gate=False)],
                 "verdict": effect.verdict,
                 "change": shown_change(effect),
-                "bar": change_bar(effect.ratio, effect.interval, compared.margin, _BARS.get(effect.verdict, "s5")),
+                "bar": change_bar(
+                    axis,
+                    effect.ratio,
+                    effect.interval,
+                    compared.margin,
+                    _BARS.get(effect.verdict, "s5"),
+                    shown_change(effect),
+                ),
                 "before": units.gigabytes(compared.before.rows[key].bandwidth),
                 "now": units.gigabytes(compared.now.rows[key].bandwidth),
                 "launches": f"{effect.now}:{effect.before}",
@@ -135,7 +147,7 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
         f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
         f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."
     )
-    return {"before": compared.before.name, "words": words, "rows": rows}
+    return {"before": compared.before.name, "words": words, "rows": rows, "scale": change_scale(axis)}
 
 
 def _findings(report: RunReport) -> list[Mapping[str, Any]]:
@@ -177,9 +189,12 @@ def _anchors(results: Sequence[Result], used: set[str]) -> dict[str, str]:
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
     """Return each measured row with its figures, as numbers to sort by and as text."""
     results = {result.row: result for result in report.run.results if result.figures is not None}
+    effects = report.compared.comparison.rows if report.compared is not None else {}
     rows: list[Mapping[str, Any]] = []
     for key, figures in report.run.rows.items():
-        result = results.get(key)
+        verdict = results[key].verdict if key in results else None
+        if (effect := effects.get(key)) is not None and effect.verdict is Verdict.REGRESSED and verdict in _GOOD_ROW:
+            verdict = effect.verdict
         rates = ((value, units.gigabytes(value) if value else "–") for value in
                  (figures.bandwidth, figures.floor, figures.ceiling))  # fmt: skip
         times = ((0.0, "–") if math.isnan(value) else (value, units.microseconds(value)) for value in
@@ -189,8 +204,8 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
                 "name": key.short,
                 "numbers": [*rates, *times],
                 "transport": "+".join(figures.transports) or "unknown",
-                "verdict": str(result.verdict) if result is not None else "–",
-                "style": _STYLES[_outcome(report, result)] if result is not None else "soft",
+                "verdict": str(verdict or "–"),
+                "style": _STYLES[outcome(verdict, gate=report.gate)] if verdict is not None else "soft",
             }
         )
     return rows

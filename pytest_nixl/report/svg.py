@@ -14,6 +14,8 @@ from pytest_nixl.core import units
 #: Size of a drawing in points; the page scales it to its width.
 WIDTH, HEIGHT = 520.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 14.0, 46.0
+#: The share of the x axis from which on a name is aligned with the right edge.
+_LAST_SHARE = 0.93
 
 Point = tuple[float, float]
 
@@ -174,8 +176,10 @@ def _grid(x: Axis, y: Axis) -> list[str]:
         parts.append(
             f'<line class="tickmark" x1="{at}" x2="{at}" y1="{HEIGHT - _BOTTOM}" y2="{HEIGHT - _BOTTOM + 5}"/>'
         )
+        # Half of the last name would be outside the drawing.
+        anchor, place = ("end", WIDTH - 2) if x.share(value) > _LAST_SHARE else ("middle", at)
         text = escape(x.show(value))
-        parts.append(f'<text class="tick" text-anchor="middle" x="{at}" y="{HEIGHT - _BOTTOM + 21}">{text}</text>')
+        parts.append(f'<text class="tick" text-anchor="{anchor}" x="{place}" y="{HEIGHT - _BOTTOM + 21}">{text}</text>')
     base = HEIGHT - _BOTTOM
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
     parts.append(
@@ -198,22 +202,60 @@ def _svg(parts: Sequence[str], label: str, width: float = WIDTH, height: float =
     return Markup(f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">{inner}</svg>')
 
 
-def change_bar(ratio: float, interval: tuple[float, float] | None, margin: float, style: str) -> Markup:
+def changes_axis(shares: Sequence[float]) -> Axis:
+    """Return an axis of changes in percent that holds every change, of a gain up to 100 %.
+
+    :param shares: changes: 0.05 is a gain of 5 %.
+    """
+    low, high = min(-0.01, *shares), min(1.0, max(0.01, *shares))
+    step = nice_step(100 * (high - low) / 4)
+    first, last = math.floor(100 * low / step), math.ceil(100 * high / step)
+    ticks = tuple(number * step for number in range(first, last + 1))
+    return Axis(ticks[0], ticks[-1], ticks, lambda value: f"{value:+g} %" if value else "0")
+
+
+#: Size of the drawing of a change in points, and the space on each side for half of a name of its axis.
+_CHANGE_WIDTH, _CHANGE_HEIGHT, _CHANGE_SIDE = 240.0, 24.0, 26.0
+
+
+def _change_x(axis: Axis, share: float) -> float:
+    inner = max(0.0, min(1.0, axis.share(100 * share)))
+    return round(_CHANGE_SIDE + inner * (_CHANGE_WIDTH - 2 * _CHANGE_SIDE), 1)
+
+
+def change_scale(axis: Axis) -> Markup:
+    """Draw the axis of the changes of a table's rows, for its heading."""
+    shown = axis.ticks[:: max(1, math.ceil(len(axis.ticks) / 5))]
+    parts = [
+        f'<text class="tick" text-anchor="middle" x="{_change_x(axis, value / 100)}" y="17">'
+        f"{escape(axis.show(value))}</text>"
+        for value in shown
+    ]
+    return _svg(parts, f"axis from {axis.show(axis.low)} to {axis.show(axis.high)}", _CHANGE_WIDTH, _CHANGE_HEIGHT)
+
+
+def change_bar(
+    axis: Axis, ratio: float, interval: tuple[float, float] | None, margin: float, style: str, label: str
+) -> Markup:
     """Draw a change and its interval around the zero line, with the band of changes that count as unchanged.
 
+    :param axis: the scale of all rows of the table.
     :param ratio: the bandwidth now divided by the bandwidth before.
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
+    :param label: the change as text.
     """
-    width, height, most = 180.0, 22.0, max(0.15, 3 * margin)
+    middle = _CHANGE_HEIGHT / 2
 
-    def at(share: float) -> float:
-        return round(width / 2 + max(-1.0, min(1.0, (share - 1) / most)) * (width / 2 - 6), 1)
+    def at(ratio: float) -> float:
+        return _change_x(axis, ratio - 1)
 
     low, high = at(1 - margin), at(1 / (1 - margin))
-    parts = [f'<rect class="band" x="{low}" y="2" width="{round(high - low, 1)}" height="{height - 4}"/>']
-    parts.append(f'<line class="axis" x1="{at(1)}" x2="{at(1)}" y1="0" y2="{height}"/>')
+    parts = [f'<rect class="band" x="{low}" y="2" width="{round(high - low, 1)}" height="{_CHANGE_HEIGHT - 4}"/>']
+    for value in axis.ticks:
+        x, name = _change_x(axis, value / 100), "grid" if value else "axis"
+        parts.append(f'<line class="{name}" x1="{x}" x2="{x}" y1="0" y2="{_CHANGE_HEIGHT:g}"/>')
     if interval is not None:
         one, other = at(interval[0]), at(interval[1])
-        parts.append(f'<line class="interval {style}" x1="{one}" x2="{other}" y1="{height / 2}" y2="{height / 2}"/>')
-    parts.append(f'<circle class="point {style}" cx="{at(ratio)}" cy="{height / 2}" r="4.5"/>')
-    return _svg(parts, f"{100 * (ratio - 1):+.1f} %", width, height)
+        parts.append(f'<line class="interval {style}" x1="{one}" x2="{other}" y1="{middle}" y2="{middle}"/>')
+    parts.append(f'<circle class="point {style}" cx="{at(ratio)}" cy="{middle}" r="4.5"/>')
+    return _svg(parts, label, _CHANGE_WIDTH, _CHANGE_HEIGHT)

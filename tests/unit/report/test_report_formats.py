@@ -472,3 +472,30 @@ def test_the_report_command_writes_reports_of_a_store(tmp_path: Path, capsys: py
     assert "History by image" in text
     assert main(["report", "nixl:9", *pages, "--store", str(tmp_path)]) == 2
     assert "has no run of the image nixl:9" in capsys.readouterr().err
+
+
+def test_the_changes_of_a_table_are_drawn_over_one_axis_that_holds_them(tmp_path: Path) -> None:
+    """Losses of 70 % and of 77 % lie apart, and a row that REGRESSED is not green among the rows."""
+    sizes = ("64KiB", "1MiB", "16MiB")
+    pass_of = [Result("bandwidth", size, Verdict.PASS, row=RowKey.parse(key(size))) for size in sizes]
+    before, now = (
+        parse_recorded(
+            record("registry.example/nixl:1", {key(size): [rate * f for f in (1.0, 1.01, 0.99, 1.02, 0.98)]
+                                               for size, rate in zip(sizes, rates, strict=True)}, results=found),
+            "run.json")
+        for rates, found in (((10.0, 10.0, 10.0), ()), ((10.0, 3.0, 2.3), pass_of))
+    )  # fmt: skip
+    path = tmp_path / "report.html"
+    write(RunReport(now, compare_runs(before, now, 0.05)), path)
+    text = path.read_text()
+    drawn = re.findall(r'<td class="bar">.*?<circle class="point \w+" cx="([\d.]+)"', text)
+    assert len(set(drawn)) == 3
+    scale = re.search(r'<th scope="col"><svg[^>]*aria-label="axis from -(\d+) % to \+(\d+) %"', text)
+    assert scale is not None
+    assert int(scale[1]) >= 77
+    [rows_table] = re.findall(r'<table class="sortable">.*?</table>', text, re.DOTALL)
+    assert re.findall(r'<td class="text (\w+)">(\S+)</td></tr>', rows_table) == [
+        ("soft", "–"), ("fail", "REGRESSED"), ("fail", "REGRESSED"),
+    ]  # fmt: skip
+    last = re.search(r'<text class="tick" text-anchor="end" x="518.0" y="275.0">16MiB</text>', text)
+    assert last is not None  # its end is inside the drawing, which is 520 wide
