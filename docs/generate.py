@@ -24,6 +24,7 @@ from typing import Any
 import fault_runs
 from fault_runs import RELEASES, FaultRun, merged_rows, read_runs, rows_of
 
+import pytest_nixl
 from pytest_nixl import cli
 from pytest_nixl.checks.connector.rules import RULES, ConfigurationLayer
 from pytest_nixl.checks.doctor.catalogue import checks as doctor_checks
@@ -205,6 +206,11 @@ def members(fixture: Fixture) -> list[tuple[str, str]]:
                 owner = getattr(importlib.import_module(node.module), name, None)
     if not inspect.isclass(owner) or not owner.__module__.startswith("pytest_nixl") or owner.__name__ == "Settings":
         return []
+    return members_of(owner)
+
+
+def members_of(owner: type) -> list[tuple[str, str]]:
+    """Return the documented public members of a class of this package, its own before those of its bases."""
     rows = list(_fields(owner))
     found: dict[str, Any] = {}
     for each in owner.__mro__:
@@ -264,6 +270,24 @@ def fixtures_page() -> str:
         if rows:
             parts.append(table(("member", "what it does"), ((code(name), words) for name, words in rows)))
     return page("Fixtures", *parts)
+
+
+def types_page() -> str:
+    """Return the page of the public classes that no fixture gives."""
+    given = {re.sub(r"^Callable\[.*, (\w+)\]$", r"\1", each.gives) for each in fixtures()}
+    found = {name: getattr(pytest_nixl, name) for name in sorted(pytest_nixl.__all__) if name not in given}
+    found = {name: each for name, each in found.items() if inspect.isclass(each) and each.__doc__}
+    parts = [
+        "What tests import from `pytest_nixl`, besides [what fixtures give](fixtures.md). "
+        "[The cookbook](../how-to/cookbook.md) shows some of them in use.",
+        table(("type", "what it is"),
+              ((f"[`{name}`](#{name.lower()})", first_line(each.__doc__ or "")) for name, each in found.items())),
+    ]  # fmt: skip
+    for name, each in found.items():
+        parts.append(f"## {name}\n\n{first_line(each.__doc__ or '')}")
+        if each.__module__.startswith("pytest_nixl") and (rows := members_of(each)):
+            parts.append(table(("member", "what it does"), ((code(member), words) for member, words in rows)))
+    return page("Types", *parts)
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
@@ -567,6 +591,7 @@ def _recorded(runs: Sequence[FaultRun], libfabrics: Mapping[str, str]) -> Iterat
 PAGES = {
     "options": options_page,
     "fixtures": fixtures_page,
+    "types": types_page,
     "checks": checks_page,
     "findings": findings_page,
     "error-texts": error_texts_page,

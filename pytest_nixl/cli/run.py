@@ -18,6 +18,8 @@ from pytest_nixl.model.engine_backends import ENGINE_BACKENDS, GENERAL_VARIABLE
 from pytest_nixl.session.options import LEVELS, OPTIONS
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
+#: The page that the run writes in the current directory.
+PAGE = "nixl-report.html"
 #: Separates the arguments of this command from those of pytest.
 SEPARATOR = "--"
 #: What this command gives to pytest itself, with its own argument for each.
@@ -31,8 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="run the suites with a level, a backend and a profile that fit this host: the shortest way to a verdict",
         usage="pytest-nixl run [LEVEL] [--backend NAME] [--profile NAME] [--suite NAME] [--print] [-- ARGUMENT…]",
         description="Choose from the facts of this host what is not given, print the choice and the pytest command, "
-        "and run it with --nixl-gate. Nothing is installed. Arguments after -- go to pytest. The exit code is "
-        "pytest's.",
+        f"and run it with --nixl-gate. The run writes the page {PAGE}. Nothing is installed. Arguments after -- go to "
+        "pytest. The exit code is pytest's.",
     )
     run.add_argument(
         "level",
@@ -85,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
         f"--nixl-level={chosen.level.value}",
         f"--nixl-backend={chosen.backend.value}",
         f"--nixl-profile={chosen.profile.value}",
+        *_page(theirs),
         *theirs,
     ]
     program = _pytest()
@@ -100,6 +103,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     sys.stdout.flush()
     os.execv(program[0], [*program, *words])
+
+
+def _page(theirs: Sequence[str]) -> list[str]:
+    """Return the option that writes the page, unless the user says which reports to write."""
+    said = (*theirs, *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
+    return [] if any(word.startswith("--nixl-report") for word in said) else [f"--nixl-report={PAGE}"]
 
 
 def _chosen(arguments: argparse.Namespace) -> RunChoice:

@@ -16,7 +16,7 @@ from pytest_nixl.report.svg import Axis, Bar, Series, bars, lines, sizes_axis, v
 from pytest_nixl.store.record_reader import RecordedRun
 
 #: The most history charts in a report. Rows with changes come first.
-_MOST_HISTORIES = 12
+_MOST_HISTORIES = 200
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,24 @@ def _name(group: RowKey) -> str:
     return ", ".join((f"{group.backend} {group.memory_text}", *extra))
 
 
-def bandwidth(run: RecordedRun) -> list[ChartCard]:
-    """Return a card for each group of rows: bandwidth with floor, ceiling and line rate of the network card."""
+def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[ChartCard]:
+    """Return a card for each group of rows: bandwidth with floor, ceiling and line rate of the network card.
+
+    :param before: the baseline, which is drawn below; None: there is none.
+    """
     cards = []
+    earlier = _groups(before) if before is not None else {}
     for group, by_op in _groups(run).items():
         rows = [one for rows in by_op.values() for one in rows]
         most = max(value for _, row in rows for value in row.values)
         series = []
-        for number, (op, found) in enumerate(by_op.items()):
-            labels = tuple(f"{op} {units.format_size(size)}: {_rate(row.bandwidth)}" for size, row in found)
-            spread = tuple((float(size), value) for size, row in found for value in row.values if len(row.values) > 1)
-            points = tuple((float(size), row.bandwidth) for size, row in found)
-            series.append(Series(op, points, f"s{number % 6}", spread, labels))
-        remarks = []
         sizes = sorted({float(size) for size, _ in rows})
+        for number, (op, found) in enumerate(by_op.items()):
+            old = [one for one in earlier.get(group, {}).get(op, ()) if sizes[0] <= one[0] <= sizes[-1]]
+            for name, style, of in ((f"{op} before", " before", old), (op, "", found)):
+                if of:
+                    series.append(_line(name, of, f"s{number % 6}{style}"))
+        remarks = []
         if floors := dict(sorted((float(size), row.floor) for size, row in rows if row.floor)):
             series.append(Series("floor", tuple(floors.items()), "floor"))
         for name, bound in (("ceiling", max(row.ceiling for _, row in rows)), ("line rate", _line_rate(run, rows))):
@@ -85,6 +89,13 @@ def bandwidth(run: RecordedRun) -> list[ChartCard]:
         axes = sizes_axis(sizes, _size), value_axis(values, _gigabytes, "GB/s")
         cards.append(ChartCard(_name(group), lines(*axes, series, f"bandwidth of {_name(group)}"), series, remarks))
     return cards
+
+
+def _line(name: str, rows: Sequence[tuple[int, Figures]], style: str) -> Series:
+    """Return the line of an operation, with its launches as dots."""
+    labels = tuple(f"{name} {units.format_size(size)}: {_rate(row.bandwidth)}" for size, row in rows)
+    spread = tuple((float(size), value) for size, row in rows for value in row.values if len(row.values) > 1)
+    return Series(name, tuple((float(size), row.bandwidth) for size, row in rows), style, spread, labels)
 
 
 def latency(run: RecordedRun) -> list[ChartCard]:
@@ -177,7 +188,7 @@ def history(runs: Sequence[RecordedRun]) -> list[ChartCard]:
 
 
 def _runs_axis(runs: Sequence[RecordedRun]) -> Axis:
-    """Return an axis on which the first run of each image is named, as far as there is space."""
+    """Return an axis with the dates, on which the first run of each image is named as far as there is space."""
     firsts, seen = [], ""
     for place, run in enumerate(runs):
         if run.provenance.image.reference != seen or not place:
@@ -185,7 +196,8 @@ def _runs_axis(runs: Sequence[RecordedRun]) -> Axis:
             seen = run.provenance.image.reference
     room = max(1, -(-len(firsts) // 4))
     names = {float(place): _tag(runs[place]) for place in firsts[::room]}
-    return Axis(0.0, float(len(runs) - 1), tuple(names), lambda value: names[value])
+    title = f"runs, {runs[0].when:%Y-%m-%d} to {runs[-1].when:%Y-%m-%d}"
+    return Axis(0.0, float(len(runs) - 1), tuple(names), lambda value: names[value], title=title)
 
 
 def _tag(run: RecordedRun) -> str:

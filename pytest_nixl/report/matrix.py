@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nixl.core import units
 from pytest_nixl.model.rank_pairs import RankPair
+from pytest_nixl.model.results import Figures
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.record_reader import RecordedRun
 
@@ -24,6 +25,8 @@ class MatrixCell:
     text: str
     style: str
     slowest: bool
+    #: The devices that carried the bytes, if the transports name them.
+    devices: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,15 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
 
     The flows of a traffic pattern are in two tables, alone and together, each from source to target, with all sizes.
     """
-    kinds: dict[RowKey, dict[int, dict[RankPair, float]]] = {}
-    patterns: dict[RowKey, dict[RankPair, float]] = {}
+    kinds: dict[RowKey, dict[int, dict[RankPair, Figures]]] = {}
+    patterns: dict[RowKey, dict[RankPair, Figures]] = {}
     for key, row in run.rows.items():
         if key.pattern:
             flow = key.pair if key.op == "WRITE" else (key.pair[1], key.pair[0])
-            patterns.setdefault(replace(key, block=0, pair=(0, 0)), {})[flow] = row.bandwidth
+            patterns.setdefault(replace(key, block=0, pair=(0, 0)), {})[flow] = row
             continue
         sizes = kinds.setdefault(replace(key, block=0, pair=(0, 0)), {})
-        sizes.setdefault(key.block, {})[key.pair] = row.bandwidth
+        sizes.setdefault(key.block, {})[key.pair] = row
     cards = []
     for kind, sizes in kinds.items():
         size = max(sizes)
@@ -68,22 +71,24 @@ def matrices(run: RecordedRun) -> list[LinkMatrix]:
     return cards
 
 
-def _card(title: str, links: dict[RankPair, float]) -> LinkMatrix:
+def _card(title: str, links: dict[RankPair, Figures]) -> LinkMatrix:
     initiators, targets = (sorted({pair[side] for pair in links}) for side in (0, 1))
-    slow, fast = min(links, key=lambda pair: links[pair]), max(links.values())
+    slow = min(links, key=lambda pair: links[pair].bandwidth)
+    fast = max(link.bandwidth for link in links.values())
     rows = []
     for initiator in initiators:
         cells = [_cell(links.get((initiator, target)), fast, (initiator, target) == slow) for target in targets]
         rows.append((initiator, cells))
-    share = f"{100 * links[slow] / fast:.0f} % of the fastest"
-    words = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow])} GB/s, {share}"
+    share = f"{100 * links[slow].bandwidth / fast:.0f} % of the fastest"
+    words = f"slowest: rank {slow[0]} to rank {slow[1]}, {units.gigabytes(links[slow].bandwidth)} GB/s, {share}"
     return LinkMatrix(title, targets, rows, words)
 
 
-def _cell(value: float | None, fast: float, slowest: bool) -> MatrixCell | None:
-    if value is None:
+def _cell(link: Figures | None, fast: float, slowest: bool) -> MatrixCell | None:
+    if link is None:
         return None
     # Full colour for the fastest link, no colour for half of its bandwidth or less.
-    share = max(0.0, 2 * value / fast - 1)
+    share = max(0.0, 2 * link.bandwidth / fast - 1)
     style = f"background: color-mix(in srgb, var(--pass) {35 * share:.0f}%, var(--fail-bg))"
-    return MatrixCell(units.gigabytes(value), style, slowest)
+    devices = dict.fromkeys(name.partition("/")[2] for name in link.transports)
+    return MatrixCell(units.gigabytes(link.bandwidth), style, slowest, " ".join(filter(None, devices)))

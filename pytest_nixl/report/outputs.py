@@ -18,6 +18,7 @@ from pytest_nixl.session.run import Run, exit_code
 
 if TYPE_CHECKING:
     from pytest_nixl.model.settings import Settings
+    from pytest_nixl.report.run_report import RunReport
     from pytest_nixl.store.record_reader import RecordedRun
 
 #: Whether the reports of a refused run were written, on the configuration.
@@ -114,6 +115,15 @@ def _store(config: pytest.Config, run: Run) -> None:
         run.recorder.add_stored(stored)
 
 
+def _next_step(report: RunReport, run: Run) -> str:
+    """Return what a reader of the page does next."""
+    if not report.passed:
+        return ", in which each finding has its remedy and the command that repeats it"
+    if run.found.stored:
+        return f"; --nixl-baseline={run.found.stored[0]} compares a later run with this one"
+    return "; --nixl-store=DIR keeps a run, and --nixl-baseline=FILE compares a later one with it"
+
+
 def _report(config: pytest.Config, run: Run, settings: Settings, found: RecordedRun, refused: str = "") -> None:
     from pytest_nixl.report.files import write
     from pytest_nixl.report.github import add_summary, workflow_commands
@@ -154,4 +164,6 @@ def _report(config: pytest.Config, run: Run, settings: Settings, found: Recorded
             run.recorder.note(f"{error.reason}. {error.remedy}")
         else:
             run.recorder.note(f"wrote {path}")
+            if path.endswith(".html") and not refused:
+                run.recorder.note(f"next: open {path}{_next_step(report, run)}")
     run.recorder.note(*skipped)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits
 from pytest_nixl.model.results import Result
+from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
 from pytest_nixl.report.charts import bandwidth, history, kv_requests, latency
 from pytest_nixl.report.docs_links import docs_of
@@ -34,11 +36,13 @@ _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: 
 _GOOD_ROW = (None, *GOOD)
 #: The most commands of one card.
 _MOST_COMMANDS = 12
+#: A rank in a sentence.
+_RANK = re.compile(r"\branks? (\d+)")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def page(report: RunReport) -> str:
-    """Return the whole page. It loads nothing from elsewhere, and its script sorts a table and copies commands."""
+    """Return the whole page. It loads nothing from elsewhere, and is readable without its script."""
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     return _template().render(
         name=report.run.name,
@@ -46,9 +50,11 @@ def page(report: RunReport) -> str:
         verdict=_verdict(report),
         compared=_comparison(report),
         rows=_rows(report),
+        checks=_checks(report),
+        not_applicable=_not_applicable(report),
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
-        bandwidth=bandwidth(report.run),
+        bandwidth=bandwidth(report.run, report.compared.before if report.compared is not None else None),
         latency=latency(report.run),
         kv_requests=kv_requests(report.run),
         growth=growth(report.run.results),
@@ -103,10 +109,25 @@ def _verdict(report: RunReport) -> Mapping[str, Any]:
         about["against"] = report.compared.before.name
     return {
         "style": _STYLES[worst],
+        "numbers": _first_numbers(report),
         "words": report.words if run.results or worst is Outcome.FAIL else "NO CHECK IS RECORDED",
         "reasons": list(alike.values()),
         "about": about,
     }
+
+
+def _first_numbers(report: RunReport) -> list[tuple[str, str]]:
+    """Return the figures that a reader sees first, each with what it is of."""
+    found = []
+    if report.compared is not None and report.compared.comparison.pooled is not None:
+        change = shown_change(report.compared.comparison.pooled)
+        found.append((change.partition(" [")[0], f"all rows together against {report.compared.before.name}"))
+    rows = report.run.rows
+    if rows:
+        key = max(rows, key=lambda key: rows[key].bandwidth)
+        fastest = f"{units.gigabytes(rows[key].bandwidth)} GB/s"
+        found.append((fastest, f"{key.short}, the fastest of {len(rows)} row{'s' if len(rows) > 1 else ''}"))
+    return found
 
 
 def _comparison(report: RunReport) -> Mapping[str, Any] | None:
@@ -124,6 +145,7 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
         rows.append(
             {
                 "name": key.short,
+                "id": f"row-{key}",
                 "style": _STYLES[outcome(effect.verdict, gate=False)],
                 "verdict": effect.verdict,
                 "change": shown_change(effect),
@@ -147,7 +169,8 @@ def _comparison(report: RunReport) -> Mapping[str, Any] | None:
         f"The run is {compared.comparison.verdict}.{together} The band shows changes that count as unchanged, up to "
         f"{100 * compared.margin:.3g} % in each direction; the bar is a 90 % interval."
     )
-    return {"before": compared.before.name, "words": words, "rows": rows, "scale": change_scale(axis)}
+    name, scale = compared.before.name, change_scale(axis)
+    return {"before": name, "words": words, "rows": rows, "scale": scale, "changes": compared.changes}
 
 
 def _findings(report: RunReport) -> list[Mapping[str, Any]]:
@@ -163,6 +186,7 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
             "docs": docs_of(group),
         }
         for group in report.problems
+        if _outcome(report, group[0]) is not Outcome.SKIP
     ]
 
 
@@ -202,6 +226,8 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
         rows.append(
             {
                 "name": key.short,
+                "id": f"row-{key}",
+                "marks": _marks(key, ""),
                 "numbers": [*rates, *times],
                 "transport": "+".join(figures.transports) or "unknown",
                 "verdict": str(verdict or "–"),
@@ -209,6 +235,44 @@ def _rows(report: RunReport) -> list[Mapping[str, Any]]:
             }
         )
     return rows
+
+
+def _marks(key: RowKey | UnknownKey | None, text: str) -> Mapping[str, str]:
+    """Return what the filter of the page finds a row or a check by.
+
+    :param text: a sentence that may name ranks.
+    """
+    ranks = _RANK.findall(text)
+    if not isinstance(key, RowKey):
+        return {"backend": "", "memory": "", "rank": " ".join(dict.fromkeys(ranks))}
+    pair = (str(rank) for rank in key.pair)
+    return {"backend": key.backend, "memory": key.memory_text, "rank": " ".join(dict.fromkeys((*pair, *ranks)))}
+
+
+def _checks(report: RunReport) -> list[Mapping[str, Any]]:
+    """Return every result that is applicable and not a measured row, in the order of the run."""
+    return [
+        {
+            "check": result.finding or result.check,
+            "verdict": str(result.verdict),
+            "style": _STYLES[_outcome(report, result)],
+            "about": result.row.short if result.row is not None else "",
+            "reason": result.reason,
+            "marks": _marks(result.row, result.reason),
+        }
+        for result in report.run.results
+        if result.row not in report.run.rows and result.verdict is not Verdict.NOT_APPLICABLE
+    ]
+
+
+def _not_applicable(report: RunReport) -> Mapping[str, Sequence[str]]:
+    """Return the checks that do not apply, by their reason."""
+    found: dict[str, list[str]] = {}
+    for result in report.run.results:
+        if result.verdict is Verdict.NOT_APPLICABLE:
+            name = result.row.short if result.row is not None else result.finding or result.check
+            found.setdefault(_reason(result), []).append(name)
+    return found
 
 
 def _known_limits(report: RunReport) -> list[Result]:

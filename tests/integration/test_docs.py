@@ -31,7 +31,11 @@ def _of(selected: list[Block]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", selected, ids=str)
 
 
-PRINTED = [block for block in BLOCKS if block.language == "python" and "def test_" in block.text]
+#: The page whose tests share helpers, and are one file.
+COOKBOOK = "docs/how-to/cookbook.md"
+PRINTED = [
+    block for block in BLOCKS if block.language == "python" and "def test_" in block.text and block.page != COOKBOOK
+]
 
 
 @pytest.mark.long
@@ -45,6 +49,15 @@ def test_a_printed_test_runs(block: Block, pytester: pytest.Pytester) -> None:
     assert run.ret == 0, run.stdout.str()
     assert counted.get("passed", 0) + skipped >= block.text.count("def test_")
     assert skipped == run.stdout.str().count("needs a GPU, and this host has")
+
+
+@pytest.mark.long
+def test_the_tests_of_the_cookbook_run(pytester: pytest.Pytester) -> None:
+    text = "\n\n".join(block.text for block in BLOCKS if block.page == COOKBOOK and block.language == "python")
+    assert text.count("def test_") == 10
+    pytester.makepyfile(test_cookbook=text)
+    run = run_pytest(pytester, "--nixl-backend=UCX", "--nixl-timeout=300s")
+    run.assert_outcomes(passed=11)  # that of a metric for each operation
 
 
 def test_pages_with_printed_tests_are_found() -> None:

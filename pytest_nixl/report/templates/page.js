@@ -30,3 +30,63 @@ for (const button of document.querySelectorAll("button.copy")) {
     button.textContent = copied ? "Copied" : "Press Ctrl-C";
   });
 }
+// Leave the rows of the tables that match the filter. The filter is hidden where no script runs.
+const filter = document.querySelector("form.filter");
+if (filter) {
+  const rows = [...document.querySelectorAll("tr[data-verdict]")], selects = [...filter.querySelectorAll("select")];
+  const values = (row, name) => row.dataset[name].split(" ").filter(Boolean);
+  for (const select of selects) {
+    const found = [...new Set(rows.flatMap((row) => values(row, select.name)))].sort();
+    select.append(...found.map((value) => new Option(value)));
+    select.parentElement.hidden = found.length < 2;
+  }
+  const apply = () => {
+    const words = filter.querySelector("input").value.toLowerCase();
+    for (const row of rows) {
+      const fits = selects.every((select) => !select.value || values(row, select.name).includes(select.value));
+      row.hidden = !(fits && row.textContent.toLowerCase().includes(words));
+    }
+    filter.querySelector("output").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+  };
+  filter.hidden = false;
+  filter.addEventListener("input", apply);
+  filter.addEventListener("submit", (event) => event.preventDefault());
+  addEventListener("hashchange", () => {  // a link leads also to a row that the filter has hidden
+    const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!row?.hidden) return;
+    filter.reset();
+    apply();
+    row.scrollIntoView();
+  });
+  apply();
+}
+// Write the value of a chart's point below it: of the one nearest to the pointer, or of the next one by the arrow keys.
+for (const svg of document.querySelectorAll("figure svg")) {
+  const points = [...svg.querySelectorAll(".point, .bar")].filter((point) => point.querySelector("title"));
+  if (!points.length) continue;
+  const output = document.createElement("output");
+  output.textContent = "Point at the chart, or use the arrow keys, for its values.";
+  svg.after(output);
+  svg.tabIndex = 0;
+  let place = -1;
+  const show = (next) => {
+    points[place]?.classList.remove("on");
+    place = (next + points.length) % points.length;
+    points[place].classList.add("on");
+    output.textContent = points[place].querySelector("title").textContent;
+  };
+  svg.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    show(place < 0 && step < 0 ? points.length - 1 : place + step);
+  });
+  svg.addEventListener("pointermove", (event) => {
+    const far = points.map((point) => {
+      const box = point.getBoundingClientRect();
+      const across = Math.max(box.left - event.clientX, 0, event.clientX - box.right);
+      return Math.hypot(across, Math.max(box.top - event.clientY, 0, event.clientY - box.bottom));
+    });
+    show(far.indexOf(Math.min(...far)));
+  });
+}

@@ -94,7 +94,7 @@ def test_the_printed_command_has_the_same_end_as_the_run() -> None:
     assert done.stdout.startswith("pytest-nixl run: level quick (given), backend UCX (given), profile loopback (")
     assert printed(done.stdout).endswith(
         "suites/uri_validation --nixl-gate --nixl-level=quick --nixl-backend=UCX --nixl-profile=loopback "
-        "-k 'no_such_test or none'"
+        "--nixl-report=nixl-report.html -k 'no_such_test or none'"
     )
     assert done.returncode == 1
     copied = subprocess.run(

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 COMMAND = "pytest 'suites/bandwidth/test_bandwidth.py::test_row[UCX/WRITE]' --nixl-backend=UCX"
 #: Elements that have no end tag.
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "input"}
 
 
 def recorded(rate: float, results: tuple[Result, ...] = ()) -> RecordedRun:
@@ -143,7 +146,7 @@ def test_a_reader_with_a_keyboard_or_a_screen_reader_finds_everything(text: str)
     [
         ('<html lang="en">', "<html>", "the page has no language"),
         ("<h2>Rows</h2>", "<h2></h2>", "a h2 has no name"),
-        ("<h2>Findings</h2>", "<p>Findings</p>", "h3 FAIL: bandwidth follows h1"),
+        ("<h2>Findings</h2>", "<h4>Findings</h4>", "h4 Findings follows h2"),
         ('<th scope="row">from 0</th>', "<th>from 0</th>", "th from 0 has no scope"),
         (' role="region" tabindex="0" aria-label="all rows"', "",
          "a table is in no region that the keyboard can scroll"),
@@ -279,3 +282,85 @@ def test_a_press_on_a_button_copies_its_command(text: str, tmp_path: Path) -> No
 def test_the_page_of_a_good_run_has_no_fault_either() -> None:
     run = recorded(2.0)
     assert faults(page(RunReport(replace(run, results=(Result("nixl-loads", "x", Verdict.PASS),))))) == []
+
+
+def in_frame(text: str, folder: Path, script: str, width: int = 360, height: int = 640) -> str:
+    """Return what a script sends to the page around a page in a frame, because no window is as narrow as a phone.
+
+    :param script: calls ``send(text)`` once.
+    """
+    send = "const send = (text) => parent.postMessage(text, '*');"
+    bare = re.sub(r'<meta http-equiv="Content.*', "", text)
+    (folder / "inner.html").write_text(bare.replace("</body>", f"<script>{send}{script}</script></body>"))
+    frame = folder / "frame.html"
+    frame.write_text(
+        "<!doctype html><script>onmessage = (event) => { document.title = event.data; };</script>"
+        f'<iframe src="inner.html" style="width: {width}px; height: {height}px; border: 0"></iframe>'
+    )
+    opened = open_page(frame, folder, "--virtual-time-budget=20000")
+    assert opened.console == ()
+    [title] = re.findall(r"<title>([^<]*)</title>", opened.document)
+    return html.unescape(title)
+
+
+def test_the_first_number_is_on_the_first_screen_of_a_phone(text: str, tmp_path: Path) -> None:
+    bottom = "send(String(document.querySelector('.number').getBoundingClientRect().bottom));"
+    assert 0 < float(in_frame(text, tmp_path, bottom)) < 640
+    assert re.search(r'<p class="number"><b>\+0.0 %</b> all rows together against registry.example/nixl:1</p>', text)
+
+
+def test_the_filter_leaves_what_fits_and_a_link_leads_to_a_hidden_row(text: str, tmp_path: Path) -> None:
+    script = """
+    const said = [], count = () => document.querySelector(".filter output").textContent;
+    const set = (name, value) => {
+      const field = document.querySelector(`.filter ${name}`);
+      field.value = value;
+      field.dispatchEvent(new Event("input", {bubbles: true}));
+      said.push(count());
+    };
+    said.push(count());
+    set("[name=verdict]", "FAIL"); set("[name=verdict]", "");
+    set("input", "WRITE"); set("input", "");
+    set("input", "nothing of this");
+    const row = [...document.querySelectorAll("tr[data-backend=UCX]")][0];
+    row.querySelector("a").click();
+    setTimeout(() => {
+      said.push(row.hidden, document.querySelector(":target") === row, count());
+      send(said.join(", "));
+    }, 50);
+    """
+    assert in_frame(text, tmp_path, script) == (
+        "14 of 14, 4 of 14, 14 of 14, 4 of 14, 14 of 14, 0 of 14, false, true, 14 of 14"
+    )
+
+
+def test_the_arrow_keys_read_the_values_of_a_chart(text: str, tmp_path: Path) -> None:
+    script = """
+    const svg = document.querySelector("figure svg"), output = svg.nextElementSibling, said = [];
+    for (const key of ["ArrowLeft", "ArrowRight", "ArrowRight"]) {
+      svg.dispatchEvent(new KeyboardEvent("keydown", {key}));
+      said.push(output.textContent);
+    }
+    const box = svg.querySelector(".point").getBoundingClientRect();
+    svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.x + 3, clientY: box.y + 3}));
+    send([...said, svg.tabIndex, output.textContent].join("; "));
+    """
+    first, second = "READ before 64KiB: 2 GB/s (16 Gb/s)", "READ before 1MiB: 2 GB/s (16 Gb/s)"
+    last = "WRITE 1MiB: 2 GB/s (16 Gb/s)"
+    found = in_frame(text, tmp_path, script)
+    assert found == f"{last}; {first}; {second}; 0; {first}"
+
+
+def test_axe_has_nothing_to_object_to(text: str, tmp_path: Path) -> None:
+    """With a planted fault it has: a picture without a text."""
+    distribution = metadata.distribution("axe-playwright-python")
+    [engine] = [file for file in distribution.files or () if file.name == "axe.min.js"]
+    (tmp_path / "axe.js").write_text(Path(str(engine.locate())).read_text(encoding="utf-8"))
+    run = """</script><script src="axe.js"></script><script>
+    for (const each of document.querySelectorAll("details")) each.open = true;
+    axe.run(document).then((found) => send(JSON.stringify(found.violations.map(
+      (one) => `${one.id}: ${one.nodes.map((node) => node.target).slice(0, 3).join(" ")}`))));
+    """
+    assert json.loads(in_frame(text, tmp_path, run, 1280, 900)) == []
+    broken = text.replace("<main>", '<main><img src="data:,">')
+    assert json.loads(in_frame(broken, tmp_path, run, 1280, 900)) == ["image-alt: img"]
