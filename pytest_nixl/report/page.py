@@ -16,6 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits
 from pytest_nixl.model.results import Result
@@ -32,7 +33,7 @@ from pytest_nixl.store.provenance import changes
 
 _STYLES = {Outcome.PASS: "pass", Outcome.WARN: "warn", Outcome.FAIL: "fail", Outcome.SKIP: "soft"}
 _BARS = {Verdict.REGRESSED: "bad", Verdict.IMPROVED: "good", Verdict.UNCHANGED: "s0"}
-#: The verdicts of a row that say less than that it REGRESSED.
+#: The verdicts of a row that say less than that it lost bandwidth since the baseline.
 _GOOD_ROW = (None, *GOOD)
 #: The most commands of one card.
 _MOST_COMMANDS = 12
@@ -210,15 +211,27 @@ def _anchors(results: Sequence[Result], used: set[str]) -> dict[str, str]:
     return anchors
 
 
+def _lost(report: RunReport) -> dict[RowKey, Verdict]:
+    """Return the verdict of each row that lost bandwidth since the baseline, or may have."""
+    if report.compared is None:
+        return {}
+    comparison = report.compared.comparison
+    return {
+        key: effect.verdict
+        for key, effect in comparison.rows.items()
+        if effect.verdict is Verdict.REGRESSED or key in comparison.suspects
+    }
+
+
 def _rows(report: RunReport) -> list[Mapping[str, Any]]:
     """Return each measured row with its figures, as numbers to sort by and as text."""
     results = {result.row: result for result in report.run.results if result.figures is not None}
-    effects = report.compared.comparison.rows if report.compared is not None else {}
+    lost = _lost(report)
     rows: list[Mapping[str, Any]] = []
     for key, figures in report.run.rows.items():
         verdict = results[key].verdict if key in results else None
-        if (effect := effects.get(key)) is not None and effect.verdict is Verdict.REGRESSED and verdict in _GOOD_ROW:
-            verdict = effect.verdict
+        if verdict in _GOOD_ROW:
+            verdict = lost.get(key, verdict)
         rates = ((value, units.gigabytes(value) if value else "–") for value in
                  (figures.bandwidth, figures.floor, figures.ceiling))  # fmt: skip
         times = ((0.0, "–") if math.isnan(value) else (value, units.microseconds(value)) for value in
@@ -261,7 +274,9 @@ def _checks(report: RunReport) -> list[Mapping[str, Any]]:
             "marks": _marks(result.row, result.reason),
         }
         for result in report.run.results
-        if result.row not in report.run.rows and result.verdict is not Verdict.NOT_APPLICABLE
+        if result.row not in report.run.rows
+        and result.verdict is not Verdict.NOT_APPLICABLE
+        and not (result.check == REGRESSION and report.compared is not None)  # the page begins with those
     ]
 
 
