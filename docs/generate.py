@@ -225,15 +225,22 @@ def members_of(owner: type) -> list[tuple[str, str]]:
 
 
 def _fields(owner: type) -> Iterator[tuple[str, str]]:
-    """Yield the public fields that a class annotates, each with the comment ``#:`` above it, else with its type."""
+    """Yield the public fields that a class annotates.
+
+    Each has the comment ``#:`` above it, else its ``:param:`` in the docstring, else its type.
+    """
     comment: list[str] = []
+    described = dict(re.findall(r":param (\w+): (.*?)(?=\n\s*:|\n\s*\n|\Z)", owner.__doc__ or "", re.DOTALL))
     for line in inspect.getsource(owner).splitlines():
         field = re.fullmatch(r"    ([a-z]\w*): ([^=]+?)(?: = .*)?", line)
         if line.startswith("    #: "):
             comment.append(line.removeprefix("    #: "))
             continue
         if field is not None:
-            yield f".{field[1]}", markdown(" ".join(comment)) or f"a `{field[2]}`"
+            yield (
+                f".{field[1]}",
+                markdown(" ".join(" ".join(comment or [described.get(field[1], "")]).split())) or f"a `{field[2]}`",
+            )
         comment = []
 
 
@@ -248,7 +255,9 @@ def parameters(function: Any) -> str:
             star = True
         star = star or each.kind is each.VAR_POSITIONAL
         prefix = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
-        default = "" if each.default is each.empty else f"={each.default!r}"
+        default = (
+            "" if each.default is each.empty else "=…" if inspect.isfunction(each.default) else f"={each.default!r}"
+        )
         shown.append(f"{prefix}{each.name}{default}")
     return ", ".join(shown)
 

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from pytest_nixl.core import units
 from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.judge.run_comparison import shown_change
 from pytest_nixl.model.conclusion import counted, known_limits
+from pytest_nixl.model.findings import FINDINGS
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey, UnknownKey
 from pytest_nixl.model.verdicts import GOOD, Outcome, Verdict, outcome
+from pytest_nixl.nixl.reproductions import reproduction
 from pytest_nixl.report.charts import bandwidth, history, kv_requests, latency
 from pytest_nixl.report.docs_links import docs_of
 from pytest_nixl.report.figures import figure_rows
@@ -183,12 +185,20 @@ def _findings(report: RunReport) -> list[Mapping[str, Any]]:
             "checks": _anchors(group, used),
             "results": group,
             "remedy": group[0].remedy,
-            "commands": list(dict.fromkeys(result.repeat for result in group if result.repeat))[:_MOST_COMMANDS],
+            "commands": list(dict.fromkeys(_commands(group)))[:_MOST_COMMANDS],
             "docs": docs_of(group),
         }
         for group in report.problems
         if _outcome(report, group[0]) is not Outcome.SKIP
     ]
+
+
+def _commands(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the commands that repeat results, then those that reproduce their findings with NIXL alone."""
+    yield from (result.repeat for result in results if result.repeat)
+    for result in results:
+        if result.finding in FINDINGS and reproduction(result.finding) is not None:
+            yield f"pytest-nixl findings {result.finding} --reproduce | python -"
 
 
 def _anchors(results: Sequence[Result], used: set[str]) -> dict[str, str]:

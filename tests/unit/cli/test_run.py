@@ -120,6 +120,7 @@ def test_without_arguments_it_ends_in_a_verdict_of_this_host() -> None:
     done = ended("run", "--suite=metadata", "--", "-p", "no:cacheprovider")
     assert re.match(r"pytest-nixl run: level \w+ \(.+\), backend \w+ \(.+\), profile \S+ \(.+\)\n", done.stdout)
     assert re.search(r"^NIXL gate: PASS ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert "\nwrote nixl-report.html\nnext: open nixl-report.html; --nixl-store=DIR keeps a run" in done.stdout
     assert done.returncode == 0
 
 
@@ -142,7 +143,28 @@ def test_a_clone_is_found_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "quick", "--backend=UCX", "--print"]) == 0
-    assert shlex.split(printed(capsys.readouterr().out))[-5] == str(ROOT / "suites")
+    assert shlex.split(printed(capsys.readouterr().out))[-6] == str(ROOT / "suites")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "addopts", "reports"),
+    [
+        ([], "", ["--nixl-report=nixl-report.html"]),
+        (["--nixl-report=mine.csv"], "", ["--nixl-report=mine.csv"]),
+        ([], "-q --nixl-report mine.csv", []),
+    ],
+)
+def test_the_run_writes_the_page_unless_the_user_names_reports(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    theirs: list[str],
+    addopts: str,
+    reports: list[str],
+) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", addopts)
+    assert cli.main(["run", "quick", "--backend=UCX", "--print", "--", *theirs]) == 0
+    words = shlex.split(printed(capsys.readouterr().out))
+    assert [word for word in words if word.startswith("--nixl-report")] == reports
 
 
 def test_the_pytest_of_another_python_is_not_used(
