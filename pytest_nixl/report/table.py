@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.model.conclusion import Conclusion, summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
@@ -107,7 +108,9 @@ def _groups(results: Sequence[Result], gate: bool) -> list[list[Result]]:
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:
-            alike.setdefault((result.verdict, result.remedy), []).append(result)
+            group = alike.setdefault((result.verdict, result.remedy), [])
+            # What was found about several rows names their cause: it stands above these rows.
+            group.insert(len(group) if result.row is not None or result.check != REGRESSION else 0, result)
     return sorted(alike.values(), key=lambda group: _gravity(group[0], gate))
 
 
