@@ -201,14 +201,21 @@ def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> It
                 reason, names, rows = first.reason, "", ""
         else:
             rows = ""
+        checks = ""
+        if fold and names.count(", ") >= _FEW:
+            # One cause, such as an etcd that does not answer: it stands first, and the checks under it.
+            names, checks = f"{names.count(', ') + 1} checks", names
         yield TextLine(f"{first.verdict}{names and ' '}{names}: {reason}", _outcome(first, gate))
         if rows:
             yield TextLine(f"    rows: {rows}")
+        if checks:
+            yield TextLine(f"    checks: {checks}")
     first = group[0]
     if first.remedy:
         yield TextLine(f"    remedy: {first.remedy}")
     bad = [result for result in group if _outcome(result, gate) in (Outcome.FAIL, Outcome.WARN)]
-    for page in dict.fromkeys(page for result in bad if (page := _page(result))):
+    pages = list(dict.fromkeys(page for result in bad if (page := _page(result))))
+    for page in pages if len(pages) <= _FEW or not fold else pages[:1]:
         yield TextLine(f"    about: {page}")
     if _outcome(first, gate) is Outcome.FAIL:
         repeats = dict.fromkeys(result.repeat for result in group if result.repeat)
