@@ -210,8 +210,8 @@ def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notificatio
 def test_one_cause_of_many_checks_stands_once_above_them() -> None:
     """A dead etcd is one sentence, with the checks under it and one page, not as many sentences as checks need it."""
     ids = [
-        "metadata-by-etcd", "metadata-update", "namespace-keys", "publish-to-found", "metadata-fits-etcd", "ranks-agree",
-        "metadata-invalidation",
+        "metadata-by-etcd", "metadata-update", "namespace-keys", "publish-to-found", "metadata-fits-etcd",
+        "ranks-agree", "metadata-invalidation",
     ]  # fmt: skip
     results = [Result(id, "x", Verdict.ERROR, "etcd: connection refused", "Start that etcd.") for id in ids]
     said = [line.text for line in lines(results, gate=False, width=200)]
