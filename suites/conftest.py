@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
@@ -117,7 +118,7 @@ def finding(verdict: Callable[[Judgement], None], profile: Profile) -> FindingFi
 @pytest.fixture
 def expect(profile: Profile, nixl_settings: Settings) -> Callable[[Samples], Judgement]:
     """Judge samples by what the profile expects of their row."""
-    return lambda samples: judge(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
+    return lambda samples: judge(samples, expected_of(samples.key, profile, nixl_settings), profile.machine, os.environ)
 
 
 @pytest.fixture

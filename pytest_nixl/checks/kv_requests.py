@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -243,7 +244,7 @@ def judge_requests(kind: KvRequestKind, samples: KvSamples, expectation: Expecta
     passed = Judgement(Verdict.PASS, describe(kind, samples))
     if expectation is None or expectation.transports is None:
         return passed
-    found = judge(samples.row(kind.key), expectation)
+    found = judge(samples.row(kind.key), expectation, environ=os.environ)
     return passed if found.verdict is Verdict.PASS else found
 
 

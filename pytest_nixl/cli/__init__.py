@@ -34,6 +34,7 @@ COMMANDS = (
     "doctor",
     "endpoint",
     "etcd",
+    "explain",
     "facts",
     "findings",
     "history",

@@ -5,19 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from difflib import get_close_matches
-from pathlib import Path
 
+from pytest_nixl.cli.shipped_docs import faults
 from pytest_nixl.session.options import LEVELS
 from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
 from pytest_nixl.session.suites import suites_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,29 +34,19 @@ def _checks(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_plain(check) for check in found], indent=2))
         return 0
-    suite = ""
+    suite, known = "", faults() if arguments.ids else []
     for check in found:
         if check.suite != suite:
             suite = check.suite
             print(f"suite {suite}")
         print(f"  {check.id} ({check.level})")
-        print(f"      proves: {_proves(check)}")
+        print(f"      proves: {check.proves}")
         print(f"      run it: {_command(check)}")
-        for fault in _faults(check.id) if arguments.ids else ():
+        for fault in (one for one in known if check.id in one["checks"]):
             print(f"      fault:  {fault['fault']}")
             print(f"        sign:   {fault['sign']}")
             print(f"        remedy: {fault['remedy']}")
     return 0
-
-
-def _faults(id: str) -> list[dict[str, str]]:
-    """Return the faults that a check finds, from the texts of the documentation: the wheel has them in the package."""
-    package = Path(__file__).parents[1]
-    inside = package / "docs" / "checks.toml"
-    path = inside if inside.is_file() else package.parent / "docs" / "reference" / "checks.toml"
-    if not path.is_file():
-        return []  # the package was copied alone
-    return [fault for fault in tomllib.loads(path.read_text(encoding="utf-8"))["fault"] if id in fault["checks"]]
 
 
 def _chosen(found: list[SuiteCheck], arguments: argparse.Namespace) -> list[SuiteCheck]:
@@ -89,12 +73,7 @@ def _chosen(found: list[SuiteCheck], arguments: argparse.Namespace) -> list[Suit
 def _plain(check: SuiteCheck) -> dict[str, object]:
     plain = asdict(check)
     del plain["text"]
-    return {**plain, "proves": _proves(check), "command": _command(check)}
-
-
-def _proves(check: SuiteCheck) -> str:
-    """Return the first sentence of the test's docstring, in one line."""
-    return " ".join(check.text.partition("\n\n")[0].split())
+    return {**plain, "proves": check.proves, "command": _command(check)}
 
 
 def _command(check: SuiteCheck) -> str:

@@ -93,6 +93,11 @@ class Profile:
         """Return the acceptance of the finding with this id; None: the profile does not accept it."""
         return next((item for item in self.accepted if item.id == finding), None)
 
+    def transports(self, backend: str) -> tuple[tuple[str, ...], ...]:
+        """Return the different lists of transports that the expectations of a backend accept."""
+        found = (one.transports for one in self.expectations if one.backend is None or backend in one.backend)
+        return tuple(dict.fromkeys(names for names in found if names is not None))
+
     def expectation(self, key: RowKey) -> Expectation | None:
         """Return the expectation that applies to the row ``key``; None: there is none.
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from types import MappingProxyType
 
 from pytest_nixl.core import units
 from pytest_nixl.judge.floor_test import decide_floor
@@ -42,7 +43,12 @@ SOFTWARE_EMULATION = "software emulation"
 _CUDA = {"cuda_ipc", "cuda_copy", "gdr_copy"}
 
 
-def judge(samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Judgement:
+def judge(
+    samples: Samples,
+    expectation: Expectation | None,
+    machine: Machine | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Judgement:
     """Judge what one launch, or several, measured of a row.
 
     The verdict is the first of these that holds: CORRUPT; NO-EXPECTATION; UNKNOWN or WRONG-TRANSPORT, whatever the
@@ -54,6 +60,7 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
     :param expectation: what the profile expects of the row; None: nothing.
     :param machine: the hardware. A row above what its network cards can carry is IMPLAUSIBLE even if it would
         otherwise be NO-EXPECTATION or UNKNOWN.
+    :param environ: the environment variables of this rank, for the remedy; empty: they are not those of the row.
     """
     row = describe(samples.key)
     if samples.corruption is not None:
@@ -69,7 +76,9 @@ def judge(samples: Samples, expectation: Expectation | None, machine: Machine | 
             "Add an [[expect]] that applies to it to the profile, or choose another with --nixl-profile.",
         )
     judgement = (
-        _transport(row, samples, expectation) or _contradicted(row, samples) or _untimed(row, samples, expectation)
+        _transport(row, samples, expectation, environ)
+        or _contradicted(row, samples)
+        or _untimed(row, samples, expectation)
     )
     if judgement is not None:
         return judgement
@@ -101,7 +110,7 @@ def _corrupt(row: str, samples: Samples) -> Judgement:
     )
 
 
-def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgement | None:
+def _transport(row: str, samples: Samples, expectation: Expectation, environ: Mapping[str, str]) -> Judgement | None:
     accepted = expectation.transports
     if accepted is None:
         return None
@@ -119,7 +128,7 @@ def _transport(row: str, samples: Samples, expectation: Expectation) -> Judgemen
     reason = f"{row}: {went}, but the profile accepts only {_any(accepted)}"
     if samples.obstacle and "cma" in accepted:
         return Judgement(Verdict.WRONG_TRANSPORT, f"{reason}: {samples.obstacle}", _NO_CMA)
-    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples, set(accepted)))
+    return Judgement(Verdict.WRONG_TRANSPORT, reason, _transport_remedy(samples, set(accepted), environ))
 
 
 def _emulation(samples: Samples) -> str:
@@ -147,9 +156,14 @@ def _contradicted(row: str, samples: Samples) -> Judgement | None:
     )
 
 
-def _transport_remedy(samples: Samples, accepted: set[str]) -> str:
+def _transport_remedy(samples: Samples, accepted: set[str], environ: Mapping[str, str]) -> str:
     key, transports = samples.key, samples.transports
     backend, steps = key.backend, []
+    tls = environ.get("UCX_TLS", "") if backend == "UCX" else ""
+    if tls and not ucx_tls_allows(tls, accepted):
+        profile = "=tcp-loopback" if tls == "tcp" else ""
+        here = f"UCX_TLS={tls} is set here"
+        return f"Unset UCX_TLS on every rank: {here}. Or choose a profile for it: --nixl-profile{profile}."
     if backend == "UCX":
         steps.append("check UCX_TLS and UCX_NET_DEVICES in the environment of every rank")
     elif backend == "LIBFABRIC":
@@ -203,6 +217,25 @@ def _transport_remedy(samples: Samples, accepted: set[str]) -> str:
         )
     text = "; ".join(steps)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def ucx_tls_allows(value: str, transports: Iterable[str]) -> bool:
+    """Whether a value of UCX_TLS allows one of these transports.
+
+    :param value: as UCX reads it: names and groups of transports, or after ``^`` those that are excluded.
+    :param transports: transports without devices, such as ``cma`` or ``rc_mlx5``.
+    """
+    names = {name.removeprefix("\\").partition(":")[0] for name in value.removeprefix("^").split(",")}
+    excluded = value.startswith("^")
+    return any(any(_of_group(one, name) for name in names) is not excluded for one in transports)
+
+
+def _of_group(transport: str, name: str) -> bool:
+    """Whether a name in UCX_TLS is that of a transport, or of a group that contains it."""
+    if name in ("all", transport):
+        return True
+    groups = {"sm": _SHARED_MEMORY, "mm": _SHARED_MEMORY - {"cma", "knem"}, "ib": RDMA | EFA, "cuda": _CUDA}
+    return transport in groups.get({"shm": "sm"}.get(name, name), ()) or transport.startswith(f"{name}_")
 
 
 def _timed(samples: Samples) -> bool:

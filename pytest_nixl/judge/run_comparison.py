@@ -30,13 +30,17 @@ CHECK = "regression"
 #: A row with one of these verdicts has no bandwidth to compare.
 _NO_BANDWIDTH = {Verdict.CORRUPT, Verdict.WRONG_TRANSPORT, Verdict.IMPLAUSIBLE, Verdict.ERROR}
 
+#: The environment variables that can change the transport of a backend, by the beginnings of their names.
+_STEERED_BY = {"UCX": ("UCX_",), "LIBFABRIC": ("FI_",)}
+
 
 @dataclass(frozen=True)
 class RunComparison:
     """The result of comparing the run ``now`` with the run ``before``.
 
     :param margin: the loss up to which a row is unchanged: 0.05 is 5 %.
-    :param results: the verdict over all rows, and one result for each row that is REGRESSED, suspect, MISSING or new.
+    :param results: the verdict over all rows, and one result for each row that is REGRESSED, suspect, MISSING or new,
+        and one for all rows that failed alike now.
     :param changes: what differs between the two runs and may explain a change.
     """
 
@@ -74,8 +78,9 @@ def compare_runs(before: RecordedRun, now: RecordedRun, margin: float, *, in_tur
     )
     different = tuple(changes(before.provenance, now.provenance))
     results = (
+        *_failed(before, now, different),
         *_missing(before, now, old, new),
-        *_pooled(before, comparison, margin, different, in_turn),
+        *_pooled(before, now, comparison, margin, different, in_turn),
         *_rows(before, old, new, comparison, margin, different, in_turn),
     )
     return RunComparison(before, now, margin, comparison, results, different)
@@ -112,9 +117,6 @@ def _missing(
         if key not in old:
             reason = f"the row {key} of {before.name} is unusable as a baseline: the row failed there"
             yield _result(Verdict.INCONCLUSIVE, reason, "Use a run in which this row did not fail as the baseline.")
-        elif key in now.rows and key not in new:
-            reason = f"the row {key} of {before.name} has no bandwidth in this run: it failed"
-            yield _result(Verdict.MISSING, reason, "Follow the remedy of that row's own verdict in this run.")
         elif key not in now.rows:
             reason = f"the row {key} of {before.name} is missing in this run: it was not measured, or its key changed"
             remedy = "Measure the rows of the baseline, or record a new baseline if this row is no longer wanted."
@@ -125,10 +127,54 @@ def _missing(
             yield _result(Verdict.NO_EXPECTATION, reason, "Record a new baseline with this row.")
 
 
+def failed_rows(before: RecordedRun, now: RecordedRun) -> dict[RowKey, Result]:
+    """Return the rows that both runs measured and that failed now so that their bandwidth is not compared.
+
+    :returns: by row, the result that says why.
+    """
+    bad = {result.row: result for result in now.results if result.verdict in _NO_BANDWIDTH}
+    return {key: bad[key] for key in before.rows if key in now.rows and key in bad}
+
+
+def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]) -> Iterator[Result]:
+    """Yield one result for all rows that failed alike, with the variables that differ and the figures of both runs."""
+    alike: dict[tuple[Verdict, str], list[RowKey]] = {}
+    for key, result in failed_rows(before, now).items():
+        alike.setdefault((result.verdict, result.remedy), []).append(key)
+    for (verdict, remedy), keys in alike.items():
+        count = str(keys[0]) if len(keys) == 1 else f"{len(keys)} rows"
+        if verdict is not Verdict.WRONG_TRANSPORT:
+            reason = f"{count} of {before.name} cannot be compared with this run, in which the verdict is {verdict}"
+            yield _result(Verdict.MISSING, reason, remedy or "Follow the remedy of that verdict.")
+            continue
+        prefixes = _STEERED_BY.get(keys[0].plain_backend, ())
+        causes = [str(one) for one in different if one.variable.startswith(prefixes)] if prefixes else []
+        there, here = (_ways([run.rows[key] for key in keys]) for run in (before, now))
+        went = f"{count} went over {here} instead of {there or 'an unknown transport'} as in {before.name}"
+        figures = f"{_rates([now.rows[key] for key in keys])} after {_rates([before.rows[key] for key in keys])}"
+        yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy)
+
+
+def _ways(rows: Sequence[Figures]) -> str:
+    return " or ".join(dict.fromkeys("+".join(row.transports) for row in rows if row.transports))
+
+
+def _rates(rows: Sequence[Figures]) -> str:
+    least, most = (units.gigabytes(end(row.bandwidth for row in rows)) for end in (min, max))
+    return f"{least} GB/s" if least == most else f"{least} to {most} GB/s"
+
+
 def _pooled(
-    before: RecordedRun, comparison: RegressionTest[RowKey], margin: float, different: tuple[Change, ...], in_turn: bool
+    before: RecordedRun,
+    now: RecordedRun,
+    comparison: RegressionTest[RowKey],
+    margin: float,
+    different: tuple[Change, ...],
+    in_turn: bool,
 ) -> Iterator[Result]:
     effect = comparison.pooled
+    if effect is None and failed_rows(before, now):
+        return  # the rows that failed have their result
     if effect is None:
         reason = f"no row of {before.name} was measured in this run: there is nothing to compare"
         yield _result(Verdict.MISSING, reason, "Run the bandwidth suite with the rows of the baseline.")

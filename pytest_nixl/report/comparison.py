@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_nixl.core import units
-from pytest_nixl.judge.run_comparison import RunComparison, shown_change
+from pytest_nixl.judge.regression import change
+from pytest_nixl.judge.run_comparison import RunComparison, failed_rows, shown_change
 from pytest_nixl.model.verdicts import TextLine, outcome
 
 _COLUMNS = ("row", "GB/s before", "GB/s now", "change [90 %]", "launches", "p")
@@ -19,7 +20,10 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
     """
     before, now, comparison = compared.before, compared.now, compared.comparison
     yield TextLine("")
+    failed = failed_rows(before, now)
     yield TextLine(f"against {before.name} of {before.when:%Y-%m-%d %H:%M} UTC on {_host(compared)}")
+    for item in compared.changes:
+        yield TextLine(f"changed: {item}")
     cells = [
         (
             key.short,
@@ -31,15 +35,26 @@ def lines(compared: RunComparison, *, gate: bool) -> Iterator[TextLine]:
         )
         for key, effect in comparison.rows.items()
     ]
+    effects = [str(effect.verdict) for effect in comparison.rows.values()]
+    outcomes = [outcome(effect.verdict, gate=False) for effect in comparison.rows.values()]
+    for key, result in failed.items():
+        old, new = before.rows[key], now.rows[key]
+        ways = f"{'+'.join(old.transports) or 'unknown'} before, {'+'.join(new.transports) or 'unknown'} now"
+        gained = change(new.bandwidth / old.bandwidth) if old.bandwidth else ""
+        cells.append((key.short, units.gigabytes(old.bandwidth), units.gigabytes(new.bandwidth), gained, "", ""))
+        effects.append(f"{result.verdict}{f' ({ways})' if old.transports != new.transports else ''}")
+        outcomes.append(outcome(result.verdict, gate=False))
     widths = [max(len(line[place]) for line in (_COLUMNS, *cells)) for place in range(len(_COLUMNS))]
     if cells:
         yield TextLine(f"{_join(_COLUMNS, widths)}  verdict")
-    for line, effect in zip(cells, comparison.rows.values(), strict=True):
-        yield TextLine(f"{_join(line, widths)}  {effect.verdict}", outcome(effect.verdict, gate=False))
-    for item in compared.changes:
-        yield TextLine(f"changed: {item}")
+    for line, told, ends in zip(cells, effects, outcomes, strict=True):
+        yield TextLine(f"{_join(line, widths)}  {told}", ends)
     pooled = f" (all rows together: {comparison.pooled.words})" if comparison.pooled is not None else ""
-    yield TextLine(f"regression: {comparison.verdict}{pooled}", outcome(comparison.verdict, gate=gate))
+    # Without a row in common the verdict is that of the rows that failed.
+    verdict = comparison.verdict
+    if comparison.pooled is None and failed:
+        verdict = next(iter(failed.values())).verdict
+    yield TextLine(f"regression: {verdict}{pooled}", outcome(verdict, gate=gate))
 
 
 def _host(compared: RunComparison) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_nixl.core import units
+from pytest_nixl.judge.run_comparison import CHECK as REGRESSION
 from pytest_nixl.model.conclusion import Conclusion, summary_line
 from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
@@ -107,7 +108,9 @@ def _groups(results: Sequence[Result], gate: bool) -> list[list[Result]]:
     alike: dict[tuple[Verdict, str], list[Result]] = {}
     for result in results:
         if result.verdict not in GOOD:
-            alike.setdefault((result.verdict, result.remedy), []).append(result)
+            group = alike.setdefault((result.verdict, result.remedy), [])
+            # What was found about several rows names their cause: it stands above these rows.
+            group.insert(len(group) if result.row is not None or result.check != REGRESSION else 0, result)
     return sorted(alike.values(), key=lambda group: _gravity(group[0], gate))
 
 
@@ -198,14 +201,21 @@ def _explained(group: Sequence[Result], gate: bool, *, fold: bool = False) -> It
                 reason, names, rows = first.reason, "", ""
         else:
             rows = ""
+        checks = ""
+        if fold and names.count(", ") >= _FEW:
+            # One cause, such as an etcd that does not answer: it stands first, and the checks under it.
+            names, checks = f"{names.count(', ') + 1} checks", names
         yield TextLine(f"{first.verdict}{names and ' '}{names}: {reason}", _outcome(first, gate))
         if rows:
             yield TextLine(f"    rows: {rows}")
+        if checks:
+            yield TextLine(f"    checks: {checks}")
     first = group[0]
     if first.remedy:
         yield TextLine(f"    remedy: {first.remedy}")
     bad = [result for result in group if _outcome(result, gate) in (Outcome.FAIL, Outcome.WARN)]
-    for page in dict.fromkeys(page for result in bad if (page := _page(result))):
+    pages = list(dict.fromkeys(page for result in bad if (page := _page(result))))
+    for page in pages if len(pages) <= _FEW or not fold else pages[:1]:
         yield TextLine(f"    about: {page}")
     if _outcome(first, gate) is Outcome.FAIL:
         repeats = dict.fromkeys(result.repeat for result in group if result.repeat)

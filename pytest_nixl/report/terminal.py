@@ -93,7 +93,9 @@ def write_problems(terminal: pytest.TerminalReporter, run: Run) -> None:
     found = list(wrong_lines(run.found.results, _summary(run), gate=run.settings.gate, width=_width(terminal)))
     if found:
         terminal.section("NIXL")
-        _write(terminal, found)
+        changes = run.found.comparison.changes if run.found.comparison is not None else ()
+        variables = (TextLine(f"changed: {item}") for item in changes if item.variable)
+        _write(terminal, (found[0], *variables, *found[1:]))
 
 
 def write_report(terminal: pytest.TerminalReporter, run: Run) -> None:

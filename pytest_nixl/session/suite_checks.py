@@ -30,6 +30,11 @@ class SuiteCheck:
     findings: tuple[str, ...]
     level: str
 
+    @property
+    def proves(self) -> str:
+        """The first sentence of the test's docstring, in one line."""
+        return " ".join(self.text.partition("\n\n")[0].split())
+
 
 def suite_checks(suites: Path | None = None) -> list[SuiteCheck]:
     """Return every check of every suite, from the ``nixl_check`` markers of its tests, which are not imported.

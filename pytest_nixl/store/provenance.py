@@ -80,14 +80,27 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two runs. An empty side means that the run did not have it."""
+    """One difference between two runs. An empty side means that the run did not have it.
+
+    :param what: its part and its name, such as ``environment UCX_TLS`` or ``versions nixl``.
+    """
 
     what: str
     before: str
     now: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.before or 'nothing'} -> {self.now or 'nothing'}"
+        if name := self.variable:
+            if not self.now:
+                return f"{name}={self.before} was set before, and is not set here"
+            return f"{name}={self.now} is set here, and was {self.before or 'not set'} before"
+        return f"{self.what}: {self.before or 'not recorded'} -> {self.now or 'not recorded'}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that differs; empty: the difference is another one."""
+        name = self.what.removeprefix("environment ")
+        return "" if name == self.what or name.startswith("(") else name
 
 
 def gather(
@@ -201,10 +214,17 @@ def changes(before: Provenance, now: Provenance) -> list[Change]:
 def other_machine(before: Provenance, now: Provenance) -> list[Change]:
     """Return the differences that make two hosts different kinds of machine; empty: no known fact differs."""
     return [
-        Change(name, str(before.host[name]), str(now.host[name]))
+        Change(name, _named(before.host[name]), _named(now.host[name]))
         for name in SAME_MACHINE
         if before.host.get(name) is not None and now.host.get(name) is not None and before.host[name] != now.host[name]
     ]
+
+
+def _named(value: Any) -> str:
+    """Return a fact of a host as text: a table as its names with their values."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {inner}".strip() for key, inner in value.items()) or "none"
+    return str(value)
 
 
 def _flat(provenance: Provenance) -> dict[str, str]:
@@ -218,5 +238,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(f"{name} {key}", inner)
+    elif isinstance(value, list):
+        yield name, ", ".join(map(str, value))
     else:
         yield name, str(value)

@@ -19,6 +19,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.judge.row import ucx_tls_allows
 from pytest_nixl.model.verdicts import Judgement
 
 #: UCX's RDMA transports, and its names for groups of them.
@@ -83,6 +84,14 @@ def transports_allowed(facts: Facts, wanted: Requirements) -> Judgement:
     gpu = bool(facts.gpu.gpus) and not tls.without and "all" not in tls.names
     if gpu and not any(name.startswith("cuda") for name in tls.names):
         return warned(f"UCX_TLS={text} excludes cuda_copy and cuda_ipc, but this host has GPUs", "add cuda to UCX_TLS")
+    for name in wanted.profile.transports("UCX"):
+        if not ucx_tls_allows(text, name):
+            return warned(
+                f"UCX_TLS={text} allows none of the transports that the profile {wanted.profile.name} accepts for rows "
+                f"of UCX ({', '.join(name)}): these rows would be WRONG-TRANSPORT",
+                "unset UCX_TLS, or give the profile of this machine with --nixl-profile "
+                "(pytest-nixl doctor: --profile)" + (": tcp-loopback" if text == "tcp" else ""),
+            )
     return passed(f"UCX_TLS={text}")
 
 

@@ -445,6 +445,25 @@ CONSEQUENCES = {
 }
 
 
+def test_ucx_tls_is_judged_by_the_profile_that_judges_the_rows(healthy: Tree, tmp_path: Path) -> None:
+    """A value that this host supports still makes every row WRONG-TRANSPORT if the profile accepts other transports."""
+    tree = healthy.copy(tmp_path / "tree")
+    variable("UCX_TLS", "ib,cuda,tcp")(tree)
+    facts = facts_of(tree)
+
+    def judged(profile: str) -> Judgement:
+        return verdicts(facts, Requirements(load_profile(profile), BACKENDS))["transports-allowed"]
+
+    warned = judged("loopback")
+    assert warned.verdict is Verdict.WARN
+    assert warned.reason == (
+        "UCX_TLS=ib,cuda,tcp allows none of the transports that the profile loopback accepts for rows of UCX "
+        "(cma, posix, sysv): these rows would be WRONG-TRANSPORT"
+    )
+    assert "--nixl-profile" in warned.remedy
+    assert judged("tcp-loopback").verdict is Verdict.PASS
+
+
 def test_every_check_has_a_fault() -> None:
     # nic-rate applies only without RDMA and has its own test below; etcd-client-patch never fails. Those of images
     # judge by what a profile wants: test_doctor_image.py makes their faults.

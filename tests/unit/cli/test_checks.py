@@ -77,3 +77,29 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"pytest-nixl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nixl_err_backend"], ["error NIXL_ERR_BACKEND", "do:     `pytest-nixl doctor --backend UCX`"]),
+        (["target", "uri", "is", "not"], ["error the target uri is not valid"]),
+        (["VRAM-AS-HOST-MEMORY"], ["finding VRAM-AS-HOST-MEMORY", "remedy: "]),
+        (["shm"], ["check shm", "proves: /dev/shm is larger", "fault `/dev/shm` has 64 MiB"]),
+        (["--", "--nixl-gate"], ["option --nixl-gate"]),
+    ],
+)
+def test_a_word_is_explained_by_what_comes_with_the_package(
+    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", *words]) == 0
+    printed = capsys.readouterr().out
+    assert [text for text in said if text not in printed] == []
+
+
+@pytest.mark.parametrize("words", [["xyzzy"], [" "]])
+def test_a_word_of_which_nothing_is_known_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1

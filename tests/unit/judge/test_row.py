@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.judge.row import another_launch, judge, percentage
+from pytest_nixl.judge.row import another_launch, judge, percentage, ucx_tls_allows
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.memory import DevicePair, MemoryPair
 from pytest_nixl.model.row_key import RowKey
@@ -117,6 +117,29 @@ def test_the_remedy_for_a_wrong_transport_is_for_the_accepted_one(
     remedy = judge(samples(2, transports=("tcp/eth0",), key=replace(KEY, backend=backend)), wanted).remedy
     assert [word for word in words if word not in remedy] == []
     assert [word for word in absent if word in remedy] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        ("tcp", False), ("tcp,self", False), ("tcp,cma", True), ("sm,tcp", True), ("shm", True), ("all", True),
+        ("^tcp", True), ("^cma", False), ("^sm", False), ("mm", False), ("\\cma", True), ("rc", False),
+    ],
+)  # fmt: skip
+def test_a_variable_that_forbids_the_accepted_transports_is_the_remedy(value: str, allowed: bool) -> None:
+    """The remedy says first that UCX_TLS is set here, and nothing of causes that it makes impossible."""
+    assert ucx_tls_allows(value, ["cma"]) is allowed
+    wanted = replace(FULL, transports=("cma",))
+    remedy = judge(samples(2, transports=("tcp/lo",)), wanted, None, {"UCX_TLS": value}).remedy
+    assert remedy.startswith(f"Unset UCX_TLS on every rank: UCX_TLS={value} is set here. ") is not allowed
+    assert ("SYS_PTRACE" in remedy) is allowed
+
+
+def test_groups_of_ucx_tls_contain_their_transports() -> None:
+    assert ucx_tls_allows("rc", ["rc_mlx5"])
+    assert ucx_tls_allows("ib", ["srd"])
+    assert ucx_tls_allows("cuda", ["cuda_ipc"])
+    assert not ucx_tls_allows("rc", ["dc_mlx5", "cma"])
 
 
 def test_a_row_over_the_ceiling_is_implausible() -> None:

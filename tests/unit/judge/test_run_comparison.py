@@ -16,7 +16,8 @@ from pytest_nixl.model.results import Result
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.comparison import lines
-from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, steering
+from pytest_nixl.report.table import lines as table_lines
+from pytest_nixl.store.provenance import ImageIdentity, Provenance, changes, gather, image_of, other_machine, steering
 from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 
 QUIET = [1.0, 1.001, 0.999, 1.002, 0.998]
@@ -40,8 +41,8 @@ def test_a_loss_is_regressed_and_reported_with_the_differences() -> None:
     said = told(compared)[Verdict.REGRESSED]
     assert f"{KEY} against a:1: -15.0 % (between -15.2 % and -14.8 %), 5 launches against 5, p = 0.004" in said
     assert (
-        "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; environment UCX_TLS: rc -> nothing; "
-        "environment UCX_RNDV_THRESH: nothing -> 1. Measure the two images in turn"
+        "Differences from a:1: image: a:1 -> a:2; versions ucx: 1.19.0 -> 1.20.0; UCX_TLS=rc was set before, and is "
+        "not set here; UCX_RNDV_THRESH=1 is set here, and was not set before. Measure the two images in turn"
     ) in said
     shown = [line.text for line in lines(compared, gate=False)]
     assert "changed: versions ucx: 1.19.0 -> 1.20.0" in shown
@@ -98,7 +99,54 @@ def test_a_failed_row_has_no_bandwidth_on_either_side(verdict: Verdict) -> None:
     assert f"the row {KEY} of a:1 is unusable as a baseline" in told(before)[Verdict.INCONCLUSIVE]
     now = compare_runs(run("a:1", rows), run("a:2", rows, results=[failed]), 0.05)
     assert list(now.comparison.rows) == [other]
-    assert f"the row {KEY} of a:1 has no bandwidth in this run" in told(now)[Verdict.MISSING]
+    if verdict is not Verdict.WRONG_TRANSPORT:
+        assert (
+            f"{KEY} of a:1 cannot be compared with this run, in which the verdict is {verdict}"
+            in told(now)[Verdict.MISSING]
+        )
+
+
+def test_a_variable_that_changes_the_transport_of_all_rows_is_one_result() -> None:
+    """It names the variable first, then the rows, and the figures of both runs; the table has them side by side."""
+    rows = {key(block): QUIET for block in ("4KiB", "64KiB", "1MiB")}
+    slow = {name: [0.1 * value for value in values] for name, values in rows.items()}
+    failed = [
+        Result("bandwidth", "x", Verdict.WRONG_TRANSPORT, "it took TCP", "Unset UCX_TLS.", row=RowKey.parse(name))
+        for name in rows
+    ]
+    there, here = record("a:1", rows), record("a:1", slow, results=failed, environment={"UCX_TLS": "tcp"})
+    for data, way in ((there, "cma/memory"), (here, "tcp/lo")):
+        for benchmark in data["benchmarks"]:
+            benchmark["extra_info"]["transports"] = [way]
+    compared = compare_runs(parse_recorded(there, "a:1.json"), parse_recorded(here, "now"), 0.05)
+    assert [(one.verdict, one.reason, one.remedy) for one in compared.results] == [
+        (
+            Verdict.WRONG_TRANSPORT,
+            "UCX_TLS=tcp is set here, and was not set before; 3 rows went over tcp/lo instead of cma/memory as in a:1: "
+            "0.1 GB/s after 1 GB/s",
+            "Unset UCX_TLS.",
+        )
+    ]
+    shown = [line.text for line in lines(compared, gate=False)]
+    assert "changed: UCX_TLS=tcp is set here, and was not set before" in shown
+    row = next(line for line in shown if line.startswith("UCX WRITE DRAM:DRAM 64KiB"))
+    assert row.split()[4:8] == ["1", "0.1", "-90.0", "%"]
+    assert row.endswith("WRONG-TRANSPORT (cma/memory before, tcp/lo now)")
+    assert shown[-1] == "regression: WRONG-TRANSPORT"
+    # On the terminal the rows stand under their cause, and not before it.
+    results = (*failed, *compared.results)
+    told_lines = [line.text for line in table_lines(results, gate=False)]
+    first = next(line for line in told_lines if line.startswith("WRONG-TRANSPORT"))
+    assert first.startswith("WRONG-TRANSPORT regression: UCX_TLS=tcp is set here")
+
+
+def test_facts_of_a_host_that_differ_are_words() -> None:
+    one, other = Provenance(host={"ranks": ["node-a", "node-b"], "nics": {}}), Provenance(host={"ranks": ["node-a"]})
+    assert [str(item) for item in changes(one, other)] == ["host ranks: node-a, node-b -> node-a"]
+    versions = Provenance(versions={"python": "3.11.7"})
+    assert [str(item) for item in changes(versions, Provenance())] == ["versions python: 3.11.7 -> not recorded"]
+    nics = [Provenance(host={"nics": {name: "100 Gb/sec"}}) for name in ("mlx5_0:1", "mlx5_1:1")]
+    assert str(other_machine(*nics)[0]) == "nics: mlx5_0:1 100 Gb/sec -> mlx5_1:1 100 Gb/sec"
 
 
 def test_a_single_row_with_a_loss_is_reported_with_its_transports() -> None:
@@ -129,7 +177,7 @@ def test_too_few_launches_are_reported_with_the_number_needed() -> None:
     [
         ("cpu", "x86_64 Imaginary 9000", "cpu x86_64 Imaginary 9000 there, "),
         ("cores", 4096, "cores 4096 there, "),
-        ("nics", {"mlx5_0:1": "400 Gb/sec (4X NDR)"}, "nics {'mlx5_0:1': '400 Gb/sec (4X NDR)'} there, "),
+        ("nics", {"mlx5_0:1": "400 Gb/sec (4X NDR)"}, "nics mlx5_0:1 400 Gb/sec (4X NDR) there, "),
         ("gpus", 8, "gpus 8 there, "),
     ],
 )
@@ -183,7 +231,7 @@ def test_provenance_can_be_stored_and_compared() -> None:
     other = gather("a:1", {"nixl": "1.6.0"}, {})
     assert [str(item) for item in changes(found, other)] == [
         "versions nixl: 1.5.1 -> 1.6.0",
-        "environment UCX_TLS: rc -> nothing",
+        "UCX_TLS=rc was set before, and is not set here",
     ]
 
 

@@ -205,3 +205,22 @@ def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notificatio
     rows = [last, measured(f"{plain}/notify=each", 0.5e9), nixlbench]
     [said] = [line.text for line in lines(rows, gate=False) if ": nixlbench" in line.text]
     assert re.fullmatch(r"UCX : nixlbench:UCX  WRITE  DRAM:DRAM +4KiB  notify=each  1\.25", said)
+
+
+def test_one_cause_of_many_checks_stands_once_above_them() -> None:
+    """A dead etcd is one sentence, with the checks under it and one page, not as many sentences as checks need it."""
+    ids = [
+        "metadata-by-etcd", "metadata-update", "namespace-keys", "publish-to-found", "metadata-fits-etcd",
+        "ranks-agree", "metadata-invalidation",
+    ]  # fmt: skip
+    results = [Result(id, "x", Verdict.ERROR, "etcd: connection refused", "Start that etcd.") for id in ids]
+    said = [line.text for line in lines(results, gate=False, width=200)]
+    assert said[1:] == [
+        "ERROR 7 checks: etcd: connection refused",
+        f"    checks: {', '.join(ids)}",
+        "    remedy: Start that etcd.",
+        "    about: pytest-nixl checks metadata-by-etcd",
+        said[-1],
+    ]
+    whole = [line.text for line in lines(results, gate=False)]
+    assert sum("about:" in line for line in whole) == 7
