@@ -90,12 +90,16 @@ def test_errors_of_the_real_nixl_are_on_the_page() -> None:
     # A transport alone that cannot carry NIXL's messages: the code is NIXL's, and the reason is in UCX's line.
     refused = run("from nixl._api import *\nnixl_agent('a', nixl_agent_config(backends=['UCX']))", UCX_TLS="sm")
     assert "nixlBackendError: NIXL_ERR_BACKEND" in refused
+    absent = run("from nixl._api import *\nnixl_agent('a', nixl_agent_config(backends=['UCX']))",
+                 UCX_NET_DEVICES="absent0:1", UCX_LOG_LEVEL="warn")  # fmt: skip
+    assert "network device 'absent0:1' is not available" in absent
     switch = run("from nixl._api import *\nnixl_agent('a', nixl_agent_config())", NIXL_TELEMETRY_ENABLE="perhaps")
     assert "Conversion to bool failed" in switch
 
 
 def test_texts_of_libraries_are_in_the_installed_wheel() -> None:
-    texts = {each["text"] for each in errors() if each["by"] in ("NIXL", "UCX", "etcd's client in NIXL", "the loader")}
+    sayers = ("NIXL", "UCX", "libibverbs", "etcd's client in NIXL", "the loader")
+    texts = {each["text"] for each in errors() if each["by"] in sayers}
     for package in nixl_packages():
         for file in importlib.metadata.distribution(package).files or ():
             path = Path(os.fspath(file.locate()))

@@ -7,6 +7,7 @@ import os
 
 from pytest_nixl.checks.doctor.check import Requirements, check, failed, named, not_applicable, passed, unknown, warned
 from pytest_nixl.host.facts import Facts
+from pytest_nixl.host.gpu_nic_affinity import Topology
 from pytest_nixl.host.software import Lacking
 from pytest_nixl.model.verdicts import Judgement
 
@@ -74,6 +75,8 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
                 remedy = (
                     "correct what UCX names; transports-allowed lists the values that UCX_TLS may have on this host"
                 )
+            if name == "UCX" and not (found.said or found.missing or found.remedy) and (choice := _near_cards(facts)):
+                said, remedy = f"; {choice[0]}", choice[1]
             return failed(f"{name} cannot be created: {found.error}{missing}{said}", remedy)
         if not any("DRAM" in memory for memory in found.memories):
             return failed(
@@ -82,6 +85,27 @@ def backend_loads(facts: Facts, wanted: Requirements) -> Judgement:
             )
         made.append(f"{name} supports {named(found.memories)}")
     return passed("; ".join(made) or "none of the requested backends can be created on a build machine")
+
+
+def _near_cards(facts: Facts) -> tuple[str, str] | None:
+    """Return which RDMA devices UCX uses though they are near no GPU, and the value without them; None if none are.
+
+    Cards for management or storage can keep UCX from being created (ai-dynamo/dynamo#10852).
+    """
+    if facts.environment.get("UCX_NET_DEVICES") not in ("", "all"):
+        return None
+    topology = Topology.of(facts.gpu, facts.rdma)
+    far = {nic.name for nic in topology.idle()}
+    near = [nic.name for nic in topology.nics if nic.name not in far]
+    if not far or not near:
+        return None
+    devices = {device.name: device for device in facts.rdma}
+    ports = [f"{name}:{next((port.number for port in devices[name].ports), 1)}" for name in near]
+    verb = "is" if len(far) == 1 else "are"
+    return (
+        f"UCX uses all {len(topology.nics)} RDMA devices, and {named(sorted(far))} {verb} near no GPU",
+        f"if those cards do not carry KV, leave them out: `export UCX_NET_DEVICES={','.join(ports)}`",
+    )
 
 
 def _remedy(plugin: str) -> str:

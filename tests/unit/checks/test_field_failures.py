@@ -28,7 +28,7 @@ from pytest_nixl.checks.doctor.check import Requirements
 from pytest_nixl.host.facts import gather
 from pytest_nixl.host.recorded_tree import FactsRoot
 from pytest_nixl.judge.profiles import load_profile
-from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.parsers import parse_backends
 from pytest_nixl.session.suite_checks import suite_checks
 
@@ -47,6 +47,7 @@ class Report:
     :param id: the check, or the connector's field, that names it; empty if nothing does.
     :param tree: puts the fault into a host's tree.
     :param pods: for prefill and decode what differs from a right pod: ``env``, ``transfer``, ``args`` or ``efa``.
+    :param words: what the check must say of a fault in a tree, so that the cause is named.
     :param test: the test that makes the fault, ``FILE::NAME``.
     :param only_symptom: what the check does not name; empty if it names the cause.
     :param why: why nothing catches it.
@@ -56,6 +57,7 @@ class Report:
     id: str = ""
     tree: Callable[[Tree], Any] | None = None
     pods: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    words: str = ""
     test: str = ""
     only_symptom: str = ""
     why: str = ""
@@ -85,10 +87,34 @@ def _all(*plants: Callable[[Tree], Any]) -> Callable[[Tree], None]:
     return plant
 
 
+def _change_ucx_rdma(how: Callable[[Any], Any]) -> Callable[[Tree], None]:
+    return lambda tree: tree.change("nixl", lambda found: how(found["ucx_rdma"]))
+
+
+def _other_kernel_abi(found: Any) -> None:
+    del found["offered"]["rdmap79s0"]
+    found["answers"]["rdmap79s0"].update(listed=False, shared_queues=None)
+    found["other_abi"].update(rdmap79s0="Driver efa does not support the kernel ABI of 3")
+
+
+def _management_card(tree: Tree) -> None:
+    """Move a network card to a PCI root of its own, away from all GPUs; UCX cannot be created and does not say why."""
+    path = "/sys/devices/pci0000:f0/0000:f0:01.0/0000:f1:00.0"
+    for name, text in (("vendor", "0x1d0f"), ("device", "0xefa2"), ("class", "0x020000"), ("numa_node", "0")):
+        tree.write(f"{path}/{name}", text)
+    tree.link(f"{path}/driver", "/sys/bus/pci/drivers/efa")
+    tree.remove("/sys/class/infiniband/rdmap79s0/device")
+    tree.link("/sys/class/infiniband/rdmap79s0/device", path)
+    _change("nixl", backends=_UCX_REFUSES)(tree)
+
+
 def _both(**pod: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return pod, pod
 
 
+_UCX_REFUSES = {"UCX": {
+    "missing": [], "error": "nixlBackendError: NIXL_ERR_BACKEND", "remedy": "", "memories": [], "versions": {},
+    "plugin": "/usr/local/nixl/lib/x86_64-linux-gnu/plugins/libplugin_UCX.so", "said": []}}  # fmt: skip
 _CROSS = {"kv_connector_extra_config": {"enable_cross_layers_blocks": True}}
 _INNER = [{"kv_connector": "DynamoConnector"}, {"kv_connector": "NixlConnector", "kv_role": "kv_both", **_CROSS}]
 _PD = {"kv_connector": "PdConnector", "kv_connector_extra_config": {"connectors": _INNER}}
@@ -149,27 +175,26 @@ SECOND = (
     Report("vllm#51377, modelexpress#600", "bandwidth", test="unit/judge/test_row.py::"
            "test_each_accepted_transport_of_gpu_memory_has_its_remedy", only_symptom="that there is no fabric handle"),
     Report("vllm#52607, nixl#2208", "bandwidth",
-           test="unit/judge/test_row.py::test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
+           test="unit/judge/test_row.py::test_read_that_ucx_emulates_without_nvlink_has_its_remedy"),
     Report("vllm#55906, ucx#11978", "bandwidth",
            test="unit/judge/test_row.py::test_each_accepted_transport_of_gpu_memory_has_its_remedy"),
     Report("dynamo#12463", "bandwidth", test="integration/test_verdicts_end_to_end.py::"
            "test_a_byte_corrupted_at_its_destination_makes_the_row_corrupt", only_symptom="which network card it is"),
-    Report("dynamo#10852", "backend-loads", tree=lambda tree: tree.change("nixl", lambda found: found["backends"][
-        "UCX"].update(error="nixlBackendError: NIXL_ERR_BACKEND", memories=[])),
-           only_symptom="which UCX_NET_DEVICES is right"),
+    Report("dynamo#10852", "backend-loads", tree=_management_card,
+           words="UCX uses all 32 RDMA devices, and rdmap79s0 is near no GPU"),
     Report("InferenceX#1944, sglang#29127", "rank-to-blame",
            test="unit/judge/test_culprit.py::test_two_trials_name_the_culprits",
            only_symptom="which network card of the named host it is"),
     Report("ucx#11259", "gpus-together",
            test="unit/judge/test_gpus.py::test_a_gpu_that_uses_a_far_network_card_is_reported"),
     Report("modelexpress#449", "bandwidth", test=_HALF, only_symptom="that one network card of four carried the bytes"),
-    Report("sglang#30099", "transports-allowed", tree=_all(_variables(UCX_TLS="rc,cuda"), lambda tree: tree.change(
-        "nixl", lambda found: found["backends"]["UCX"].update(error="NIXL_ERR_BACKEND", memories=[], said=[
-            "transport 'rc' is not available, please use one or more of: cma, cuda_copy, sm, srd, tcp, ud"]))),
-           only_symptom="that the card has no shared receive queue"),
-    Report("nixl#1642", "bandwidth", test=_HALF, only_symptom="that the kernel's interface of the driver is too old"),
-    Report("prime-rl#2761, prime-rl#3204", "transports-allowed", tree=_variables(UCX_TLS="tcp,cuda_copy"),
-           only_symptom="that this UCX was built without InfiniBand"),
+    Report("sglang#30099", "ucx-uses-rdma", tree=_change_ucx_rdma(lambda found: found["offered"].pop("rdmap79s0")),
+           words="rdmap79s0: it has no shared receive queues (max_srq is 0), which UCX's rc needs"),
+    Report("nixl#1642", "ucx-uses-rdma", tree=_change_ucx_rdma(_other_kernel_abi),
+           words="libibverbs says: Driver efa does not support the kernel ABI of 3"),
+    Report("prime-rl#2761, prime-rl#3204", "ucx-uses-rdma",
+           tree=_change_ucx_rdma(lambda found: found.update(module="")),
+           words="this UCX has no RDMA module (libuct_ib.so)"),
     Report("awsome-inference#72, ray#62339", "EFA devices", pods=_both(efa=32, env={"NIXL_BACKEND": "LIBFABRIC"})),
     Report("ray#60817", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "localhost"})),
     Report("vllm#47636", "VLLM_NIXL_SIDE_CHANNEL_HOST", pods=_both(
@@ -209,9 +234,9 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return p5(tmp_path_factory.mktemp("p5") / "tree")
 
 
-def _verdict(tree: Tree, report: Report) -> Verdict:
+def _judged(tree: Tree, report: Report) -> Judgement:
     facts = gather(FactsRoot(str(tree.folder)), backends=BACKENDS, environ={})
-    return judge(report.id, facts, Requirements(load_profile("p5.48xlarge"), BACKENDS)).verdict
+    return judge(report.id, facts, Requirements(load_profile("p5.48xlarge"), BACKENDS))
 
 
 TREES = [each for each in ALL if each.tree is not None]
@@ -219,11 +244,27 @@ TREES = [each for each in ALL if each.tree is not None]
 
 @pytest.mark.parametrize("report", TREES, ids=_ids(TREES))
 def test_a_fault_of_a_host_is_named(report: Report, healthy: Tree, tmp_path: Path) -> None:
-    assert _verdict(healthy, report) is Verdict.PASS
+    assert _judged(healthy, report).verdict is Verdict.PASS
     tree = healthy.copy(tmp_path / "tree")
     assert report.tree is not None
     report.tree(tree)
-    assert _verdict(tree, report) in BAD
+    judged = _judged(tree, report)
+    assert judged.verdict in BAD
+    assert report.words in judged.reason
+
+
+def test_only_a_card_near_no_gpu_is_left_out(healthy: Tree, tmp_path: Path) -> None:
+    report = next(each for each in TREES if each.reports == "dynamo#10852")
+    moved, near = healthy.copy(tmp_path / "moved"), healthy.copy(tmp_path / "near")
+    _management_card(moved)
+    _change("nixl", backends=_UCX_REFUSES)(near)
+    remedy = _judged(moved, report).remedy
+    assert "`export UCX_NET_DEVICES=" in remedy
+    assert "rdmap80s0:1" in remedy
+    assert "rdmap79s0" not in remedy
+    assert "UCX_NET_DEVICES" not in str(_judged(near, report))
+    moved.variable("UCX_NET_DEVICES", "rdmap80s0:1")
+    assert "near no GPU" not in str(_judged(moved, report))
 
 
 def _pod(folder: Path, role: str, changes: Mapping[str, Any]) -> str:
@@ -279,7 +320,7 @@ def test_each_report_is_caught_by_a_check_that_exists_or_says_why_not(capsys: py
     with capsys.disabled():
         print(f"\nof {len(ALL)} reports {kinds['named']} are named by their cause, {kinds['symptom']} by their "
               f"symptom, and {kinds['not']} by nothing")  # fmt: skip
-    assert kinds["named"] >= 34
+    assert kinds["named"] >= 39
     assert kinds["named"] + kinds["symptom"] >= 45
 
 
