@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers import gpu_standin
 from helpers.cli_run import Finished, bandwidth, profile, run
+
+from pytest_nixl.fixtures.etcd import PrivateEtcd
 
 pytestmark = pytest.mark.long
 
@@ -108,6 +111,21 @@ def test_lost_gpu_is_named(driver: dict[str, str], tmp_path: Path) -> None:
     assert "CUDA_ERROR_LAUNCH_FAILED" in done.output, done.output
     assert "a GPU that had an error may need a reset" in done.output
     assert done.code == 1
+
+
+def test_rows_between_two_ranks_pass(driver: dict[str, str], tmp_path: Path, nixl_private_etcd: PrivateEtcd) -> None:
+    path = profile(tmp_path / "expected.toml", CUDA_IPC)
+    options = ("--nixl-memory=VRAM:VRAM", "--nixl-op=WRITE,READ", "--nixl-ranks=2", f"--nixl-profile={path}", *SHORT)
+
+    def rank(_: int) -> Finished:
+        env = {**driver, "NIXL_GROUP_TOKEN": "of these two ranks and no other"}
+        return bandwidth(*options, f"--nixl-etcd={nixl_private_etcd.endpoint}", env=env)
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(rank, range(2)))
+    assert [done.code for done in ranks] == [0, 0], ranks[0].output + ranks[1].output
+    passed = {f"{op} VRAM:VRAM": ("cuda_ipc/cuda", "PASS") for op in ("WRITE", "READ")}
+    assert passed in [rows(done) for done in ranks], ranks[0].output + ranks[1].output
 
 
 def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> None:
