@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_nixl import Agents, Figure, Judgement, LocalHost, Settings, supervisor, wait_until
-from pytest_nixl.checks.endurance import CYCLES, Endurance, endure, judge_endurance
+from pytest_nixl.checks.endurance import AGENT_HEAP_BESIDE_GPU, CYCLES, Endurance, endure, judge_endurance
 
 from ..metadata.conftest import agents, agents_meet, namespace
 
@@ -45,6 +45,8 @@ def endured(
                     wait_until(lambda: namespace.client.get(key) is not None, what, seconds=namespace.seconds)
                     return namespace.client.count_prefix(f"{namespace.name}/")
 
+            if cycle == "agent" and agent.worker.call("devices")["devices"]:
+                kind = replace(kind, heap=AGENT_HEAP_BESIDE_GPU)
             endurance = Endurance(agent, kind, agent_backend, nixl_settings.duration, published)
             figures = endure(endurance, profile.bounds)
             return figures, judge_endurance(record_figures(figures, kind.limits), endurance)
