@@ -45,3 +45,12 @@ def test_suite_passes_over_rdma(rxe_machine: Machine, suite: str) -> None:
     done = suites(rxe_machine, f"suites/{suite}")
     assert done.code == 0
     assert "passed" in done.output
+
+
+def test_port_that_is_down_is_named_by_the_row(rxe_machine: Machine) -> None:
+    state = "ACTIVE /sys/class/infiniband/rxe0/ports/1/state"
+    rxe_machine.check(f"ip link set v0-peer down; while grep -q {state}; do sleep 0.1; done")
+    done = suites(rxe_machine, "suites/bandwidth/test_bandwidth.py --nixl-blocks=64KiB --nixl-op=WRITE")
+    rxe_machine.check(f"ip link set v0-peer up; until grep -q {state}; do sleep 0.1; done")
+    assert done.code == 1
+    assert "NIXL_ERR_BACKEND: rxe0's port 1 is DOWN" in done.output

@@ -22,6 +22,7 @@ from pytest_nixl.checks.doctor.check import (
     warned,
 )
 from pytest_nixl.checks.doctor.libraries import not_loaded
+from pytest_nixl.core.rdma_fault import GID_INDEX_REMEDY, MEMLOCK_REMEDY, NODES_REMEDY, PORT_REMEDY
 from pytest_nixl.host.facts import Facts
 from pytest_nixl.host.rdma import RdmaDevice, network_cards
 from pytest_nixl.host.ucx_rdma import UcxRdma, VerbsAnswer
@@ -29,8 +30,6 @@ from pytest_nixl.host.verbs_providers import VerbsLibrary, VerbsProvider
 from pytest_nixl.model.verdicts import Judgement
 
 _NOT_OPENED = re.compile(r"uct_iface_open\(\w+/(\S+?):\d+\) failed: (.*)")
-_NODES = "give the container the device nodes (docker run --device=/dev/infiniband) and check their permissions"
-_MEMLOCK = "raise the limit: `ulimit -l unlimited`, docker run --ulimit memlock=-1, or the capability IPC_LOCK"
 _SAME_RELEASE = (
     "install libibverbs and its providers from one release of rdma-core (apt: libibverbs1 ibverbs-providers), or use a "
     "NIXL that was built on this image"
@@ -91,16 +90,16 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
     if not device.uverbs:
         yield _Cause("the kernel has no uverbs node for it: ib_uverbs is not loaded", "modprobe ib_uverbs on the host")
     elif device.closed:
-        yield _Cause(f"{device.uverbs} cannot be opened: {device.closed}", _NODES)
+        yield _Cause(f"{device.uverbs} cannot be opened: {device.closed}", NODES_REMEDY)
     elif not answer.listed:
         yield _without_provider(device, found, facts)
     elif answer.opened:
-        yield _Cause(f"libibverbs cannot open it: {answer.opened}", _NODES)
+        yield _Cause(f"libibverbs cannot open it: {answer.opened}", NODES_REMEDY)
     if answer.registered:
         memlock = facts.host.memlock.value
         limit = memlock.soft if memlock is not None else None
         told = f" (a process may lock {limit >> 10} KiB)" if limit is not None else ""
-        yield _Cause(f"1 MiB of memory cannot be registered with it: {answer.registered}{told}", _MEMLOCK)
+        yield _Cause(f"1 MiB of memory cannot be registered with it: {answer.registered}{told}", MEMLOCK_REMEDY)
     here = {nic.name for nic in facts.network.nics}
     elsewhere = [name for port in device.ports for name in port.interfaces if name not in here]
     if elsewhere:
@@ -113,9 +112,7 @@ def _causes(device: RdmaDevice, found: UcxRdma, facts: Facts) -> Iterator[_Cause
         return
     if not device.active:
         states = ", ".join(port.state for port in device.ports)
-        yield _Cause(
-            f"its port is {states}", "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)"
-        )
+        yield _Cause(f"its port is {states}", PORT_REMEDY)
     yield from _of_gids(device, facts, failure)
     if answer.shared_queues == 0:
         yield _Cause(
@@ -143,7 +140,7 @@ def _of_gids(device: RdmaDevice, facts: Facts, failure: str) -> Iterator[_Cause]
     if index.isdecimal() and gids and index not in gids:
         yield _Cause(
             f"UCX_IB_GID_INDEX={index} names no GID of it: it has {named(gids)}",
-            "unset UCX_IB_GID_INDEX: UCX then takes the best GID",
+            GID_INDEX_REMEDY,
         )
     if not gids:
         yield _Cause("it has no GID", f"give {interfaces} an address (`ip address add …`), and read `rdma link`")

@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _IOLBF = 1
+#: NIXL's errors that an RDMA device can cause.
+_OF_DEVICES = ("nixlBackendError", "nixlRemoteDisconnectError")
 
 
 def _prepare_process(parent: int) -> None:
@@ -40,6 +42,7 @@ def _prepare_process(parent: int) -> None:
 
 def _error(error: BaseException) -> dict[str, Any]:
     from pytest_nixl.core.errors import NixlPluginError
+    from pytest_nixl.core.rdma_fault import ASK_DOCTOR, rdma_fault, wants_rdma
     from pytest_nixl.core.shared_memory import SHM_REMEDY, file_size_fault, shared_memory_fault
     from pytest_nixl.model import nixl_releases
     from pytest_nixl.nixl.worker.commands import CommandRefusedError
@@ -56,14 +59,19 @@ def _error(error: BaseException) -> dict[str, Any]:
     elif isinstance(error, StepTimeoutError):
         kind = "timeout"
     elif nixl_releases.is_error(module):
-        kind = "nixl"
+        kind, name = "nixl", type(error).__name__
+        of_devices = name in _OF_DEVICES
         for fault, remedy in (
             (shared_memory_fault(), SHM_REMEDY),
             (file_size_fault(), "raise the limit: `ulimit -f unlimited`"),
+            rdma_fault(os.environ) if of_devices else ("", ""),
         ):
             if fault:
-                words, name = f"{error}: {fault}", type(error).__name__
+                words = f"{error}: {fault}"
                 return {"kind": kind, "type": name, "message": words, "remedy": remedy, "traceback": ""}
+        if of_devices and wants_rdma(os.environ):
+            remedy = f"{ASK_DOCTOR}; and read NIXL's log lines below"
+            return {"kind": kind, "type": name, "message": str(error), "remedy": remedy, "traceback": ""}
     elif isinstance(error, NixlImportError):
         kind = "import"
     text = "".join(traceback.format_exception(error))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why the RDMA devices that UCX is told to use cannot be used now: NIXL reports only NIXL_ERR_BACKEND, or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pytest_nixl.core.addresses import ask_addresses
+
+#: What to do about each cause. The doctor's check ucx-uses-rdma says the same.
+PORT_REMEDY = "check the cable, the switch and the subnet manager (`ibstat`, `rdma link`)"
+NODES_REMEDY = "give the container the device nodes (docker run --device=/dev/infiniband) and check their permissions"
+MEMLOCK_REMEDY = "raise the limit: `ulimit -l unlimited`, docker run --ulimit memlock=-1, or the capability IPC_LOCK"
+GID_INDEX_REMEDY = "unset UCX_IB_GID_INDEX: UCX then takes the best GID"
+#: What names the causes that files of the kernel do not show, such as a provider that is missing.
+ASK_DOCTOR = "run `pytest-nixl doctor`: its check ucx-uses-rdma names why UCX cannot use an RDMA device"
+
+_RDMA_TRANSPORTS = re.compile(r"(rc|ud|dc|ib)\b|(rc|ud|dc)_")
+_CAP_IPC_LOCK = 14
+#: Bytes that UCX locks when it opens a device: it asks for 6 MiB, and then for the buffers.
+_LEAST_LOCKED = 16 << 20
+
+
+def wants_rdma(environ: Mapping[str, str]) -> bool:
+    """Return whether UCX_TLS names a transport of RDMA devices."""
+    names = environ.get("UCX_TLS", "").split(",")
+    return not names[0].startswith("^") and any(_RDMA_TRANSPORTS.match(name.lstrip("\\")) for name in names)
+
+
+def rdma_fault(environ: Mapping[str, str], root: str = "/") -> tuple[str, str]:
+    """Return why the RDMA that UCX is told to use cannot be used now, and a remedy; two empty texts if it can.
+
+    It reads a few files of the kernel: a port, a GID, a device node, the limit of locked memory.
+
+    :param environ: the variables of the process that uses UCX.
+    :param root: where /sys, /dev and /proc are.
+    """
+    if not wants_rdma(environ):
+        return "", ""
+    return next(_faults(environ, Path(root)), ("", ""))
+
+
+def _faults(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
+    folder = root / "sys/class/infiniband"
+    there = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    if not there:
+        yield "this host has no RDMA device", "check the driver (`rdma link`), or allow TCP: UCX_TLS=tcp"
+        return
+    named = environ.get("UCX_NET_DEVICES", "all")
+    chosen = {part.partition(":")[0] for part in named.split(",")}
+    devices = there if named == "all" or named.startswith("^") else [name for name in there if name in chosen]
+    if not devices:
+        yield (
+            f"UCX_NET_DEVICES={named} names no RDMA device of this host, which has {', '.join(there)}",
+            f"unset UCX_NET_DEVICES, or set it to {there[0]}:1",
+        )
+        return
+    found = [next(_of_device(folder / name, environ, root), None) for name in devices]
+    faults = [fault for fault in found if fault is not None]
+    # UCX goes on with the devices that it can use, if it may choose.
+    if faults and (len(faults) == len(found) or named != "all"):
+        yield faults[0]
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_LOCKED and not _may_lock(root):
+        yield (
+            f"this process may lock only {limit >> 10} KiB of memory, and RDMA locks what it registers",
+            MEMLOCK_REMEDY,
+        )
+
+
+def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, str]]:
+    node = next((each for each in (root / "sys/class/infiniband_verbs").glob("uverbs*") if _is_of(each, device)), None)
+    if node is None:
+        yield f"the kernel has no uverbs node for {device.name}", "load its module on the host: `modprobe ib_uverbs`"
+        return
+    try:
+        os.close(os.open(root / "dev/infiniband" / node.name, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        yield f"/dev/infiniband/{node.name} of {device.name} cannot be opened: {error.strerror}", NODES_REMEDY
+    ports = sorted((device / "ports").iterdir())
+    states = {port: re.sub(r"\d+: ", "", _read(port / "state")) for port in ports}
+    if states and not any(state in ("ACTIVE", "") for state in states.values()):
+        told = " and ".join(f"port {port.name} is {state}" for port, state in states.items())
+        yield f"{device.name}'s {told}", PORT_REMEDY
+    for port in ports:
+        yield from _of_gids(device, port, environ)
+
+
+def _of_gids(device: Path, port: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    gids = {each.name: gid for each in (port / "gids").glob("*") if (gid := _read(each)).strip("0:")}
+    index = environ.get("UCX_IB_GID_INDEX", "auto")
+    interface = next(filter(None, (_read(port / "gid_attrs/ndevs" / each) for each in gids)), "its interface")
+    remedy = f"give {interface} an address (`ip address add …`), and read `rdma link`"
+    if not gids:
+        yield f"{device.name}'s port {port.name} has no GID", remedy
+    elif index.isdecimal() and index not in gids:
+        has = ", ".join(sorted(gids, key=int))
+        yield (
+            f"UCX_IB_GID_INDEX={index} names no GID of {device.name}'s port {port.name}, which has {has}",
+            GID_INDEX_REMEDY,
+        )
+    elif all(gid.startswith("fe80:") for gid in gids.values()) and _has_no_address(interface):
+        gid = next(iter(gids.values()))
+        yield f"{device.name}'s port {port.name} has only a link-local GID ({gid}): {interface} has no address", remedy
+
+
+def _has_no_address(interface: str) -> bool:
+    """Return whether a network interface of this process's namespace has no IP address."""
+    return os.path.isdir(f"/sys/class/net/{interface}") and not ask_addresses().get(interface)
+
+
+def _is_of(node: Path, device: Path) -> bool:
+    return _read(node / "ibdev") == device.name
+
+
+def _may_lock(root: Path) -> bool:
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status"), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

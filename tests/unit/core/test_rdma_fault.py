@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why the RDMA devices that UCX is told to use cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_nixl.core.rdma_fault import rdma_fault
+
+RC = {"UCX_TLS": "rc,self", "UCX_NET_DEVICES": "rxe0:1"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host with the healthy device rxe0, and all capabilities."""
+    for name, text in {
+        "sys/class/infiniband/rxe0/ports/1/state": "4: ACTIVE\n",
+        "sys/class/infiniband/rxe0/ports/1/gids/1": "0000:0000:0000:0000:0000:ffff:0a63:0001\n",
+        "sys/class/infiniband_verbs/uverbs0/ibdev": "rxe0\n",
+        "dev/infiniband/uverbs0": "",
+        "proc/self/status": "CapEff:\t000001ffffffffff\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_healthy_device_has_no_fault(root: Path) -> None:
+    assert rdma_fault(RC, str(root)) == ("", "")
+
+
+def test_fault_is_named(root: Path) -> None:
+    port = root / "sys/class/infiniband/rxe0/ports/1"
+    assert "UCX_IB_GID_INDEX=7 names no GID of rxe0's port 1, which has 1" in rdma_fault(
+        RC | {"UCX_IB_GID_INDEX": "7"}, str(root)
+    )
+    words, _ = rdma_fault(RC | {"UCX_NET_DEVICES": "mlx5_0:1"}, str(root))
+    assert words == "UCX_NET_DEVICES=mlx5_0:1 names no RDMA device of this host, which has rxe0"
+    (port / "gids/1").write_text("0000:0000:0000:0000:0000:0000:0000:0000\n")
+    assert rdma_fault(RC, str(root))[0] == "rxe0's port 1 has no GID"
+    (port / "state").write_text("1: DOWN\n")
+    assert rdma_fault(RC, str(root))[0] == "rxe0's port 1 is DOWN"
+    # A run over TCP does not care.
+    assert rdma_fault({"UCX_TLS": "tcp"}, str(root)) == ("", "")
+    (root / "dev/infiniband/uverbs0").unlink()
+    assert "/dev/infiniband/uverbs0 of rxe0 cannot be opened: No such file" in rdma_fault(RC, str(root))[0]
