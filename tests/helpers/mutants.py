@@ -353,7 +353,13 @@ class Tests:
         line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
         near = [name for name in lines.get(line, []) if "\n" not in name]
         near.sort(key=lambda name: (name.partition("::")[0] not in own, name))
-        return self.run(near[:MOST_TESTS] or own, QUICK, SECONDS, mutant)[0]
+        chosen = near[:MOST_TESTS] or own
+        result, _ = self.run(chosen, QUICK, SECONDS, mutant)
+        if result == "late":  # because of the change, if they take less without it
+            _, seconds = self.run(chosen, QUICK, UNCHANGED)
+            if TIMES * seconds > SECONDS:
+                result, _ = self.run(chosen, QUICK, TIMES * seconds, mutant)
+        return result
 
     def of_mutant(self, mutant: Mutant, marks: str, seconds: Mapping[str, float | None]) -> str:
         """Return what :meth:`run` returns first with a change; ``seconds`` is of each file without any."""
