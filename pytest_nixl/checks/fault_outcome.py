@@ -27,6 +27,7 @@ class FaultOutcome:
     :param unended: how many transfers in flight did not end some seconds after NIXL had reported the first error.
     :param changed: the number of bytes that were written to the destination after NIXL had reported the end.
     :param lost_requests: how many requests for the metadata of a restarted target NIXL lost without an error.
+    :param early: NIXL reported the error before the fault was made, and nothing was observed after that.
     """
 
     fault: str
@@ -41,10 +42,13 @@ class FaultOutcome:
     transports: str = ""
     unended: int = 0
     lost_requests: int = 0
+    early: bool = False
 
     @property
     def defects(self) -> list[str]:
         """What is wrong with this outcome, whatever the fault."""
+        if self.early:
+            return ["the transfers ended before the fault was made, although the target runs"]
         found = []
         if self.survivor:
             found.append(f"the surviving agent {self.survivor}")

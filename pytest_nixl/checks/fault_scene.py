@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from pytest_nixl.checks.fault_outcome import REGIONS, FaultOutcome
-from pytest_nixl.core.errors import LateError
+from pytest_nixl.core.errors import LateError, NixlPluginError
 from pytest_nixl.core.polling import wait_until
+from pytest_nixl.core.strict import Number, Text, check
 from pytest_nixl.nixl.agent import Agents, NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
-from pytest_nixl.nixl.worker.fault_traffic import FLOWS
+from pytest_nixl.nixl.worker.fault_traffic import ENDED_EARLY, FLOWS
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_process import Pending
 
@@ -28,8 +30,25 @@ TAIL = 64 << 10
 HERE = "127.0.0.1"
 #: What NIXL writes if it could not send a request for metadata, and how many requests are made at most.
 LOST_REQUEST, FETCHES = "Failed to send message to peer", 3
+#: The deadline of the initiator's traffic, as a multiple of a step's: it begins before transfers flow.
+_WORKER_SHARE = 3
+#: What the traffic of the initiator ended with.
+SECONDS, COUNT = Number(0, 1e9), Number(0, 1 << 53, whole=True)
+KEPT = {"said": Text(256), "completed": COUNT, "longest": SECONDS, "unended": COUNT}
 #: Numbers of patterns.
 seeds = itertools.count(1)
+
+
+class EarlyEndError(NixlPluginError):
+    """NIXL reported an error of the transfers before the fault was made.
+
+    :param said: NIXL's error class.
+    :param seconds: from the beginning of the transfers.
+    """
+
+    def __init__(self, said: str, seconds: float) -> None:
+        super().__init__(f"the transfers ended in {said} before the fault")
+        self.said, self.seconds = said, seconds
 
 
 class FaultScene:
@@ -127,7 +146,11 @@ class FaultScene:
         )
         given = {"op": self.op, "local": local, "remote": remote, "peer": self.target.name, **arguments}
         return self.initiator.worker.request(
-            "run", agent=self.initiator.ref, function=TRAFFIC + function, arguments=given
+            "run",
+            seconds=_WORKER_SHARE * self.initiator.worker.timeout,
+            agent=self.initiator.ref,
+            function=TRAFFIC + function,
+            arguments=given,
         )
 
     @contextmanager
@@ -135,13 +158,23 @@ class FaultScene:
         """Keep transfers in flight; the body begins when the first ones are completed.
 
         :raises LateError: no transfer is completed before the deadline.
+        :raises EarlyEndError: NIXL reports an error before that, while the target still runs.
         """
-        pending = self.request("keep_transferring", quiet=quiet, limit=limit)
+        worker = self.initiator.worker
+        began = time.monotonic()
+        pending = self.request("keep_transferring", quiet=quiet, limit=limit, patience=worker.timeout)
+        what = f"{self.initiator.name} to complete transfers to {self.target.name}"
         wait_until(
-            lambda: FLOWS in self.initiator.worker.output() or not self.initiator.worker.alive,
-            f"{self.initiator.name} to complete transfers to {self.target.name}",
-            seconds=self.initiator.worker.timeout,
+            lambda: FLOWS in (said := worker.output()) or ENDED_EARLY in said or not worker.alive,
+            what,
+            seconds=worker.timeout,
         )
+        if ENDED_EARLY in worker.output():
+            found = pending.result()
+            check(KEPT, found)
+            if found["said"] in ("PROC", "DONE"):
+                raise LateError(f"waited {worker.timeout:g} s for {what}")
+            raise EarlyEndError(found["said"], time.monotonic() - began)
         yield pending
 
     def mark(self, buffer: Buffer, seed: int) -> None:

@@ -11,21 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nixl.checks.fault_outcome import REGIONS, FaultOutcome
-from pytest_nixl.checks.fault_scene import MOVED, TRAFFIC, FaultScene, seeds
+from pytest_nixl.checks.fault_scene import COUNT, KEPT, MOVED, SECONDS, TRAFFIC, EarlyEndError, FaultScene, seeds
 from pytest_nixl.core.free_ports import free_ports
-from pytest_nixl.core.strict import Every, Number, Text, check
+from pytest_nixl.core.strict import Every, Text, check
 from pytest_nixl.nixl.agent import Agents
-from pytest_nixl.nixl.worker.fault_traffic import FINISH
+from pytest_nixl.nixl.worker.fault_traffic import FINISH, NOT_CALLED
 from pytest_nixl.processes.hosts import Host
 from pytest_nixl.processes.worker_errors import NixlError, WorkerDiedError, WorkerError
 from pytest_nixl.processes.worker_process import Pending
 
 #: How a process ends that uses memory which it has freed.
 _UNMAPPED = ("was ended by SIGSEGV", "was ended by SIGBUS")
-_SECONDS = Number(0, 1e9)
-_COUNT = Number(0, 1 << 53, whole=True)
-_KEPT = {"said": Text(256), "completed": _COUNT, "longest": _SECONDS, "unended": _COUNT}
-_INTERRUPTED = {"act": Text(256), "seconds": _SECONDS, "in_flight": _COUNT, "states": Every(_COUNT, keys=True)}
+_INTERRUPTED = {"act": Text(256), "seconds": SECONDS, "in_flight": COUNT, "states": Every(COUNT, keys=True)}
 #: The number of notifications that are sent to a dead agent, and the deadline of each in seconds.
 NOTIFICATIONS, NOTIFIED = 200, 20.0
 #: The time in seconds for which a target is stopped before it goes on, and after which it counts as silent.
@@ -186,6 +183,8 @@ def _interrupt(scene: FaultScene, action: str, **given: Any) -> FaultOutcome:
     except WorkerDiedError as error:
         return replace(scene.outcome, said=action, survivor=_ended(error))
     check(_INTERRUPTED, found)
+    if found["act"] == NOT_CALLED:
+        raise EarlyEndError(" ".join(found["states"]), found["seconds"])
     ends = ", ".join(f"{count} {state}" for state, count in sorted(found["states"].items())) or "none is asked for"
     said = f"{action} {found['act']} with {found['in_flight']} of {REGIONS} transfers in flight, which end as {ends}"
     return replace(scene.outcome, said=said, seconds=found["seconds"])
@@ -254,7 +253,12 @@ def make_fault(
     port = 0
     if fault in LISTENING:
         (port,), places = free_ports(1), ()
-    return replace(FAULTS[fault](FaultScene(agents, backend, op, environment, places, port)), fault=fault)
+    scene = FaultScene(agents, backend, op, environment, places, port)
+    try:
+        outcome = FAULTS[fault](scene)
+    except EarlyEndError as error:
+        outcome = replace(scene.outcome, said=error.said, seconds=error.seconds, early=True)
+    return replace(outcome, fault=fault)
 
 
 def environments(backend: str, environ: Mapping[str, str] = os.environ) -> list[dict[str, str | None]]:
@@ -272,7 +276,7 @@ def _kept(scene: FaultScene, pending: Pending, began: float) -> FaultOutcome:
     """Return what the traffic of the initiator ended with."""
     try:
         found = pending.result()
-        check(_KEPT, found)
+        check(KEPT, found)
     except WorkerDiedError as error:
         return replace(scene.outcome, said="no answer", seconds=time.monotonic() - began, survivor=_ended(error))
     return replace(scene.outcome, said=found["said"], unended=found["unended"], seconds=time.monotonic() - began)

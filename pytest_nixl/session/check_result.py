@@ -34,7 +34,7 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         gate = run.usable and run.settings.gate
         required = run.usable and check_of(item) in load_profile(run.settings.profile).required
         _shorten_failure(report, item, call.excinfo, gate=gate, required=required)
-    _hide_secrets(report, run.hide)
+    _hide_secrets(report, item.config, run.hide)
     result = _result_of(item, call, report)
     if result is None:
         return
@@ -47,12 +47,15 @@ def add_result(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         item.user_properties.append(("nixl_image", run.settings.image))
 
 
-def _hide_secrets(report: pytest.TestReport, hide: Callable[[str], str]) -> None:
+def _hide_secrets(report: pytest.TestReport, config: pytest.Config, hide: Callable[[str], str]) -> None:
     """Hide secrets in all texts of a report: a traceback has arguments and variables, and a program may print one.
 
     The control characters of a failure are escaped. What a test printed keeps its colours.
     """
-    report.longrepr = _hidden(report.longrepr, lambda text: printable(hide(text)))
+    if report.longrepr is not None:  # pytest gives its representation of an exception as plain data, and takes it back
+        plain = config.hook.pytest_report_to_serializable(config=config, report=report)
+        plain["longrepr"] = _hidden(plain["longrepr"], lambda text: printable(hide(text)))
+        report.longrepr = config.hook.pytest_report_from_serializable(config=config, data=plain).longrepr
     report.sections = [(name, hide(text)) for name, text in report.sections]
 
 
@@ -61,9 +64,8 @@ def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
         return hide(value)
     if isinstance(value, (list, tuple)):
         return type(value)(_hidden(each, hide) for each in value)
-    if type(value).__module__ == "_pytest._code.code":  # a part of pytest's representation of an exception
-        for name, part in vars(value).items():
-            setattr(value, name, _hidden(part, hide))
+    if isinstance(value, dict):
+        return {name: _hidden(each, hide) for name, each in value.items()}
     return value
 
 

@@ -27,15 +27,19 @@ class Couple:
         return self.agents.settings.timeout
 
     def another_target(self) -> tuple[NixlAgent, Buffer]:
-        """Start a new target of the same name on the same host, and make it known to the initiator."""
+        """Start a new target of the same name on the same host, with registered memory."""
         agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=None)
         memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
-        self.initiator.remove_remote_agent(self.target.name)
-        metadata = agent.get_agent_metadata()
-        with agent.polled():
-            self.initiator.add_remote_agent(metadata)
         return agent, memory
+
+
+def know_again(initiator: NixlAgent, target: NixlAgent) -> None:
+    """Let an initiator forget an agent, and know the one that has its name now."""
+    initiator.remove_remote_agent(target.name)
+    metadata = target.get_agent_metadata()
+    with target.polled():
+        initiator.add_remote_agent(metadata)
 
 
 @pytest.fixture

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change a seeded sample of lines, one at a time, and count the changes that the tests of their module notice.
+"""Change a seeded sample of lines, one at a time, and count the changes that the unit tests notice.
 
 ``python mutants.py [--sample=N] [--seed=N] [--jobs=N] [--least=PERCENT] [--quick] [MODULE…]``
 
 cosmic-ray makes the changes; two operators are added here: a call that is left out, and ``all`` for ``any`` or ``min``
-for ``max``. A change is made in a copy of the clone. It has died when a test fails, or takes far longer than it does
-without the change. The module's tests that take long run only for changes that live through the others.
+for ``max``. One run of the unit tests under coverage.py, which must pass, tells which tests run which line. A change is
+made in a copy of the clone, and the tests that run its line run there until one fails: those of the module first. If it
+lives, the module's tests that take long run, because what runs in another process has no coverage. It has died when a
+test fails, or takes far longer than it may.
+
+Not made are changes that no test could notice: of annotations, of what only a type checker reads, of decorators'
+arguments, of log lines, of a name's time to wait (``…_SECONDS``, ``_NAP``, ``timeout=5.0``: no test may depend on it),
+and of the line that starts a module as a program.
 
 Exit code 0: enough of the sample died; 1: too few did; 2: the tests fail without any change, or nothing can be chosen.
 """
@@ -103,6 +109,10 @@ TESTS = {
     "nixl/worker/vram": "nixl/test_vram",
     "session/gate": "session/test_gate_results",
 }
+#: The names of times to wait, whose digits may change.
+WAITS = re.compile(r"seconds|nap|timeout|patience|grace|interval$|_every$", re.IGNORECASE)
+#: The most tests that run for one change.
+MOST_TESTS = 150
 #: The tests that run for each change, and those that run for each that lived.
 QUICK, LONG = "not long and not alone and not whole and not soak", "long and not alone and not whole and not soak"
 #: The operators of cosmic-ray: of those that replace an operator by each other one, the nearest.
@@ -196,14 +206,39 @@ def tests_of(module: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/{file}.py" for file in dict.fromkeys(files))
 
 
+def waits_of(node: ast.AST) -> list[ast.expr]:
+    """Return the numbers that a node gives as times to wait: of constants, default values and keywords."""
+    named: list[tuple[str, ast.expr | None]] = []
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                named += [(ast.unparse(one), value) for one, value in zip(target.elts, node.value.elts, strict=False)]
+            else:
+                named.append((ast.unparse(target), node.value))
+    elif isinstance(node, ast.AnnAssign):
+        named.append((ast.unparse(node.target), node.value))
+    elif isinstance(node, ast.keyword):
+        named.append((node.arg or "", node.value))
+    elif isinstance(node, ast.arguments):
+        given = [*node.posonlyargs, *node.args]
+        named += zip([each.arg for each in given[len(given) - len(node.defaults) :]], node.defaults, strict=True)
+        named += zip([each.arg for each in node.kwonlyargs], node.kw_defaults, strict=True)
+    return [value for name, value in named if isinstance(value, ast.Constant) and WAITS.search(name)]
+
+
 def unchanging(source: str) -> list[tuple[int, int, int, int]]:
-    """Return the spans whose changes change nothing that runs: annotations, and the arguments of decorators."""
+    """Return the spans whose changes no test can notice, as the module's docstring lists them."""
     spans = []
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, name, None) for name in ("annotation", "returns")]
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             parts.append(node)
+        if isinstance(node, ast.If) and "'__main__'" in ast.dump(node.test):
+            parts.append(node)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and "'_log'" in ast.dump(node.value.func):
+            parts.append(node)
         parts += getattr(node, "decorator_list", [])
+        parts += waits_of(node)
         for part in parts:
             if isinstance(part, (ast.expr, ast.stmt)):
                 spans.append((part.lineno, part.col_offset, part.end_lineno or 0, part.end_col_offset or 0))
@@ -233,6 +268,7 @@ class Tests:
     """Runs tests in copies of the clone, one for each job."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
+        self._folder = folder
         self._copies: SimpleQueue[Path] = SimpleQueue()
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -243,17 +279,30 @@ class Tests:
                     shutil.copy2(ROOT / name, folder / str(number) / name)
             self._copies.put(folder / str(number))
 
-    def run(self, files: Sequence[str], marks: str, limit: float, mutant: Mutant | None = None) -> tuple[str, float]:
-        """Return ``passed``, ``failed``, ``none`` or ``late``, and the seconds that the tests took."""
+    def run(
+        self,
+        tests: Sequence[str],
+        marks: str,
+        limit: float,
+        mutant: Mutant | None = None,
+        more: Sequence[str] = ("-x",),
+    ) -> tuple[str, float]:
+        """Return ``passed``, ``failed``, ``none`` or ``late``, and the seconds that the tests took.
+
+        :param tests: files, or tests of files.
+        :param more: further arguments of pytest.
+        """
         copy = self._copies.get()
         path = copy / "pytest_nixl" / f"{mutant.module}.py" if mutant is not None else None
         source = path.read_text() if path is not None else ""
+        listed = copy / "tests.txt"
+        listed.write_text("\n".join(tests))
         try:
             if mutant is not None and path is not None:
                 path.write_text(mutant.code(source))
-            command = f"env -C {copy} PYTHONPATH={copy} {sys.executable} -m pytest -W error -p no:cacheprovider -q -x"
+            command = f"env -C {copy} PYTHONPATH={copy} {sys.executable} -m pytest -W error -p no:cacheprovider -q"
             start = time.monotonic()
-            outcome, output = run_tests(f"{command} -m '{marks}' {' '.join(files)}", limit)
+            outcome, output = run_tests(f"{command} {' '.join(more)} -m '{marks}' @{listed}", limit)
             seconds = time.monotonic() - start
         finally:
             if path is not None:
@@ -265,7 +314,30 @@ class Tests:
             return "late", seconds
         last = output.strip().splitlines()[-1:] or [""]
         found = re.search("passed|failed|error", last[0])
+        if mutant is None and found is not None:
+            print(output)
         return "none" if "deselected" in last[0] and found is None else "failed", seconds
+
+    def covering(self, jobs: int) -> dict[str, dict[int, list[str]]] | None:
+        """Run the unit tests that are not long, and return the tests of each line of each module; None: one fails."""
+        from coverage import CoverageData
+
+        data, settings = self._folder / "coverage", self._folder / "coverage.rc"
+        settings.write_text(f"[run]\nsource = pytest_nixl\ndata_file = {data}\ncore = ctrace\n")
+        more = (f"-n{jobs}", "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=")
+        result, seconds = self.run(["tests/unit"], QUICK, UNCHANGED, more=more)
+        if result != "passed":
+            return None
+        print(f"the unit tests passed in {seconds:.0f} s", flush=True)
+        read = CoverageData(str(data))
+        read.read()
+        return {
+            file.rpartition("/pytest_nixl/")[2].removesuffix(".py"): {
+                line: sorted({name.rpartition("|")[0] for name in names if name}) for line, names in
+                read.contexts_by_lineno(file).items()
+            }
+            for file in read.measured_files()
+        }  # fmt: skip
 
     def unchanged(self, file: str, marks: str) -> float | None:
         """Return the seconds that a file's tests take without a change; 0: it has none; None: they fail twice."""
@@ -274,6 +346,20 @@ class Tests:
             if result in ("passed", "none"):
                 return seconds if result == "passed" else 0.0
         return None
+
+    def quick(self, mutant: Mutant, tests: Mapping[str, Mapping[int, list[str]]]) -> str:
+        """Return what :meth:`run` returns first with a change, of the tests that run its line."""
+        lines, own = tests.get(mutant.module, {}), tests_of(mutant.module)
+        line = next((line for line in range(mutant.line, mutant.line - 6, -1) if lines.get(line)), 0)
+        near = [name for name in lines.get(line, []) if "\n" not in name]
+        near.sort(key=lambda name: (name.partition("::")[0] not in own, name))
+        chosen = near[:MOST_TESTS] or own
+        result, _ = self.run(chosen, QUICK, SECONDS, mutant)
+        if result == "late":  # because of the change, if they take less without it
+            _, seconds = self.run(chosen, QUICK, UNCHANGED)
+            if TIMES * seconds > SECONDS:
+                result, _ = self.run(chosen, QUICK, TIMES * seconds, mutant)
+        return result
 
     def of_mutant(self, mutant: Mutant, marks: str, seconds: Mapping[str, float | None]) -> str:
         """Return what :meth:`run` returns first with a change; ``seconds`` is of each file without any."""
@@ -308,28 +394,33 @@ def main() -> int:
         print(f"no change can be made in {' '.join(options.modules)}: give paths below pytest_nixl, such as judge/row")
         return 2
     print(f"{len(chosen)} of {len(every)} changes, seed {options.seed}", flush=True)
-    late: list[Mutant] = []
     lives = sorted(chosen, key=lambda each: (each.module, each.line))
-    stages = (QUICK,) if options.quick else (QUICK, LONG)
+    late = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         tests = Tests(Path(folder), options.jobs)
-        for marks in stages:
-            files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
-            seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))
-            if broken := [file for file in files if seconds[file] is None]:
-                print(f"these tests fail without any change: {' '.join(broken)}")
-                return 2
-            results = pool.map(partial(tests.of_mutant, marks=marks, seconds=seconds), lives)
+        covering = tests.covering(options.jobs)
+        if covering is None:
+            print("these tests fail without any change")
+            return 2
+        for marks in (QUICK,) if options.quick else (QUICK, LONG):
+            judge = partial(tests.quick, tests=covering)
+            if marks == LONG:
+                files = sorted({file for mutant in lives for file in tests_of(mutant.module)})
+                seconds = dict(zip(files, pool.map(partial(tests.unchanged, marks=marks), files), strict=True))
+                if broken := [file for file in files if seconds[file] is None]:
+                    print(f"these tests fail without any change: {' '.join(broken)}")
+                    return 2
+                judge = partial(tests.of_mutant, marks=marks, seconds=seconds)
             lived: list[Mutant] = []
-            for mutant, result in zip(lives, results, strict=True):
-                late += [mutant] if result == "late" else []
+            for mutant, result in zip(lives, pool.map(judge, lives), strict=True):
+                late += result == "late"
                 lived += [mutant] if result in ("passed", "none") else []
-                last = marks == stages[-1] and result in ("passed", "none")
-                print(described(mutant) if last else f"{mutant.module}.py:{mutant.line} {result}", flush=True)
+                print(f"{mutant.module}.py:{mutant.line} {mutant.operator} {result}", flush=True)
             lives = lived
+        print("\n".join(described(mutant) for mutant in lives))
     died = len(chosen) - len(lives)
     share = 100 * died / len(chosen)
-    print(f"{died} of {len(chosen)} changes died ({share:.1f} %), {len(late)} of them by their time")
+    print(f"{died} of {len(chosen)} changes died ({share:.1f} %), {late} of them by their time")
     return 0 if share >= options.least else 1
 
 

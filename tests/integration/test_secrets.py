@@ -48,3 +48,23 @@ def test_a_refused_option_does_not_print_its_secret(pytester: pytest.Pytester) -
     done = run_pytest(pytester, "--nixl-nixlbench-args=--backend --password=Sw0rdfish-1 '", in_process=True)
     assert "cannot be split into words" in "\n".join(done.errlines)
     assert "Sw0rdfish" not in "\n".join([*done.outlines, *done.errlines])
+
+
+@pytest.mark.parametrize("style", ["long", "no", "native", "line"])
+def test_a_secret_is_hidden_in_every_way_in_which_pytest_shows_a_failure(pytester: pytest.Pytester, style: str) -> None:
+    pytester.makepyfile(
+        """
+        def test_missing_fixture(nixl_settings, absent, header="Authorization: Bearer Sw0rdfish-1"): pass
+
+        def test_chain(nixl_settings):
+            try:
+                raise ValueError("Authorization: Bearer Sw0rdfish-2")
+            except ValueError as error:
+                raise KeyError("Authorization: Bearer Sw0rdfish-3") from error
+        """
+    )
+    done = run_pytest(pytester, f"--tb={style}", "-rA", "--junit-xml=j.xml", in_process=True)
+    done.assert_outcomes(errors=1, failed=1)
+    said = "\n".join([*done.outlines, *done.errlines, (pytester.path / "j.xml").read_text()])
+    assert "test_chain" in said
+    assert [line for line in said.splitlines() if "Sw0rdfish" in line] == []

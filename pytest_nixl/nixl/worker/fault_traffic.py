@@ -15,8 +15,12 @@ from pytest_nixl.model import nixl_releases
 
 #: A line of the worker's output: transfers have been completed.
 FLOWS = "pytest-nixl: transfers are completed"
+#: A line of the worker's output: the transfers have ended before enough of them were completed.
+ENDED_EARLY = "pytest-nixl: transfers have ended early"
 #: The signal that ends the loop of :func:`keep_transferring`.
 FINISH = signal.SIGUSR2
+#: What :func:`interrupt` says of its call if NIXL refused the transfers before it.
+NOT_CALLED = "was not called"
 _NAP_SECONDS = 0.0005
 #: The longest time in seconds to wait for the transfers in flight after the first has ended in an error.
 _REST_SECONDS = 5.0
@@ -50,19 +54,21 @@ class Traffic:
         ]
 
 
-def keep_transferring(agent: Any, quiet: float, limit: float, **traffic: Any) -> dict[str, Any]:
+def keep_transferring(agent: Any, quiet: float, limit: float, patience: float, **traffic: Any) -> dict[str, Any]:
     """Repeat transfers until NIXL reports an error, none is completed for ``quiet`` seconds, or the loop is to end.
 
-    :param limit: the loop ends after this many seconds, or with :data:`FINISH`.
+    :param limit: the loop ends this many seconds after the first transfers are completed, or with :data:`FINISH`.
+    :param patience: the longest time in seconds until then, during which ``quiet`` is not applied.
     :return: ``said`` (NIXL's error class, ``ERR``, ``PROC`` if none was completed for ``quiet`` seconds, or ``DONE``),
         ``completed``, ``longest``, the longest time without a completed transfer in seconds, and ``unended``, the
         number of transfers that did not end within 5 s after an error, or ``quiet`` seconds after ``DONE``.
     """
     finish: list[int] = []
     signal.signal(FINISH, lambda *_: finish.append(1))
-    handles = Traffic(**traffic).handles(agent)
+    handles: list[Any] = []
+    said = _said(lambda: handles.extend(Traffic(**traffic).handles(agent)))
     posted: set[int] = set()
-    completed, longest, told, said = 0, 0.0, False, ""
+    completed, longest, told = 0, 0.0, False
     began = last = time.monotonic()
     while not said:
         for number, handle in enumerate(handles):
@@ -76,16 +82,20 @@ def keep_transferring(agent: Any, quiet: float, limit: float, **traffic: Any) ->
                 said, longest = state, max(longest, now - last)
                 break
             completed, longest, last = completed + 1, max(longest, now - last), now
-        if not told and completed >= 2 * len(handles):
-            told = True
-            print(FLOWS, flush=True)
         now = time.monotonic()
-        if not said and now - last > quiet:
-            return {"said": "PROC", "completed": completed, "longest": now - last, "unended": 0}
-        if not said and (finish or now - began > limit):
+        if not told and not said and completed >= 2 * len(handles):
+            told, began = True, now
+            print(FLOWS, flush=True)
+        if not said and now - last > (quiet if told else patience):
+            said, longest = "PROC", now - last
+        elif not said and (finish or now - began > (limit if told else patience)):
             said = "DONE"
         time.sleep(_NAP_SECONDS)
-    unended = _wait(agent, [handles[number] for number in posted], quiet if said == "DONE" else _REST_SECONDS)
+    if not told:
+        print(ENDED_EARLY, flush=True)
+    unended = 0
+    if said != "PROC":
+        unended = _wait(agent, [handles[number] for number in posted], quiet if said == "DONE" else _REST_SECONDS)
     return {"said": said, "completed": completed, "longest": longest, "unended": unended}
 
 
@@ -121,11 +131,15 @@ def interrupt(
     :param regions: address, size in bytes and device of this agent's registered memory.
     :param metadata: of that other agent.
     :param quiet: the longest time to wait for the transfers after that, in seconds.
-    :return: ``act`` (``returned`` or NIXL's error class), ``seconds`` that the call took, ``in_flight`` (the number of
-        transfers when it was made) and ``states``, how often each end of a transfer occurred.
+    :return: ``act`` (``returned``, NIXL's error class, or :data:`NOT_CALLED` if there were no transfers), ``seconds``
+        that the call took, ``in_flight`` (the number of transfers when it was made) and ``states``, how often each end
+        of a transfer occurred.
     """
     about = Traffic(**traffic)
-    handles = about.handles(agent)
+    handles: list[Any] = []
+    states: dict[str, int] = {}
+    if said := _said(lambda: handles.extend(about.handles(agent))):
+        return {"act": NOT_CALLED, "seconds": 0.0, "in_flight": 0, "states": {said: 1}}
     calls: dict[str, Callable[[], object]] = {
         "remove_remote_agent": lambda: agent.remove_remote_agent(about.peer),
         "release_xfer_handle": lambda: [agent.release_xfer_handle(handle) for handle in handles],
@@ -134,12 +148,17 @@ def interrupt(
         ),
         "replace": lambda: (agent.remove_remote_agent(about.peer), agent.add_remote_agent(metadata)),
     }
-    in_flight = [agent.transfer(handle) for handle in handles].count("PROC")
+    posted = [_state(agent.transfer, handle) for handle in handles]
+    in_flight = posted.count("PROC")
     began = time.monotonic()
     act = _said(calls[action]) or "returned"
     seconds = time.monotonic() - began
-    states: dict[str, int] = {}
-    waiting = [] if action == "release_xfer_handle" else handles
+    waiting = []
+    for state, handle in zip(posted, handles, strict=True):
+        if state not in ("PROC", "DONE"):  # NIXL refused to post it
+            states[state] = states.get(state, 0) + 1
+        elif action != "release_xfer_handle":
+            waiting.append(handle)
     while waiting and time.monotonic() - began < quiet:
         for handle in list(waiting):
             if (end := _state(agent.check_xfer_state, handle)) != "PROC":

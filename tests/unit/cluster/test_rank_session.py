@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.group import LeaseLostError, Member
 from pytest_nixl.cluster.peer_server import Ending
@@ -159,3 +160,21 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
     assert lost.get(timeout=60) == (rank, over)
     watch.close()
     silent.set()
+
+
+@pytest.mark.parametrize("fails", ["require_closed", "RequestHandlers", "_join"])
+def test_a_rank_that_cannot_join_discards_the_etcd_that_it_started(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded: list[bool] = []
+
+    def refused(*_: object) -> None:
+        raise GONE
+
+    for name in ("require_closed", "RequestHandlers"):
+        monkeypatch.setattr(rank_session, name, lambda *_: None)
+    etcd = SimpleNamespace(discard=lambda: discarded.append(True), client=lambda: ExitStack())
+    monkeypatch.setattr(rank_session, "meeting_etcd", lambda *_: etcd)
+    monkeypatch.setattr(RankSession if fails == "_join" else rank_session, fails, refused)
+    given: Any = None
+    with pytest.raises(NixlPluginError, match="rank 1 is gone"):
+        RankSession(given, given, given, given, given)
+    assert discarded == [True]

@@ -7,6 +7,7 @@ Connections, members and the clock are doubles, because a real etcd sends no eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,9 +16,9 @@ from pytest_nixl.etcd import watch as watch_module
 from pytest_nixl.etcd.endpoints import Endpoint
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.lease import Lease
-from pytest_nixl.etcd.members import EtcdMembers
+from pytest_nixl.etcd.members import ATTEMPT_SECONDS, EtcdMembers
 from pytest_nixl.etcd.transaction import KeyValue
-from pytest_nixl.etcd.watch import Watched, WatchEvent, watch
+from pytest_nixl.etcd.watch import Watched, WatchEvent, _watch_once, watch
 
 
 class OneMember:
@@ -159,3 +160,31 @@ def test_only_the_end_of_a_watch_in_the_form_of_an_etcd_is_one(error: object, ca
     found = watch_module._ended(Endpoint("http", "etcd", 2379), error)
     assert (found.cause == "closed") is (cause == "closed")
     assert ("going away" in found.reason) is (cause == "closed")
+
+
+@pytest.mark.parametrize(
+    ("count", "failures", "timeouts"),
+    [(1, 0, (5.0, 60.0)), (2, 0, (ATTEMPT_SECONDS,) * 2), (2, 1, (2 * ATTEMPT_SECONDS,) * 2), (2, 99, (5.0, 5.0))],
+)
+def test_a_member_has_a_moment_to_confirm_a_watch_if_there_is_another(
+    count: int, failures: int, timeouts: tuple[float, float]
+) -> None:
+    """It takes no longer to connect than to answer, and a member that is alone is waited for."""
+    asked: list[tuple[float, float]] = []
+
+    def post(url: str, *, data: str, stream: bool, timeout: tuple[float, float]) -> None:
+        asked.append(timeout)
+        raise OSError("no etcd is there")
+
+    members = SimpleNamespace(
+        all=["member"] * count,
+        timeout=5.0,
+        session=SimpleNamespace(post=post),
+        explain=lambda *_: EtcdError("it cannot be reached"),
+    )
+    opened = _watch_once(
+        cast(EtcdMembers, members), cast(Endpoint, "http://a"), [Watched("k", 5)], {1: 5}, 60.0, failures
+    )
+    with pytest.raises(EtcdError, match="cannot be reached"):
+        next(opened)
+    assert asked == [timeouts]

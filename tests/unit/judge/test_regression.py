@@ -144,3 +144,9 @@ def test_one_launch_on_one_side_proves_nothing_of_several_rows() -> None:
     one, several = [[1.0], [2.0]], [[0.5, 0.51, 0.52], [1.0, 1.01, 1.02]]
     for before, now in ((one, several), (several, one), (one, one)):
         assert regression._joint_p_values(before, now) == [1.0, 1.0]
+
+
+def test_launches_whose_least_p_is_the_limit_can_prove_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, unprovable in ((least_p(3, 3), False), (least_p(3, 3) * 0.999, True)):
+        monkeypatch.setattr(regression, "PROOF", limit)
+        assert regression.Effect(Verdict.UNCHANGED, 0.0, None, 1.0, 3, 3).unprovable is unprovable

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pytest_nixl.core.errors import NixlPluginError
-from pytest_nixl.measure.link import Link, usual_iterations
+from pytest_nixl.measure.link import BESIDE_SECONDS, Link, usual_iterations
 from pytest_nixl.measure.worker_pairs import WorkerPairs
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.samples import Corruption, Samples
@@ -214,3 +215,34 @@ def test_each_launch_has_new_workers_and_one_value(make_pairs: MakePairs) -> Non
     assert len(samples.windows) == sum(samples.launches) >= 30
     assert min(samples.values) <= samples.bandwidth <= max(samples.values)
     assert link(pairs).initiator.worker.pid == pids[-1]
+
+
+@pytest.mark.parametrize(
+    ("together", "given", "asked"),
+    [
+        (False, {}, {"iterations": 1000, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
+        (False, {"iterations": 3}, {"iterations": 3, "warmup": 7, "duration": 0.5, "deadline": 20.5}),
+        (True, {"iterations": 3}, {"iterations": 1, "warmup": 1, "duration": BESIDE_SECONDS}),
+        (True, {"warmup": 0, "duration": 9.0}, {"iterations": 1, "warmup": 0, "duration": 9.0, "deadline": 29.0}),
+    ],
+)
+def test_a_row_beside_others_is_measured_by_time_alone(
+    together: bool, given: dict[str, float], asked: dict[str, float]
+) -> None:
+    """Its transfers are not counted, so that all pairs move bytes during the whole time. Nothing is measured here."""
+    found: dict[str, Any] = {}
+    beside = Link.__new__(Link)
+
+    def run(command: str, transfers: object, seconds: float, **arguments: Any) -> dict[str, Any]:
+        found.update(arguments, command=command, deadline=seconds)
+        return {}
+
+    settings = {"iterations": 0, "warmup": 7, "duration": 0.5, "timeout": 20.0, **given}
+    for name, value in {
+        "_settings": SimpleNamespace(**settings), "memory": DRAM, "op": "WRITE", "_run": run,
+        "_pair": SimpleNamespace(settle=lambda: 0), "_beside_the_initiator": lambda: [4],
+    }.items():  # fmt: skip
+        setattr(beside, name, value)
+    beside._timed(cast(Any, None), 65536, together=together)
+    assert {name: found[name] for name in asked} == asked
+    assert (found["command"], found["op"], found["own"]) == ("measure", "WRITE", [4])

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from helpers.contention import spinning
 
 from pytest_nixl.judge.pattern_culprit import judge_pattern_culprit, paired_again
 from pytest_nixl.judge.pattern_fairness import judge_fairness
-from pytest_nixl.measure.rank_flows import REPEATS, RankFlows
+from pytest_nixl.measure import rank_flows
+from pytest_nixl.measure.flow_steps import FlowStep
+from pytest_nixl.measure.rank_flows import LEAST_SECONDS, LEAST_TURNS, REPEATS, RankFlows
 from pytest_nixl.model.flow_samples import ALONE, LOADS, TOGETHER, PatternKind
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.traffic_pattern import PatternChoice
 from pytest_nixl.model.verdicts import Verdict
+from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.buffer import Buffer
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -214,3 +218,73 @@ def test_four_busy_loops_on_a_healthy_host_accuse_no_rank_and_no_flow(make_setti
     for judged in (judge_pattern_culprit(found), judge_fairness(found)):
         assert judged.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), (judged, found.disturbed)
         assert "culprit" not in judged.reason
+
+
+class Started:
+    """A worker of a rank that does nothing. It is a double, so that a rank can fail at a known moment."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+        self.active: list[int] = []
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def call(self, command: str, device: int) -> None:
+        assert command == "activate"
+        self.active.append(device)
+
+
+def pattern_kind(memory: MemoryPair = HOST) -> PatternKind:
+    return PatternKind(PatternChoice.parse("alltoall:3").of(1, 64), "UCX", "WRITE", memory, 1)
+
+
+def test_a_rank_that_does_not_start_ends_the_ranks_before_it(make_settings: Callable[..., Settings]) -> None:
+    settings, worker = make_settings(), Started()
+
+    def refused(*_: object) -> None:
+        raise WorkerError("no process can be started")
+
+    hosts: list[Any] = [SimpleNamespace(start=lambda *_: worker), SimpleNamespace(start=refused), None]
+    with pytest.raises(WorkerError, match="no process"):
+        RankFlows(hosts, ["a", "b", "c"], pattern_kind(), settings, settings.agents[0])
+    assert worker.killed == 1
+
+
+@pytest.mark.parametrize(("hosts", "devices"), [("aaa", [4, 5, 4]), ("aab", [4, 4, 4])])
+def test_the_ranks_of_one_host_share_its_gpus_in_turn(
+    hosts: str, devices: list[int], make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flows = RankFlows.__new__(RankFlows)
+    workers = [Started() for _ in hosts]
+    for name, value in {
+        "_kind": pattern_kind(MemoryPair("DRAM", "VRAM")), "_hosts": lambda: list(hosts), "_workers": workers,
+    }.items():  # fmt: skip
+        setattr(flows, name, value)
+
+    def made(*_: object, **__: object) -> None:
+        raise WorkerError("the agents are not made here")
+
+    monkeypatch.setattr(rank_flows, "gpus", lambda *_: [SimpleNamespace(number=4), SimpleNamespace(number=5)])
+    monkeypatch.setattr(NixlAgent, "within_each", made)
+    with pytest.raises(WorkerError, match="not made here"):
+        flows._prepared(make_settings().agents[0])
+    assert [worker.active for worker in workers] == [[device] for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("duration", "timeout", "slowest", "window"),
+    [(2.0, 60.0, 0.001, 2.0), (0.0, 60.0, 0.001, LEAST_SECONDS), (0.0, 60.0, 1.0, LEAST_TURNS), (0.0, 8.0, 1.0, 2.0)],
+)
+def test_a_window_is_long_enough_for_the_slowest_flow_and_a_quarter_of_the_deadline_at_most(
+    duration: float, timeout: float, slowest: float, window: float
+) -> None:
+    flows = RankFlows.__new__(RankFlows)
+    one, other = pattern_kind().pattern.flows[:2]
+    measured = SimpleNamespace(windows={one: [(1, 5.0), (1, slowest)], other: [(1, 0.0001)]})
+    for name, value in {
+        "_settings": SimpleNamespace(duration=duration, timeout=timeout), "_run": lambda steps: [measured] * len(steps),
+    }.items():  # fmt: skip
+        setattr(flows, name, value)
+    [step] = flows._with_durations([FlowStep("together", [(one, other)], (9.0, 9.0))])
+    assert list(step.durations) == pytest.approx([0.2 * window, window])

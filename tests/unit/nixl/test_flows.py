@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_nixl.nixl.worker import flows
@@ -189,3 +191,15 @@ def test_a_gate_that_stays_shut_ends_at_its_deadline(gate: Gate, what: str) -> N
     endpoint = FlowEndpoint(TalkingAgent(), [], lambda: False)
     with pytest.raises(StepTimeoutError, match=f"the deadline passed while waiting for {what}"):
         endpoint.run(1, gate, [], [], 0.05)
+
+
+def test_a_rank_waits_twice_as_long_for_the_steps_of_others_as_its_own_step_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = FlowEndpoint(TalkingAgent(), [], lambda: True)
+    left: list[float] = []
+    monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(endpoint, "_gate", lambda *_: left.append(endpoint._deadline - 100.0))
+    monkeypatch.setattr(endpoint, "_step", lambda *_: left.append(endpoint._deadline - 100.0))
+    endpoint.run(1, Gate("", []), [StepPart(Gate("", []), [], [], 1)], [], 7.0)
+    assert left == [14.0, 7.0, 14.0]

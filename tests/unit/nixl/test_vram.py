@@ -15,7 +15,10 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import gpu_standin
@@ -31,7 +34,7 @@ from pytest_nixl.nixl.backends.cuda_modules import LOADED
 from pytest_nixl.nixl.backends.ucx import VRAM_AS_HOST
 from pytest_nixl.nixl.gpus import choose, require_gpu
 from pytest_nixl.nixl.worker.devices import make_ptx
-from pytest_nixl.nixl.worker.devices.nvidia import why_not
+from pytest_nixl.nixl.worker.devices.nvidia import _Room, why_not
 from pytest_nixl.nixl.worker.pattern import TILE
 from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
@@ -453,3 +456,25 @@ def test_ptx_is_assembled_for_every_gpu_generation(target: str, tmp_path: Path) 
     out = tmp_path / "kernels.cubin"
     subprocess.run([_ptxas(), f"-arch={target}", "-Werror", "-o", str(out), str(make_ptx.MADE)], check=True)
     assert b"nixl_compare" in out.read_bytes()
+
+
+@pytest.mark.parametrize(("size", "fails"), [(0, False), (4, False), (16, False), (16, True)])
+def test_room_on_a_device_holds_the_words_and_is_given_back(size: int, fails: bool) -> None:
+    """The driver is a double, because the stand-in cannot fail at one copy."""
+    calls: list[tuple[object, ...]] = []
+
+    def driver(function: str, *arguments: object) -> None:
+        calls.append((function, *arguments))
+        if fails and function == "cuMemcpyHtoD":
+            raise RuntimeError("no copy")
+
+    def reserve(size: int) -> int:
+        calls.append(("reserve", size))
+        return 640
+
+    device: Any = SimpleNamespace(_call=driver, reserve=reserve)
+    words = SimpleNamespace(nbytes=size, ctypes=SimpleNamespace(data=7))
+    with pytest.raises(RuntimeError, match="no copy") if fails else nullcontext(), _Room(device, words) as address:
+        assert address == 640
+    copied = [("cuMemcpyHtoD", 640, 7, size)] if size else []
+    assert calls == [("reserve", max(8, size)), *copied, ("cuMemFree", 640)]
