@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import select
 import signal
@@ -15,7 +14,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pytest_nixl.core.rdma_fault import rdma_fault
 from pytest_nixl.core.shared_memory import SHM_REMEDY, shared_memory_shortage
 from pytest_nixl.core.strict import StrictError, check
 from pytest_nixl.core.wire import decode, encode
@@ -323,12 +321,9 @@ class Worker:
         if self.by_option:
             busy += f", or set {'--nixl-start-timeout' if what else '--nixl-timeout'} to more than {limit}"
         remedy = f"read the stacks of its threads below; {busy}"
-        fault, mend = rdma_fault(os.environ) if isinstance(self._process, LocalProcess) else ("", "")
-        if fault:
-            reason, remedy = f"{reason}: {fault}", mend
         error = WorkerHungError(reason, remedy, _quoted(tail))
-        # A process that was stopped by a signal, or whose RDMA device is unusable, is not late because of load.
-        error.late = not (state.startswith("stopped") or fault)
+        # A process that was stopped by a signal is not late because of load.
+        error.late = not state.startswith("stopped")
         return error
 
     def _nonsense(self, step: str, error: StrictError) -> WorkerError:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree
 
-from helpers.cli_run import Finished, environment
+from helpers.cli_run import Finished, environment, eventually
 from helpers.namespaces import Host
 
 #: Seconds for a run of pytest on all ranks: many times what it takes on an idle machine.
@@ -68,6 +68,8 @@ class Ranks:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"rank {number} still runs after {seconds:g} s\n{self._last_words()}") from None
+        # A daemon of mpirun may end, and remove its folder, a moment after mpirun.
+        eventually(lambda: not any(self._folder.glob("rank-*/*")), 20)
         left = [str(path) for path in sorted(self._folder.glob("rank-*/*"))]
         assert not left, f"temporary files are left: {left}\n{self._last_words()}"
         return [Finished(process.returncode, self.output(number)) for number, process in enumerate(self._processes)]
