@@ -72,11 +72,20 @@ def test_write_passes_and_read_is_the_wrong_transport_without_nvlink(
     assert "UCX reads by cuda_ipc only over NVLink: between GPUs without NVLink use WRITE" in done.output
 
 
-@pytest.mark.parametrize("faults", [{"STANDIN_NO_IPC": "1"}, {"UCX_TLS": "tcp,cuda_copy"}, {"UCX_TLS": "^cuda_ipc"}])
-def test_staged_transfers_over_tcp_are_named(faults: dict[str, str], driver: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("faults", "remedy"),
+    [
+        ({"STANDIN_NO_IPC": "1"}, "one PID namespace"),
+        ({"UCX_TLS": "tcp,cuda_copy"}, "Unset UCX_TLS on every rank: UCX_TLS=tcp,cuda_copy is set here"),
+        ({"UCX_TLS": "^cuda_ipc"}, "Unset UCX_TLS on every rank: UCX_TLS=^cuda_ipc is set here"),
+    ],
+)
+def test_staged_transfers_over_tcp_are_named(
+    faults: dict[str, str], remedy: str, driver: dict[str, str], tmp_path: Path
+) -> None:
     done = measured(tmp_path, {**driver, **faults}, "--nixl-op=WRITE")
     assert rows(done) == {"WRITE VRAM:VRAM": ("tcp/lo", "WRONG-TRANSPORT")}, done.output
-    assert "one PID namespace" in done.output
+    assert remedy in done.output
 
 
 def test_staged_transfers_over_shared_memory_are_named(driver: dict[str, str], tmp_path: Path) -> None:
