@@ -41,7 +41,6 @@ options=(
     --nixl-gate
     --nixl-etcd-listen=0.0.0.0:23790
     --nixl-log-dir="$results" --junitxml="$results/junit.xml" --nixl-store="$results/store"
-    --nixl-report="$results/report.html"
 )
 
 # mpirun kills the other ranks soon after one rank ends with a code other than 0. Therefore the ranks wait until all
@@ -60,5 +59,5 @@ if [ "$verdicts" -ne "$ranks" ]; then
     echo "pytest-nixl: $verdicts of $ranks ranks left a verdict in $results" >&2
     [ "$code" -ne 0 ] || code=1
 fi
-echo "pytest-nixl: exit code $code, results in $results; its page is $results/report.html"
+echo "pytest-nixl: exit code $code, results in $results"
 exit "$code"
