@@ -81,7 +81,7 @@ def _of_device(device: Path, environ: Mapping[str, str], root: Path) -> Iterator
         os.close(os.open(root / "dev/infiniband" / node.name, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         yield f"/dev/infiniband/{node.name} of {device.name} cannot be opened: {error.strerror}", NODES_REMEDY
-    ports = sorted((device / "ports").iterdir())
+    ports = sorted((device / "ports").glob("*"))
     states = {port: re.sub(r"\d+: ", "", _read(port / "state")) for port in ports}
     if states and not any(state in ("ACTIVE", "") for state in states.values()):
         told = " and ".join(f"port {port.name} is {state}" for port, state in states.items())

@@ -47,3 +47,14 @@ def test_fault_is_named(root: Path) -> None:
     assert rdma_fault({"UCX_TLS": "tcp"}, str(root)) == ("", "")
     (root / "dev/infiniband/uverbs0").unlink()
     assert "/dev/infiniband/uverbs0 of rxe0 cannot be opened: No such file" in rdma_fault(RC, str(root))[0]
+
+
+def test_device_whose_ports_cannot_be_read_hides_no_error_of_nixl(tmp_path: Path) -> None:
+    """What NIXL reported is being told when this is asked: it must not raise."""
+    (tmp_path / "sys/class/infiniband/rxe0").mkdir(parents=True)
+    for path, text in (("sys/class/infiniband_verbs/uverbs0/ibdev", "rxe0\n"), ("dev/infiniband/uverbs0", "")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("CapEff:\t000001ffffffffff\n")
+    assert rdma_fault(RC, str(tmp_path)) == ("", "")

@@ -38,9 +38,10 @@ def test_a_row_is_recorded_under_its_key_with_its_values(recorded: Path) -> None
     extra, stats = row["extra_info"], row["stats"]
     assert row["fullname"] == row["name"] == extra["key"] == KEY
     assert row["group"] == "UCX WRITE DRAM:DRAM"
-    # A round is the time of one transfer in one window, so the median round is about the delivered bandwidth. It is not
-    # the same: the rounds are those of all launches, and launches of a busy machine differ.
-    assert 65536 / stats["median"] / 1e9 == pytest.approx(extra["GB/s"], rel=0.3)
+    # A round is the time of one transfer in one window, so the median round is the delivered bandwidth: that of one
+    # launch, or between those of several, which differ on a busy machine.
+    assert 0.98 * min(extra["launches"]) <= 65536 / stats["median"] <= 1.02 * max(extra["launches"])
+    assert min(extra["launches"]) <= extra["GB/s"] * 1e9 <= max(extra["launches"])
     assert extra["Gb/s"] == pytest.approx(8 * extra["GB/s"])
     assert stats["rounds"] >= 10
     assert extra["transfers"] >= 1000
