@@ -32,10 +32,11 @@ from pytest_nixl.checks.misuse import KINDS
 from pytest_nixl.checks.transfer_faults import FAULTS
 from pytest_nixl.cluster import launchers
 from pytest_nixl.model.findings import FINDINGS
+from pytest_nixl.model.option import Option
+from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS, OPTIONS
 from pytest_nixl.model.verdicts import Verdict, outcome
 from pytest_nixl.nixl.backends import libraries
 from pytest_nixl.nixl.reproductions import reproduction
-from pytest_nixl.session.options import DEFAULT_LEVEL, LEVELS, OPTIONS, Option
 from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
 from pytest_nixl.session.suites import ON_REQUEST
 

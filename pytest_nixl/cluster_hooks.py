@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_nixl.cluster.command_check import OF_A_RANK, Command
+from pytest_nixl.cluster.command_check import Command
 from pytest_nixl.cluster.etcd import require_etcd, require_secret
 from pytest_nixl.cluster.group import JoinRefusedError
 from pytest_nixl.cluster.peer_server import Ending
@@ -20,12 +20,11 @@ from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.signals import sigterm_ends_in_order
 from pytest_nixl.model.conclusion import failed_beside, summary_line, told
 from pytest_nixl.model.results import Result
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.verdicts import INTERRUPTED, Verdict
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.report.junit import name_by_rank, write_again
 from pytest_nixl.report.outputs import leave_again
-from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.run import Run
 
 #: The largest number of failing results that the peers print.
@@ -203,5 +202,5 @@ def _report(session: pytest.Session, rank_session: RankSession, ending: Ending) 
 
 def command_of(settings: Settings, tests: Sequence[str], errors: int) -> Command:
     """Return what this rank runs."""
-    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if item.field not in OF_A_RANK}
+    options = {item.flag: item.show(getattr(settings, item.field)) for item in OPTIONS if not item.per_rank}
     return Command(own_version(), options, tests, errors)

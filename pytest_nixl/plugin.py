@@ -23,7 +23,8 @@ from pytest_nixl.fixtures.agents import (
 )
 from pytest_nixl.fixtures.etcd import etcd3_client, nixl_etcd, nixl_etcd_proxy, nixl_etcd_server, nixl_private_etcd
 from pytest_nixl.fixtures.s3 import nixl_s3
-from pytest_nixl.session.options import OPTIONS, add_options, given_options, join_flags
+from pytest_nixl.model.settings import OPTIONS
+from pytest_nixl.session.options import add_options, given_options, join_flags
 
 if TYPE_CHECKING:
     from pytest_nixl.session.reruns import Reruns

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 
 from pytest_nixl.cli.shipped_docs import faults
-from pytest_nixl.session.options import LEVELS
+from pytest_nixl.model.settings import LEVELS
 from pytest_nixl.session.suite_checks import SuiteCheck, suite_checks
 from pytest_nixl.session.suites import suites_folder
 

@@ -70,7 +70,7 @@ def _checks(word: str) -> Iterator[tuple[str, ...]]:
 
 
 def _options(word: str) -> Iterator[tuple[str, ...]]:
-    from pytest_nixl.session.options import OPTIONS
+    from pytest_nixl.model.settings import OPTIONS
 
     for option in OPTIONS:
         if _has(word.lstrip("-"), option.flag.lstrip("-")):

@@ -15,7 +15,7 @@ from pytest_nixl.cli.run_choice import RunChoice, choose, needs_facts
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.engine_backends import ENGINE_BACKENDS, GENERAL_VARIABLE
-from pytest_nixl.session.options import LEVELS, OPTIONS
+from pytest_nixl.model.settings import LEVELS, OPTIONS
 from pytest_nixl.session.suites import checks_of_suites, suites_folder
 
 #: The page that the run writes in the current directory.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nixl.model.settings import OPTIONS
 from pytest_nixl.session.default_profile import default_profile
-from pytest_nixl.session.options import OPTIONS
 from pytest_nixl.session.parsers import parse_backends
 
 if TYPE_CHECKING:

@@ -9,11 +9,6 @@ from dataclasses import asdict, dataclass
 
 from pytest_nixl.core.strict import Every, Number, Text, check, loads, pack, unpack
 
-#: Options that may differ between ranks: the rank itself, how it reaches the etcd, and where it writes files.
-OF_A_RANK = frozenset(
-    {"rank", "group_token", "etcd", "etcd_server", "etcd_image", "etcd_cacert", "etcd_cert", "etcd_key", "etcd_user",
-     "etcd_listen", "file_dir", "s3", "nixlbench", "raw_tools_dir", "image", "store", "report", "log_dir"}
-)  # fmt: skip
 #: The largest number of tests that a message lists.
 _SHOWN = 3
 #: The largest packed command in bytes: enough for the names of a hundred thousand tests.

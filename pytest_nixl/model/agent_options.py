@@ -13,8 +13,6 @@ from pytest_nixl.model.row_key import Variant
 
 #: The values of ``--nixl-progress-thread``, with what :class:`AgentOptions` has for them.
 PROGRESS_THREAD: Mapping[str, bool | None] = {"auto": None, "off": False, "on": True}
-#: The values of ``--nixl-sync-mode``. NIXL's own choice (auto) is strict with a listener or an etcd, and else none.
-SYNC_MODES = ("auto", "none", "strict", "rw")
 #: NIXL's plugins to which an agent passes its number of worker threads, as the parameter :data:`THREADS_PARAMETER`.
 THREADED = ("UCX", "LIBFABRIC")
 THREADS_PARAMETER = "num_threads"
@@ -120,7 +118,8 @@ class AgentOptions:
 
     :param progress_thread: whether NIXL makes progress in a thread of its own; None: as the caller needs it.
     :param threads: the worker threads of backends that have them; None: none.
-    :param sync_mode: one of :data:`SYNC_MODES`.
+    :param sync_mode: a value of ``--nixl-sync-mode``. NIXL's own choice (auto) is strict with a listener or an etcd,
+        and else none.
     :param parameters: the parameters of backends, in order.
     :param telemetry: whether the agent asks for the telemetry of its transfers.
     """
@@ -178,13 +177,12 @@ _ENGINES: Mapping[str, AgentOptions] = {
     "dynamo": AgentOptions(progress_thread=True),
     "sglang": AgentOptions(progress_thread=True, threads=ThreadCounts(8, 0), sync_mode="strict"),
 }
-ENGINES = tuple(_ENGINES)
 
 
 def engine_agent(engine: str, backends: tuple[str, ...]) -> AgentOptions:
     """Return how an inference engine creates its agents.
 
-    :param engine: one of :data:`ENGINES`.
+    :param engine: a value of ``--nixl-agent``.
     :param backends: the requested backends. Worker threads are left out unless UCX is the only one.
     """
     found = _ENGINES[engine]

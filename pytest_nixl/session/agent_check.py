@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.model.tools import own_variables
 from pytest_nixl.nixl.agent import NixlAgent
 from pytest_nixl.nixl.backends import BACKENDS
@@ -18,7 +18,6 @@ from pytest_nixl.processes.hosts import LocalHost
 from pytest_nixl.processes.supervisor import supervisor
 from pytest_nixl.processes.worker_errors import NixlError, WorkerError
 from pytest_nixl.processes.worker_process import Worker
-from pytest_nixl.session.options import OPTIONS
 
 #: A line with an error of NIXL in a worker's output.
 _NIXL_ERROR = re.compile(r"^E\d{4} [^]]*\] (.+)$", re.MULTILINE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nixl.session.options import DEFAULT_LEVEL, LEVELS
+from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:

@@ -1,34 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser of each option. It raises a :class:`ValueError` of one sentence for a bad text."""
+"""The parsers that options name. Each raises a :class:`ValueError` of one sentence for a bad text."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pytest_nixl.cluster.group import LEAST_LEASE, MOST_LEASE
 from pytest_nixl.core import units
 from pytest_nixl.core.redaction import redact
 from pytest_nixl.etcd.endpoints import parse_endpoints
-from pytest_nixl.model.agent_options import (
-    ENGINES,
-    SYNC_MODES,
-    BackendParameter,
-    parse_parameters,
-    parse_progress_thread,
-    parse_threads,
-)
-from pytest_nixl.model.kv_model import KV_DTYPES, kv_model
+from pytest_nixl.model.agent_options import BackendParameter, parse_parameters
+from pytest_nixl.model.kv_model import KV_DTYPES
 from pytest_nixl.model.kv_plan import MOST_BLOCK_TOKENS, MOST_TOKENS, MOST_TP
-from pytest_nixl.model.memory import OPS, DevicePair, MemoryPair
-from pytest_nixl.model.rank_pairs import RankPairing
-from pytest_nixl.model.settings import MOST_LAUNCHES, RAW_TOOLS, AlternateImage
-from pytest_nixl.model.traffic_pattern import PatternChoice
-from pytest_nixl.session.footprint import parse_footprint
-from pytest_nixl.session.options import ETCD_SERVERS, LEVELS, NIXLBENCH_RUNTIMES, REPORT_ENDINGS, report_ending
+from pytest_nixl.model.memory import OPS, MemoryPair
+from pytest_nixl.model.settings import LEVELS, MOST_LAUNCHES, RAW_TOOLS, REPORT_ENDINGS, AlternateImage
+from pytest_nixl.session.options import report_ending
 
 #: The largest accepted numbers. A larger number is a typing error, and a worker would run out of memory.
 MOST_KV_REQUESTS, LEAST_KV_RATE, MOST_KV_RATE = 1024, 0.001, 1e6
@@ -78,16 +68,6 @@ def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def counts_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of a list of integers from 1 to ``most``."""
-    return lambda text: _unique(tuple(_count(part, most) for part in text.split(",")))
-
-
-def count_up_to(most: int) -> Callable[[str], int]:
-    """Return a parser of one integer from 1 to ``most``."""
-    return lambda text: _count(text, most)
-
-
 def _count(text: str, most: int) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text.strip()):
         raise ValueError(f"{text.strip()!r} is not a positive integer")
@@ -103,9 +83,20 @@ def _at_most(text: str, most: int) -> int:
     return int(digits)
 
 
-def parse_ranks(text: str) -> int | None:
-    """Parse the number of ranks. :raises ValueError: if it is not an integer from 1 to 65,536."""
-    return _count(text, MOST_RANKS)
+def _one(most: int) -> Callable[[str], int]:
+    return lambda text: _count(text, most)
+
+
+def _several(most: int) -> Callable[[str], tuple[int, ...]]:
+    return lambda text: _unique(tuple(_count(part, most) for part in text.split(",")))
+
+
+#: Each parses an integer from 1 to its maximum, or a list of them.
+parse_batch, parse_depth = _several(MOST_BATCH), _several(MOST_DEPTH)
+parse_kv_block_tokens, parse_kv_requests = _one(MOST_BLOCK_TOKENS), _one(MOST_KV_REQUESTS)
+parse_kv_tokens, parse_ranks = _one(MOST_TOKENS), _one(MOST_RANKS)
+#: Parses the time after which etcd ends the lease of a rank.
+parse_lease = units.whole_seconds(LEAST_LEASE, MOST_LEASE)
 
 
 def parse_rank(text: str) -> int:
@@ -144,7 +135,9 @@ def parse_kv_tp(text: str) -> tuple[int, int]:
 
 def parse_kv_dtype(text: str) -> str | None:
     """Parse the data type of a KV cache; return None for ``auto``. :raises ValueError: if it is unknown."""
-    return None if one_of("auto", *KV_DTYPES)(text) == "auto" else text
+    if text not in ("auto", *KV_DTYPES):
+        raise ValueError(f"{text!r} is not one of the choices")
+    return None if text == "auto" else text
 
 
 def parse_kv_rate(text: str) -> float | None:
@@ -208,30 +201,12 @@ def parse_program(text: str) -> str:
     return text
 
 
-def parse_nixlbench_arguments(text: str) -> tuple[str, ...]:
-    """Split flags of nixlbench, each as ``--name=value``. :raises ValueError: if one cannot be passed on."""
-    from pytest_nixl.session.nixlbench_flags import parse_arguments
-
-    return parse_arguments(text)
-
-
 def parse_raw_tools(text: str) -> str:
     """Check the directory of the raw tools. :raises ValueError: if it contains none of them."""
     parse_directory(text)
     if not any(os.access(os.path.join(text, name), os.X_OK) for name in RAW_TOOLS):
         raise ValueError(f"directory {text!r} has no executable raw tool")
     return text
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these choices."""
-
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is not one of the choices")
-        return text
-
-    return parse
 
 
 def parse_level(text: str) -> str:
@@ -354,68 +329,3 @@ def parse_s3(text: str) -> str:
     except ValueError:
         raise ValueError(f"{text!r} is not the URL of an S3 server") from None
     return f"{scheme}://{address}"
-
-
-#: The parser of each option, by the name of its field of :class:`~pytest_nixl.model.settings.Settings`.
-PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "backend": parse_backends,
-    "etcd": parse_etcd,
-    "etcd_server": one_of(*ETCD_SERVERS),
-    "etcd_image": parse_image,
-    "etcd_cacert": parse_file,
-    "etcd_cert": parse_file,
-    "etcd_key": parse_file,
-    "etcd_user": parse_user,
-    "etcd_listen": parse_listen,
-    "ranks": parse_ranks,
-    "rank": parse_rank,
-    "group": parse_group,
-    "group_token": parse_token,
-    "pairs": RankPairing.parse,
-    "pattern": PatternChoice.parse,
-    "join_timeout": parse_timeout,
-    "lease": units.whole_seconds(LEAST_LEASE, MOST_LEASE),
-    "log_dir": parse_store,
-    "op": parse_ops,
-    "memory": parse_memories,
-    "devices": DevicePair.parse,
-    "file_dir": parse_directory,
-    "s3": parse_s3,
-    "blocks": units.parse_blocks,
-    "batch": counts_up_to(MOST_BATCH),
-    "depth": counts_up_to(MOST_DEPTH),
-    "footprint": parse_footprint,
-    "notify": one_of("each", "last"),
-    "kv_model": kv_model,
-    "kv_tokens": count_up_to(MOST_TOKENS),
-    "kv_tp": parse_kv_tp,
-    "kv_block_tokens": count_up_to(MOST_BLOCK_TOKENS),
-    "kv_dtype": parse_kv_dtype,
-    "kv_requests": count_up_to(MOST_KV_REQUESTS),
-    "kv_rate": parse_kv_rate,
-    "iterations": parse_iterations,
-    "warmup": parse_warmup,
-    "duration": parse_seconds,
-    "timeout": parse_timeout,
-    "start_timeout": parse_timeout,
-    "profile": parse_profile,
-    "nixlbench": parse_program,
-    "nixlbench_runtime": one_of(*NIXLBENCH_RUNTIMES),
-    "nixlbench_args": parse_nixlbench_arguments,
-    "raw_tools_dir": parse_raw_tools,
-    "level": parse_level,
-    "gate": parse_yes_no,
-    "keep_going": parse_yes_no,
-    "image": parse_validated_image,
-    "baseline": parse_baseline,
-    "compare_image": parse_compared_image,
-    "max_regression": units.parse_share,
-    "min_launches": parse_min_launches,
-    "store": parse_store,
-    "report": parse_reports,
-    "agent": one_of(*ENGINES),
-    "progress_thread": parse_progress_thread,
-    "threads": parse_threads,
-    "sync_mode": one_of(*SYNC_MODES),
-    "backend_params": parse_backend_params,
-}

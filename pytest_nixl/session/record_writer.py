@@ -18,11 +18,10 @@ from pytest_nixl.model.agent_options import AgentOptions
 from pytest_nixl.model.results import Figures, Result, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
-from pytest_nixl.model.settings import AlternateImage, Settings
+from pytest_nixl.model.settings import DEFAULT_LEVEL, AlternateImage, Settings
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.backends.driver_standin import RECORDED
 from pytest_nixl.session.benchmark import described, rounds
-from pytest_nixl.session.options import DEFAULT_LEVEL
 from pytest_nixl.session.run import Run
 from pytest_nixl.store.provenance import Provenance, gather
 from pytest_nixl.store.record_reader import FORM, OURS, RecordedRun

@@ -8,7 +8,8 @@ import shlex
 import pytest
 
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.session.options import OPTIONS, given_options
+from pytest_nixl.model.settings import OPTIONS
+from pytest_nixl.session.options import given_options
 from pytest_nixl.session.run import Run
 
 #: Options that judge or write a whole run.
@@ -39,8 +40,6 @@ def repeat_command(item: pytest.Item, row: RowKey | None) -> str:
     for option in OPTIONS:
         if option.secret:
             given.pop(option.flag, None)
-        elif option.field == "etcd" and option.flag in given:
-            given[option.flag] = option.show(given[option.flag])
     return shlex.join(["pytest", *where, *(f"{flag}={value}" for flag, value in given.items())])
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_nixl.session.options import OPTIONS, given_options, hider_of
+from pytest_nixl.model.settings import OPTIONS
+from pytest_nixl.session.options import given_options, hider_of
 from pytest_nixl.session.outcome import check_of
 
 if TYPE_CHECKING:

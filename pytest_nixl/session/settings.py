@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -21,18 +20,11 @@ from pytest_nixl.core.units import KIB, MIB
 from pytest_nixl.model.agent_options import THREADED, engine_agent
 from pytest_nixl.model.kv_plan import format_tp
 from pytest_nixl.model.memory import MEMORIES
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.option import Option
+from pytest_nixl.model.settings import OPTIONS, Settings
 from pytest_nixl.session.default_profile import default_profile
 from pytest_nixl.session.footprint import AUTO, automatic_footprint, ends_here, refuse_footprint
-from pytest_nixl.session.options import OPTIONS, Option
-from pytest_nixl.session.parsers import PARSERS, parse_target_memory
-
-#: Parsers of environment variables that differ from the option's parser.
-_ENVIRONMENT_PARSERS: dict[str, Callable[[str], Any]] = {
-    # Any text is accepted here, because the endpoint suite judges the endpoints of the deployment.
-    "NIXL_ETCD_ENDPOINTS": str,
-    "ETCD_ENDPOINTS": str,
-}
+from pytest_nixl.session.parsers import parse_target_memory
 
 #: The block sizes of the level ``quick``, in bytes: one where latency counts, one in the middle, and a large one.
 QUICK_BLOCKS = (4 * KIB, MIB, 64 * MIB)
@@ -73,25 +65,22 @@ def readable_settings(config: pytest.Config, environ: Mapping[str, str] = os.env
         try:
             values[item.field], _ = _read(item, config, environ)
         except pytest.UsageError:
-            values[item.field] = PARSERS[item.field](item.default) if item.default else item.empty
+            values[item.field] = item.usual
     return Settings(**values)
 
 
 def _read(item: Option, config: pytest.Config, environ: Mapping[str, str]) -> tuple[Any, str]:
-    parse = PARSERS[item.field]
-    option, ini = config.getoption(item.dest, None), config.getini(item.ini)
+    option, ini = config.getoption(item.ini, None), config.getini(item.ini)
     if option is not None:
-        return _parse(item, parse, option, item.flag), "option"
+        return _parse(item, item.parse, option, item.flag), "option"
     if ini:
-        return _parse(item, parse, str(ini), f"ini value {item.ini}"), "ini"
+        return _parse(item, item.parse, str(ini), f"ini value {item.ini}"), "ini"
     for name in item.environment:
         if environ.get(name):
             text = _with_password(environ) if name == "ETCDCTL_USER" else environ[name]
-            return _parse(
-                item, _ENVIRONMENT_PARSERS.get(name, parse), text, f"environment variable {name}"
-            ), f"environment {name}"
-    # An empty text is not parsed here: only a person who gives an empty text gets an error for it.
-    return parse(item.default) if item.default else item.empty, "default"
+            parse = item.variable or item.parse
+            return _parse(item, parse, text, f"environment variable {name}"), f"environment {name}"
+    return item.usual, "default"
 
 
 def _with_password(environ: Mapping[str, str]) -> str:
@@ -270,9 +259,6 @@ def _check_comparison(settings: Settings) -> None:
     if settings.compares and importlib.util.find_spec("scipy") is None:
         flag = "--nixl-baseline" if settings.baseline else "--nixl-compare-image"
         raise pytest.UsageError(f"{flag} needs SciPy, which is not installed: pip install 'pytest-nixl[compare]'")
-
-
-assert {item.field for item in OPTIONS} == PARSERS.keys() == {f.name for f in fields(Settings)} - {"sources", "ignored"}
 
 
 def setting_lines(settings: Settings) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.session.options import DEFAULT_LEVEL
+from pytest_nixl.model.settings import DEFAULT_LEVEL
 from pytest_nixl.session.suites import suites_folder
 
 

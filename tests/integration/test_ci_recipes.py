@@ -21,7 +21,7 @@ from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 from helpers.records import KEY, record, write
 
-from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.model.settings import OPTIONS
 
 FOLDER = ROOT / "deploy" / "ci"
 

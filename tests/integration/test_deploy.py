@@ -36,8 +36,7 @@ from helpers.kubernetes_rules import (
 from helpers.needs import lack
 
 from pytest_nixl.core.polling import wait_until
-from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE, OPTIONS
-from pytest_nixl.session.parsers import PARSERS
+from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, OPTIONS
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = {manifest.name: manifest for manifest in read(sorted((DEPLOY / "kubernetes").glob("*.yaml")))}
@@ -111,7 +110,7 @@ class TestManifests:
 
     @pytest.mark.parametrize("name", [JOB, STATEFUL, GROUP, JOBS, MPI])
     def test_every_option_has_a_valid_value(self, name: str) -> None:
-        parsers = {item.flag: PARSERS[item.field] for item in OPTIONS}
+        parsers = {item.flag: item.parse for item in OPTIONS}
         for word in rank_pod(name).arguments:
             flag, _, value = word.partition("=")
             if flag in parsers and "$(" not in value:

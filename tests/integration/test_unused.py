@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project in which the plugin is installed and unused loads little of it, and none of its settings."""
+"""A project in which the plugin is installed and unused loads little of it, and reads none of its settings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ NEEDED = {
     "pytest_nixl.fixtures.agents",
     "pytest_nixl.fixtures.etcd",
     "pytest_nixl.fixtures.s3",
+    "pytest_nixl.model",
+    "pytest_nixl.model.option",
+    "pytest_nixl.model.settings",
     "pytest_nixl.plugin",
     "pytest_nixl.session",
     "pytest_nixl.session.options",
 }
-#: The only parts of the package that an unused plugin may ever need: none of settings, profiles, launchers, cluster.
-LIGHT = ("core", "fixtures", "plugin", "session")
+#: The only parts of the package that an unused plugin may ever need: none of profiles, launchers, cluster.
+LIGHT = ("core", "fixtures", "model", "plugin", "session")
 UNUSED = "def test_nothing(tmp_path): pass\nclass TestMore:\n    def test_more(self, request): pass\n"
 #: A way to use the plugin: the test file, the options, the ini values.
 USES = [

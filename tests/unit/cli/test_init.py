@@ -23,7 +23,7 @@ from pytest_nixl.cli.starter_files import job
 from pytest_nixl.judge.profiles import bundled_text, load_profile
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
-from pytest_nixl.session.options import OPTIONS
+from pytest_nixl.model.settings import OPTIONS
 
 FILES = {"profile.toml", "github.yml", "indexed-job.yaml", "etcd.yaml", "results.yaml"}
 

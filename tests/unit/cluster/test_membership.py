@@ -39,8 +39,7 @@ from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.proxy import EtcdProxy
 from pytest_nixl.etcd.watch import Watched
-from pytest_nixl.session.options import OPTIONS
-from pytest_nixl.session.parsers import PARSERS
+from pytest_nixl.model.settings import OPTIONS
 
 #: Seconds: a lease that does not expire on a busy machine; for each step there; a wait that times out; and a lease
 #: for whose end a process waits that comes too late.
@@ -634,13 +633,14 @@ class TestWords:
 
 class TestLeases:
     def test_the_usual_lease_is_the_default_of_the_option(self) -> None:
-        assert next(item.default for item in OPTIONS if item.field == "lease") == f"{USUAL}s"
+        [lease] = [item for item in OPTIONS if item.field == "lease"]
+        assert lease.default == f"{USUAL}s"
 
     @pytest.mark.parametrize(("ttl", "longer"), [(2, 20), (6, 60), (359, 3590), (361, 3600)])
     def test_a_lost_lease_names_one_ten_times_as_long(self, ttl: int, longer: int) -> None:
         words = f"if its host is busy with other work, give every rank --nixl-lease={longer}s; "
         assert longer_lease(ttl, "its host") == words
-        assert PARSERS["lease"](f"{longer}s") == longer
+        assert next(item for item in OPTIONS if item.field == "lease").parse(f"{longer}s") == longer
 
     def test_the_longest_lease_has_no_longer_one(self) -> None:
         assert longer_lease(MOST_LEASE, "its host") == ""

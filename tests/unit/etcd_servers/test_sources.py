@@ -32,10 +32,9 @@ from pytest_nixl.etcd_servers.binary import ExecutableMissingError, etcd_binary,
 from pytest_nixl.etcd_servers.container import ContainerServer, ensure_image
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.etcd_servers.sources import ExternalServer, SessionEtcd, choose_kind, choose_server, start_private
-from pytest_nixl.model.settings import Settings
+from pytest_nixl.model.settings import DEFAULT_ETCD_IMAGE, Settings
 from pytest_nixl.processes.container import image_present
 from pytest_nixl.processes.supervisor import SupervisorClient, close_supervisor, supervisor
-from pytest_nixl.session.options import DEFAULT_ETCD_IMAGE
 
 
 def settings(**given: Any) -> Settings:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from pytest_nixl.model.agent_options import (
-    ENGINES,
     AgentOptions,
     BackendParameter,
     ThreadCounts,
@@ -16,6 +15,7 @@ from pytest_nixl.model.agent_options import (
 )
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import ENGINES
 
 PARAMETERS = (BackendParameter("POSIX", "use_aio", "true"), BackendParameter("UCX", "num_workers", "4"))
 

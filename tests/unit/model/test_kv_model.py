@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.cli_run import ROOT
 
-from pytest_nixl.core.forms import KV_DTYPES_FORM, KV_MODEL_FORM, KV_MODEL_NAMES
+from pytest_nixl.core.forms import KV_MODEL_FORM, KV_MODEL_NAMES
 from pytest_nixl.core.strict import StrictError
 from pytest_nixl.model.kv_model import (
     GENERIC,
@@ -23,6 +23,7 @@ from pytest_nixl.model.kv_model import (
     kv_model,
 )
 from pytest_nixl.model.kv_plan import KvPlan
+from pytest_nixl.model.settings import OPTIONS
 
 #: The fields of published files that this reader looks at, by the preset that they have to equal.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def test_a_preset_equals_the_published_file(path: Path, name: str) -> None:
 
 def test_help_names_every_preset_and_data_type() -> None:
     assert tuple(KV_MODELS) == KV_MODEL_NAMES
-    assert " | ".join(("auto", *KV_DTYPES)) == KV_DTYPES_FORM
+    assert next(item.form for item in OPTIONS if item.field == "kv_dtype") == " | ".join(("auto", *KV_DTYPES))
 
 
 def test_a_name_is_found_in_any_case_and_no_preset_needs_a_file() -> None:

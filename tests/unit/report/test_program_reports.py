@@ -13,10 +13,11 @@ from helpers.report_schemas import PROGRAM_REPORTS, read_program_reports, verdic
 
 from pytest_nixl.model.results import Figures, Result
 from pytest_nixl.model.row_key import RowKey
+from pytest_nixl.model.settings import REPORT_ENDINGS
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write
 from pytest_nixl.report.run_report import RunReport
-from pytest_nixl.session.options import REPORT_ENDINGS, report_ending
+from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.record_reader import parse_recorded
 
 FIGURES = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9, 1.1e9))

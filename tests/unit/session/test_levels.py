@@ -13,7 +13,7 @@ from helpers.cli_run import ROOT, profile
 from helpers.pytester_run import run_pytest
 
 from pytest_nixl.judge.profiles import bundled_profiles, load_profile
-from pytest_nixl.session.options import DEFAULT_LEVEL, LEVELS
+from pytest_nixl.model.settings import DEFAULT_LEVEL, LEVELS
 from pytest_nixl.session.suites import checks_of_suites
 from pytest_nixl.store.record_reader import OURS
 

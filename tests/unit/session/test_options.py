@@ -6,31 +6,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 
 import pytest
 from helpers.etcd import engine_image
 from helpers.pytester_run import run_pytest
 
-from pytest_nixl.core.forms import (
-    AGENTS_FORM,
-    BACKEND_PARAMS_FORM,
-    BLOCKS_FORM,
-    ENDPOINTS_FORM,
-    KV_MODEL_FORM,
-    LEASE_FORM,
-    LEVELS_FORM,
-    PAIRING_FORM,
-    PATTERN_FORM,
-    PROGRESS_THREAD_FORM,
-    RATE_FORM,
-    SIZE_FORM,
-    SYNC_MODES_FORM,
-    THREADS_FORM,
-    TIME_FORM,
-)
+from pytest_nixl.core.forms import BLOCKS_FORM, ENDPOINTS_FORM, KV_MODEL_FORM, RATE_FORM, SIZE_FORM, TIME_FORM
 from pytest_nixl.judge.profiles import bundled_profiles
-from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES, RAW_TOOLS
-from pytest_nixl.session.options import OPTIONS, TAKES_FLAGS, join_flags
+from pytest_nixl.model.option import Option
+from pytest_nixl.model.settings import OPTIONS, Settings
+from pytest_nixl.session.options import TAKES_FLAGS, join_flags
 
 SECRET = "hunter2"
 LONG = "x" * 300
@@ -77,6 +63,8 @@ def _no_file(*values: str) -> dict[str, str]:
     return {value: f"there is no file {value!r}" for value in values}
 
 
+#: The accepted form of each option in words.
+FORMS = {item.field: item.form for item in OPTIONS}
 COUNTS = "a positive integer, or a list of them"
 PEM = "an existing PEM file"
 PROFILE = f"{', '.join(bundled_profiles())}, or the path of a TOML file"
@@ -170,12 +158,14 @@ WRONG = (
         _huge(100_000_000),
     ),
     Wrong("warmup", "a non-negative integer", _huge(100_000_000)),
-    Wrong("level", LEVELS_FORM, {value: f"{value!r} is not a level" for value in ("fast", "0", "4", "1,2", "", LONG)}),
+    Wrong(
+        "level", FORMS["level"], {value: f"{value!r} is not a level" for value in ("fast", "0", "4", "1,2", "", LONG)}
+    ),
     Wrong("duration", TIME_FORM, TOO_LONG),
     Wrong("timeout", TIME_FORM, TOO_LONG),
     Wrong(
         "pattern",
-        PATTERN_FORM,
+        FORMS["pattern"],
         {"": "'' is not a pattern", "incst": "incst cannot be read: No such file or directory"},
     ),
     Wrong("join_timeout", TIME_FORM, TOO_LONG),
@@ -193,7 +183,7 @@ WRONG = (
     Wrong("group_token", "a text that is not empty", {"": "the token is empty"}),
     Wrong(
         "pairs",
-        PAIRING_FORM,
+        FORMS["pairs"],
         {
             "": "'' is not a pair of ranks",
             "some": "'some' is not a pair of ranks",
@@ -205,7 +195,7 @@ WRONG = (
     ),
     Wrong(
         "lease",
-        LEASE_FORM,
+        FORMS["lease"],
         {
             text: f"{text!r} is not a whole number of seconds from 2 to 3600"
             for text in ("0", "1s", "6.5", "2h", "3601")
@@ -339,12 +329,12 @@ WRONG = (
     ),
     Wrong(
         "agent",
-        AGENTS_FORM,
+        FORMS["agent"],
         {value: f"{value!r} is not one of the choices" for value in ("trtllm", "vLLM", "vllm,dynamo", "")},
     ),
     Wrong(
         "progress_thread",
-        PROGRESS_THREAD_FORM,
+        FORMS["progress_thread"],
         {
             **{value: f"{value!r} is neither auto, off nor on" for value in ("yes", "ON", "")},
             "on,": "'' is neither auto, off nor on",
@@ -354,7 +344,7 @@ WRONG = (
     ),
     Wrong(
         "threads",
-        THREADS_FORM,
+        FORMS["threads"],
         {
             **{value: f"{value!r} is not a number of threads from 1 to 256" for value in ("0", "-1", "257", "1.5", "")},
             ENDLESS: f"{40 * '9'!r} is not a number of threads from 1 to 256",
@@ -366,12 +356,12 @@ WRONG = (
     ),
     Wrong(
         "sync_mode",
-        SYNC_MODES_FORM,
+        FORMS["sync_mode"],
         {value: f"{value!r} is not one of the choices" for value in ("fast", "STRICT", "")},
     ),
     Wrong(
         "backend_params",
-        BACKEND_PARAMS_FORM,
+        FORMS["backend_params"],
         {
             "": "'' names no backend",
             "num_workers=4": "'num_workers=4' names no backend",
@@ -604,12 +594,16 @@ def test_a_row_that_fits_is_not_refused(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_the_forms_name_the_limits_and_choices_of_the_code() -> None:
-    """The table of options imports little, so it repeats what the code below it defines."""
-    forms = {item.field: item.form for item in OPTIONS}
-    assert forms["min_launches"].startswith(f"an integer from 1 to {MOST_LAUNCHES}, ")
-    assert f"; {COMPARED_LAUNCHES} if runs are compared)" in forms["min_launches"]
-    assert forms["raw_tools_dir"].endswith(f" one of {', '.join(RAW_TOOLS)}")
+@pytest.mark.parametrize(
+    "item", [item for item in OPTIONS if isinstance(item.parser, str)], ids=lambda item: item.field
+)
+def test_an_option_names_a_parser_and_a_printer_of_the_type_of_its_setting(item: Option) -> None:
+    """They are named by a text, which mypy does not check."""
+    declared = Settings.__annotations__[item.field].removesuffix(" | None")
+    parser = resolve_name(f"pytest_nixl.{item.parser}")
+    if "return" in getattr(parser, "__annotations__", ()):
+        assert parser.__annotations__["return"].removesuffix(" | None") == declared
+    assert item.show(item.usual)
 
 
 def test_every_option_has_a_wrong_value_in_this_file() -> None:
