@@ -14,8 +14,8 @@ import sys
 import time
 from statistics import median, quantiles
 
+from pytest_nixl.cluster.driver import RankDriver
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.session import RankDriver
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer
 from pytest_nixl.processes.supervisor import close_supervisor, supervisor
 
@@ -24,7 +24,7 @@ GROUP, TOKEN, SECONDS = "bench", "of the bench", 60.0
 PEER = f"""
 import sys
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.session import serve
+from pytest_nixl.cluster.driver import serve
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.processes.supervisor import supervisor

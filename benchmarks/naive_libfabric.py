@@ -51,7 +51,7 @@ def naive(agent: Any, here: int, there: int, block: int, target: str) -> list[fl
 
 def claimed(link: Link, block: int) -> float:
     """Return the rate in bytes per second that follows from the median time of the naive loop."""
-    serving = link.target.worker.request("serve", agent=link.target.ref, patience=30.0)
+    serving = link.target.worker.request("serve", agent=link.target.ref, timeout=30.0)
     arguments = {"here": link.source.address, "there": link.destination.address, "block": block}
     running = link.initiator.worker.request(
         "run", agent=link.initiator.ref, function="naive_libfabric:naive",

@@ -27,11 +27,11 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.group_load import kept, roster_bytes, whole_run
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.etcd_servers.embedded import EmbeddedServer

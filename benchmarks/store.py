@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.store.provenance import ImageIdentity, Provenance, host
@@ -44,7 +44,9 @@ def records(count: int) -> Iterator[str]:
         results = [
             Result(
                 "bandwidth", f"test_bandwidth.py::test_bandwidth[{key}]", Verdict.PASS, row=RowKey.parse(key),
-                figures=Figures(values[1], 1e-5, 3e-5, 1000, 6e7, 6.4e11, ("cma/memory",), tuple(values), 2e-5, 9e-5),
+                figures=RowSummary(
+                    values[1], 1e-5, 3e-5, 1000, 6e7, 6.4e11, ("cma/memory",), tuple(values), 2e-5, 9e-5
+                ),
             )
             for key, values in rows.items()
         ]  # fmt: skip

@@ -37,7 +37,7 @@ def write_plainly(config: pytest.Config, run: Run) -> None:
     Some launchers give each rank a terminal, although what it writes ends in a file: ``mpirun … > log``.
     """
     forced = any(os.environ.get(name) for name in ("FORCE_COLOR", "PY_COLORS"))
-    if run.placement.placement is not None and config.option.color == "auto" and not forced:
+    if run.placement.by_launcher is not None and config.option.color == "auto" and not forced:
         config.option.color = "no"
 
 

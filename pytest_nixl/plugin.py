@@ -157,7 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
                 write_plainly(config, run)
                 refuse(config, run)
-            if run.settings.judges:
+            if run.settings.judged_by:
                 from pytest_nixl.session.baseline import find
                 from pytest_nixl.session.gate import refuse_accidents
 
@@ -396,7 +396,7 @@ def _conclude(session: pytest.Session, run: Run) -> None:
         run.recorder.add_run_results(missing)
         if not found.ended:
             compare(run)
-        if (settings.judges or missing) and failed(run.found.results, profile, gate=settings.gate):
+        if (settings.judged_by or missing) and failed(run.found.results, profile, gate=settings.gate):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     add_run_cases(session.config, run)
     leave(session.config, run)

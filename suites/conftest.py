@@ -36,7 +36,7 @@ from pytest_nixl.judge.figure_bounds import bounded, judge_figures
 from pytest_nixl.judge.row import another_launch, judge
 from pytest_nixl.measure.interleaved import alternate
 from pytest_nixl.model.bound import Bound
-from pytest_nixl.model.results import FIGURES, MEASURED, Figures
+from pytest_nixl.model.results import MEASURED, ROW_SUMMARY, RowSummary
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.session.baseline import another_to_compare
 from pytest_nixl.session.benchmark import CLOCK, record_samples, record_timed_figures, versions_of
@@ -254,11 +254,11 @@ def record_figures(request: pytest.FixtureRequest, profile: Profile) -> Iterator
 @pytest.fixture
 def record_row(
     request: pytest.FixtureRequest, nixl_run: Run, row_benchmark: Callable[..., None]
-) -> Callable[[Samples, Figures, Mapping[str, str], Mapping[str, object]], None]:
+) -> Callable[[Samples, RowSummary, Mapping[str, str], Mapping[str, object]], None]:
     """Write a row to the table and, through pytest-benchmark, to its files: with the versions of its workers."""
 
-    def write(samples: Samples, figures: Figures, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
-        request.node.stash[FIGURES] = figures
+    def write(samples: Samples, figures: RowSummary, versions: Mapping[str, str], more: Mapping[str, object]) -> None:
+        request.node.stash[ROW_SUMMARY] = figures
         nixl_run.recorder.add_versions(versions)
         row_benchmark(samples, more)
 
@@ -272,7 +272,7 @@ def record_of(
     """Write a row of a link to the table and, through pytest-benchmark, to its files."""
 
     def write(link: Link, samples: Samples) -> None:
-        figures = Figures.of(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
+        figures = RowSummary.of(samples, expected_of(samples.key, profile, nixl_settings), profile.machine)
         versions = {
             f"{end.worker.role}_{name}": end.worker.versions[name]
             for end in (link.initiator, link.target)

@@ -154,9 +154,9 @@ class ControlPath:
 
     def _with_answers(self, function: str, until: int, /, **arguments: Any) -> Any:
         """Run a function while the other agent answers, until it has a burst of this many notifications."""
-        patience = {"patience": self.seconds}
-        answering = self._request("answer", self.other, peer=self.agent.name, burst=until, **patience)
-        asking = self._request(function, self.agent, **arguments, **patience)
+        timeout = {"timeout": self.seconds}
+        answering = self._request("answer", self.other, peer=self.agent.name, burst=until, **timeout)
+        asking = self._request(function, self.agent, **arguments, **timeout)
         return results([asking, answering])[0]
 
     def _introduce(self) -> None:
@@ -180,7 +180,7 @@ class ControlPath:
 def find_all(finder: NixlAgent, others: Sequence[NixlAgent], seconds: float) -> list[str]:
     """Let an agent fetch the metadata of others from etcd; return the names of those that it did not load in time."""
     names = [other.name for other in others]
-    return cast("list[str]", finder.run(f"{_IN_WORKER}:find", names=names, patience=seconds))
+    return cast("list[str]", finder.run(f"{_IN_WORKER}:find", names=names, timeout=seconds))
 
 
 def register_regions(agent: NixlAgent, count: int) -> bytes:

@@ -58,7 +58,7 @@ class FaultScene:
     :param backend: the backend of all agents.
     :param op: ``WRITE`` or ``READ``.
     :param environment: variables of the workers, such as ``UCX_TLS``.
-    :param places: the hosts of initiator and target; the third agent is beside the initiator. Empty for this host.
+    :param hosts: the hosts of initiator and target; the third agent is beside the initiator. Empty for this host.
     :param port: the port on which the target listens, and from which the initiator fetches its metadata; 0: the
         target does not listen, and its metadata is passed on.
     """
@@ -69,11 +69,11 @@ class FaultScene:
         backend: str,
         op: str,
         environment: dict[str, str | None],
-        places: Sequence[Host] = (),
+        hosts: Sequence[Host] = (),
         port: int = 0,
     ) -> None:
         self.op, self.backend = op, backend
-        self._agents, self._environment, self._places, self._port = agents, environment, places, port
+        self._agents, self._environment, self._hosts, self._port = agents, environment, hosts, port
         self.initiator, self.target, self._third = self.start("initiator", "target", "third")
         self._third.worker.signal(signal.SIGSTOP)  # its progress thread spins, and would take a core from the others
         self.source, self.destination = (self.allocate(each) for each in (self.initiator, self.target))
@@ -98,12 +98,12 @@ class FaultScene:
         """Start agents; one with the name ``target`` on the target's host, and on the target's port if it listens."""
         if self._port and len(names) > 1:  # those that start together would have the same port
             return [agent for name in names for agent in self.start(name)]
-        places = [self._places[name == "target"] for name in names] if self._places else []
+        hosts = [self._hosts[name == "target"] for name in names] if self._hosts else []
         listen: dict[str, Any] = {}
         if self._port:
             listen = {"listen_thread": True, "listen_port": self._port if "target" in names else 0}
         return self._agents.start_each(
-            list(names), environment=self._environment, places=places, progress_thread=True, **listen
+            list(names), environment=self._environment, hosts=hosts, progress_thread=True, **listen
         )
 
     def fetch(self, target: NixlAgent) -> int:
@@ -162,7 +162,7 @@ class FaultScene:
         """
         worker = self.initiator.worker
         began = time.monotonic()
-        pending = self.request("keep_transferring", quiet=quiet, limit=limit, patience=worker.timeout)
+        pending = self.request("keep_transferring", quiet=quiet, limit=limit, timeout=worker.timeout)
         what = f"{self.initiator.name} to complete transfers to {self.target.name}"
         wait_until(
             lambda: FLOWS in (said := worker.output()) or ENDED_EARLY in said or not worker.alive,

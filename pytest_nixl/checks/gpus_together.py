@@ -63,8 +63,8 @@ def _seats(cluster: Cluster, settings: Settings, memory: MemoryPair) -> tuple[li
         told = [(read_gpus(FactsRoot()).gpus, read_rdma(FactsRoot()))] * 2
     workers: list[Worker] = []
     try:
-        for place in cluster.places[:2]:
-            workers.append(place.start("gpus", {}, settings.timeout, settings.start_timeout))
+        for host in cluster.hosts[:2]:
+            workers.append(host.start("gpus", {}, settings.timeout, settings.start_timeout))
         one, other = (seats(gpus(worker, memory), *told[worker.rank]) for worker in workers)
         return one, other, len({worker.versions["host"] for worker in workers}) == 1
     finally:

@@ -35,11 +35,11 @@ class PostTimes:
     """The posts of requests over one link.
 
     :param seconds: the fastest post, by the number of its descriptors.
-    :param others: the largest contention: the CPU cores that the requests needed and other processes used.
+    :param contention: the largest contention: the CPU cores that the requests needed and other processes used.
     """
 
     seconds: Mapping[int, float]
-    others: float
+    contention: float
 
 
 def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: str) -> PostTimes:
@@ -54,7 +54,7 @@ def measure_posts(hosts: Sequence[Host], settings: Settings, backend: str, op: s
         found = {count: link.measure(KvTraffic(count, merge=False), duration=0.0, least=_REQUESTS) for count in COUNTS}
     return PostTimes(
         {count: samples.step("post", 0) for count, samples in found.items()},
-        max(max(samples.others) for samples in found.values()),
+        max(max(samples.contention) for samples in found.values()),
     )
 
 
@@ -67,11 +67,11 @@ def judge_posts(posts: Mapping[str, PostTimes]) -> Judgement:
     """
     wrong = {name: _grown(found.seconds) for name, found in posts.items() if _grown(found.seconds)}
     grown = [f"{name}: {words}" for name, words in wrong.items()]
-    others = max((posts[name].others for name in wrong), default=0.0)
-    if others > DISTURBED_CORES:
+    contention = max((posts[name].contention for name in wrong), default=0.0)
+    if contention > DISTURBED_CORES:
         return Judgement(
             Verdict.INCONCLUSIVE,
-            f"{'; '.join(grown)}, but other processes used {others:.1f} of the cores that the requests needed",
+            f"{'; '.join(grown)}, but other processes used {contention:.1f} of the cores that the requests needed",
             "Stop other processes on the machine and run the check again.",
         )
     if grown:

@@ -25,7 +25,7 @@ from pytest_nixl.model.kv_request_kind import KvRequestKind
 from pytest_nixl.model.kv_samples import STEPS, KvSamples
 from pytest_nixl.model.memory import MemoryPair
 from pytest_nixl.model.rank_pairs import RankPair
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.samples import Samples, percentile
 from pytest_nixl.model.settings import MOST_LAUNCHES, Settings
 from pytest_nixl.model.verdicts import Judgement, Verdict
@@ -184,9 +184,9 @@ def in_turn(
     return take_turns(lambda: launch(one), lambda: launch(other), KvSamples.with_launch, more)[0]
 
 
-def figures_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> Figures:
+def figures_of(kind: KvRequestKind, samples: KvSamples, expectation: Expectation | None) -> RowSummary:
     """Return the figures of a row, with the median seconds of each step and of preparing the descriptors."""
-    return replace(Figures.of(samples.row(kind.key), expectation), steps=_steps(samples))
+    return replace(RowSummary.of(samples.row(kind.key), expectation), steps=_steps(samples))
 
 
 def recorded(kind: KvRequestKind, samples: KvSamples) -> dict[str, object]:

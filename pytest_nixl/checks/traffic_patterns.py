@@ -17,7 +17,7 @@ from pytest_nixl.judge.pattern_figures import judge_pattern_figures
 from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.measure.rank_flows import RankFlows
 from pytest_nixl.model.flow_samples import LOADS, FlowRow, PatternKind, PatternSamples
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.tools import own_variables
@@ -106,7 +106,7 @@ class PatternLaunches:
 
     def _hosts(self, ranks: int) -> list[Host]:
         if self._cluster.several:
-            return list(self._cluster.places[:ranks])
+            return list(self._cluster.hosts[:ranks])
         own = own_variables(self._settings.programs, memory=self._settings.memory)
         return [LocalHost(supervisor(), rank, own=own) for rank in range(ranks)]
 
@@ -127,14 +127,14 @@ def _require_room(kind: PatternKind) -> None:
 
 def measured_row(
     row: FlowRow, launches: PatternLaunches, profile: Profile
-) -> tuple[Samples, Figures, Mapping[str, str], dict[str, object]]:
+) -> tuple[Samples, RowSummary, Mapping[str, str], dict[str, object]]:
     """Return what is recorded of a row: samples, figures, the versions of its workers, and what else is known.
 
     :raises NixlPluginError: as :meth:`PatternLaunches.samples`.
     """
     flow = launches.samples(row.kind).of(row.flow)
     samples = flow.samples(row.key, row.load)
-    figures = Figures.of(samples, profile.expectation(row.key), profile.machine)
+    figures = RowSummary.of(samples, profile.expectation(row.key), profile.machine)
     more: dict[str, object] = {"source": row.flow.source, "target": row.flow.target, "share_of_alone": flow.ratio}
     return samples, figures, launches.versions(row.kind), more
 

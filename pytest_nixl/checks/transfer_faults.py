@@ -239,21 +239,21 @@ def make_fault(
     backend: str,
     op: str,
     environment: dict[str, str | None],
-    places: Sequence[Host] = (),
+    hosts: Sequence[Host] = (),
 ) -> FaultOutcome:
     """Start agents with transfers in flight, make a fault, and return what followed.
 
     :param fault: one of :data:`FAULTS`.
     :param environment: variables of the workers, such as ``UCX_TLS``.
-    :param places: the hosts of initiator and target; empty for this host. A target that listens is on this host.
+    :param hosts: the hosts of initiator and target; empty for this host. A target that listens is on this host.
     :raises WorkerError: the agents cannot be started.
     :raises LateError: no transfer was completed before the fault, or the metadata of a target that listens did not
         arrive.
     """
     port = 0
     if fault in LISTENING:
-        (port,), places = free_ports(1), ()
-    scene = FaultScene(agents, backend, op, environment, places, port)
+        (port,), hosts = free_ports(1), ()
+    scene = FaultScene(agents, backend, op, environment, hosts, port)
     try:
         outcome = FAULTS[fault](scene)
     except EarlyEndError as error:

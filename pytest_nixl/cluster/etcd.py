@@ -89,7 +89,7 @@ def meeting_etcd(
     listen = ListenAddress.parse(settings.etcd_listen)
     if asked.rank == 0:
         return serve_etcd(supervisor, listen, settings.group_token)
-    url = find_etcd(settings.etcd, listen, asked.rank, asked.placement, os.environ)
+    url = find_etcd(settings.etcd, listen, asked.rank, asked.by_launcher, os.environ)
     wait_for_etcd(url, settings.join_timeout, settings.group_token, waiting)
     return ExternalServer(parse_endpoints(url), **credentials(settings.group_token))
 

@@ -211,7 +211,7 @@ class Joining:
                 self._deadline,
             )
             if not done.succeeded and done.found(0).first is None:
-                raise claim.fenced()
+                raise claim.lease_lost()
             if (frozen := self._roster_in(done.found(1))) is not None:
                 return frozen
             self._check_timeout()

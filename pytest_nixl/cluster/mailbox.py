@@ -153,7 +153,7 @@ class Mailbox:
         lease = self._membership.lease
         writing = txn([], [put(each.key, each.value, lease) for each in messages])
         try:
-            self._membership.insist(lambda: self._client.transaction(writing, repeatable=True))
+            self._membership.retry(lambda: self._client.transaction(writing, repeatable=True))
         except NixlPluginError as error:
             for each in messages:
                 each.error = error
@@ -183,7 +183,7 @@ class Mailbox:
         """Read the messages that wait, and then those that come, until the mailbox is closed."""
         read: list[str] = []
         waiting = txn([], [get_prefix(self._own)])
-        done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(waiting)))
+        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(waiting)))
         since = done.revision + 1
         for item in sorted(done.found(0).items, key=lambda item: item.create_revision):
             self._take(item.key, item.value)
@@ -221,7 +221,7 @@ class Mailbox:
         """Delete the keys of messages that were read, and return the empty list of remaining keys."""
         for first in range(0, len(read), TOGETHER):
             deletion = txn([], [delete(key) for key in read[first : first + TOGETHER]])
-            self._membership.insist(partial(self._client.transaction, deletion))
+            self._membership.retry(partial(self._client.transaction, deletion))
         return []
 
 

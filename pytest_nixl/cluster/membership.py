@@ -112,17 +112,17 @@ class Membership:
         """
         self._claim.check()
 
-    def fenced(self) -> LeaseLostError:
+    def lease_lost(self) -> LeaseLostError:
         """Return the error that says that this member lost its lease."""
-        return self._claim.fenced()
+        return self._claim.lease_lost()
 
-    def insist(self, ask: Callable[[], T]) -> T:
+    def retry(self, ask: Callable[[], T]) -> T:
         """Retry a request while etcd restarts or elects a leader, for as long as a lease lasts.
 
         :param ask: sends the request; it must be safe to send twice.
         :raises LeaseLostError: if the lease has ended meanwhile.
         """
-        return self._claim.insist(ask, time.monotonic() + self.ttl)
+        return self._claim.retry(ask, time.monotonic() + self.ttl)
 
     def barrier(self, timeout: float = 60.0, waiting: Waiting | None = None) -> None:
         """Wait until every rank has arrived. The first barrier starts the run: the roster is then final.
@@ -166,7 +166,7 @@ class Membership:
             deadline,
         )
         if not done.succeeded:
-            raise claim.fenced()
+            raise claim.lease_lost()
         self._note(done.found(4))
         gate = done.found(3).first
         while claim.values.read_gate(gate, self.members) < number:
@@ -234,7 +234,7 @@ class Membership:
             if item.key.startswith(claim.members):
                 self._seen_members = item.mod_revision
                 if item.key == claim.own:
-                    raise claim.fenced()
+                    raise claim.lease_lost()
                 gone = [member for member in self.members if item.key.endswith(f"/{member.token}")]
                 self._lost.update({member.token: member for member in gone})
                 # A member that passed this barrier and then left may be reported before the gate is.

@@ -24,7 +24,7 @@ class Placement:
     :param rank: the rank of this process, from 0; None if the order of arrival decides it.
     :param group: the name of the group in which the ranks meet.
     :param source: the option or the launcher variable that these values come from, for messages.
-    :param placement: what the launcher says; None if no launcher is known.
+    :param by_launcher: what the launcher says; None if no launcher is known.
     :param pairs: initiator and target rank of each pair that is measured.
     """
 
@@ -32,7 +32,7 @@ class Placement:
     rank: int | None
     group: str
     source: str
-    placement: LauncherPlacement | None
+    by_launcher: LauncherPlacement | None
     pairs: tuple[RankPair, ...]
 
     @property
@@ -57,15 +57,15 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placemen
         valid and no option replaces them.
     """
     try:
-        placement = find_placement(environ)
+        launched = find_placement(environ)
     except ValueError as error:
         if settings.ranks is None:
             raise pytest.UsageError(f"{error}; or give --nixl-ranks N and --nixl-rank R") from None
-        placement = None
-    ranks, rank, source = _ranks(settings, placement)
-    if ranks == 1 and settings.ranks is None and placement is not None and placement.ranks is None:
+        launched = None
+    ranks, rank, source = _ranks(settings, launched)
+    if ranks == 1 and settings.ranks is None and launched is not None and launched.ranks is None:
         source = (
-            f"{placement.launcher} sets {placement.variable} but not the number of ranks, and --nixl-ranks is not given"
+            f"{launched.launcher} sets {launched.variable} but not the number of ranks, and --nixl-ranks is not given"
         )
     try:
         pairs = settings.pairs.of(ranks)
@@ -76,25 +76,25 @@ def ask(settings: Settings, environ: Mapping[str, str] = os.environ) -> Placemen
             settings.pattern.ranks_of(ranks)
         except ValueError as error:
             raise pytest.UsageError(f"--nixl-pattern={settings.pattern}: {error}") from None
-    group = settings.group or (placement.group if placement is not None else "") or DEFAULT_GROUP
-    return Placement(ranks, rank, group, source, placement, pairs)
+    group = settings.group or (launched.group if launched is not None else "") or DEFAULT_GROUP
+    return Placement(ranks, rank, group, source, launched, pairs)
 
 
-def _ranks(settings: Settings, placement: LauncherPlacement | None) -> tuple[int, int | None, str]:
+def _ranks(settings: Settings, launched: LauncherPlacement | None) -> tuple[int, int | None, str]:
     if settings.ranks is None:
-        if placement is None or not placement.ranks:
+        if launched is None or not launched.ranks:
             return 1, None, "no launcher sets a number of ranks"
-        return placement.ranks, placement.rank, f"{placement.launcher}: {placement.variable}"
-    if settings.rank is not None or placement is None or settings.ranks == 1:
+        return launched.ranks, launched.rank, f"{launched.launcher}: {launched.variable}"
+    if settings.rank is not None or launched is None or settings.ranks == 1:
         return settings.ranks, settings.rank, "--nixl-ranks"
-    if placement.ranks not in (None, settings.ranks):
+    if launched.ranks not in (None, settings.ranks):
         raise pytest.UsageError(
-            f"--nixl-ranks={settings.ranks}, but {placement.launcher} started {placement.ranks} ranks: remove "
+            f"--nixl-ranks={settings.ranks}, but {launched.launcher} started {launched.ranks} ranks: remove "
             "--nixl-ranks, or also give --nixl-rank R"
         )
-    if placement.rank >= settings.ranks:
+    if launched.rank >= settings.ranks:
         raise pytest.UsageError(
-            f"{placement.variable} says that this is rank {placement.rank}, but --nixl-ranks={settings.ranks} allows "
+            f"{launched.variable} says that this is rank {launched.rank}, but --nixl-ranks={settings.ranks} allows "
             f"ranks 0 to {settings.ranks - 1}: set --nixl-ranks to the number of processes that are started"
         )
-    return settings.ranks, placement.rank, f"--nixl-ranks and {placement.launcher}: {placement.variable}"
+    return settings.ranks, launched.rank, f"--nixl-ranks and {launched.launcher}: {launched.variable}"

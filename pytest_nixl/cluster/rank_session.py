@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_nixl.cluster.command_check import Command, differences
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.etcd import for_agents, meeting_etcd, require_closed
 from pytest_nixl.cluster.forensics import SECONDS, forensics
 from pytest_nixl.cluster.group import LeaseLostError, MemberLeftError, MemberLostError, MissingRanksError
@@ -21,7 +22,6 @@ from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement
 from pytest_nixl.cluster.request_handlers import RequestHandlers
-from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.core.strict import StrictError
@@ -133,17 +133,17 @@ class RankSession:
         """Return the group's etcd if the NIXL agents of all ranks can use it, else None."""
         return self.etcd if for_agents(self.settings) else None
 
-    def drive(self, fenced: Callable[[NixlPluginError], None]) -> None:
+    def drive(self, on_lease_lost: Callable[[NixlPluginError], None]) -> None:
         """Act as rank 0: check that all ranks run the same command, and connect to the peers.
 
-        :param fenced: called in another thread if this rank loses its lease; the run must then stop.
+        :param on_lease_lost: called in another thread if this rank loses its lease; the run must then stop.
         :raises pytest.UsageError: if a rank runs a different command, naming the difference; all ranks get this error.
         """
         self.driver = RankDriver(
             self.membership,
             self.etcd.client,
             timeout=self.settings.timeout,
-            fenced=fenced,
+            on_lease_lost=on_lease_lost,
         )
         others = self.driver.ask_all("command")
         found = differences(self._command, {self.name_of(rank): self._unpacked(rank, others[rank]) for rank in others})

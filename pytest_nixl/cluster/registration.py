@@ -107,7 +107,7 @@ class Registration:
     def grant(self, deadline: float, waiting: Waiting | None = None) -> None:
         """Request the lease, and start the thread that refreshes it.
 
-        :param waiting: as in :meth:`insist`.
+        :param waiting: as in :meth:`retry`.
         """
 
         def ask() -> tuple[Lease, float]:
@@ -116,7 +116,7 @@ class Registration:
             lease = self.client.lease(self.ttl)
             return lease, sent + lease.ttl
 
-        self._lease, self._valid_until = self.insist(ask, deadline, waiting)
+        self._lease, self._valid_until = self.retry(ask, deadline, waiting)
         self.ttl = max(self.ttl, self._lease.ttl)  # etcd grants more than asked if its election timeout is long
         self._keeping = threading.Thread(target=self._keep, name=f"lease of {self.group}", daemon=True)
         self._keeping.start()
@@ -144,9 +144,9 @@ class Registration:
 
     def check(self) -> None:
         if self._lease is not None and (self._lost or time.monotonic() >= self._valid_until):
-            raise self.fenced()
+            raise self.lease_lost()
 
-    def fenced(self) -> LeaseLostError:
+    def lease_lost(self) -> LeaseLostError:
         who = f"{f'rank {self.rank}, ' if self.rank is not None else ''}{self.host}, pid {os.getpid()}"
         return LeaseLostError(
             f"this member of group {self.group!r} ({who}) lost its etcd lease: etcd heard nothing from it for "
@@ -155,7 +155,7 @@ class Registration:
             f"{longer_lease(self.ttl, 'this host')}then start the run again",
         )
 
-    def insist(self, ask: Callable[[], T], deadline: float, waiting: Waiting | None = None) -> T:
+    def retry(self, ask: Callable[[], T], deadline: float, waiting: Waiting | None = None) -> T:
         """Retry a request while etcd restarts or elects a leader, until the deadline.
 
         :param ask: sends the request; it must be safe to send twice.
@@ -171,7 +171,7 @@ class Registration:
                 return ask()
             except EtcdError as error:
                 if error.cause == "no-lease":
-                    raise self.fenced() from error
+                    raise self.lease_lost() from error
                 now = time.monotonic()
                 if error.cause not in _PASSING or now + pause > deadline:
                     raise
@@ -184,9 +184,7 @@ class Registration:
             pause = min(2 * pause, 0.5)
 
     def transact(self, transaction: Part, deadline: float) -> TransactionResult:
-        return self.insist(
-            lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)), deadline
-        )
+        return self.retry(lambda: TransactionResult.of(self.client.transaction(transaction, repeatable=True)), deadline)
 
     def watch(
         self,
@@ -275,7 +273,7 @@ class Registration:
             return
         deadline = time.monotonic() + LATE
         lease, self._lease = self._lease, None
-        self.insist(lease.revoke, deadline)
+        self.retry(lease.revoke, deadline)
         # Every member's key has a lease. If none of the remaining keys has one, no member wrote them.
         planted = txn([none_leased(self.members)], [get_prefix(self.members, keys_only=True, limit=_SWEPT)])
         sweep = txn([empty(self.members)], [delete_prefix(self.root)], [nested(planted)])

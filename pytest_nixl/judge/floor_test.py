@@ -58,7 +58,7 @@ class FloorDecision:
 
 
 def decide_floor(
-    values: Sequence[float], floor: float, *, others: Sequence[float] = (), budget: int = MOST_LAUNCHES
+    values: Sequence[float], floor: float, *, contention: Sequence[float] = (), budget: int = MOST_LAUNCHES
 ) -> FloorDecision:
     """Decide from the bandwidth of each launch whether a row is above its floor.
 
@@ -73,7 +73,7 @@ def decide_floor(
 
     :param values: bytes per second of each launch, 1 to 7 of them.
     :param floor: bytes per second.
-    :param others: the cores of each launch that other processes used; empty: not known, assumed to be none.
+    :param contention: the cores of each launch that other processes used; empty: not known, assumed to be none.
     :param budget: the most launches to measure.
     :raises ValueError: for a value or floor that is not a finite number above zero, or not 1 to 7 values.
     """
@@ -82,14 +82,14 @@ def decide_floor(
     if not all(0 < number < math.inf for number in (floor, *values)):
         raise ValueError(f"{(floor, *values)} are not all finite numbers above zero")
     decision = _decide(values, floor, budget)
-    if decision.verdict is Verdict.PASS or not others or max(others) <= DISTURBED_CORES:
+    if decision.verdict is Verdict.PASS or not contention or max(contention) <= DISTURBED_CORES:
         return decision
-    quiet = [value for value, cores in zip(values, others, strict=True) if cores <= DISTURBED_CORES]
+    quiet = [value for value, cores in zip(values, contention, strict=True) if cores <= DISTURBED_CORES]
     alone = _decide(quiet, floor, budget) if quiet else None
     if alone is not None and alone.verdict is Verdict.FAIL:
         return alone
     busy = len(values) - len(quiet)
-    took = f"other processes used up to {max(others):.1f} of this row's cores"
+    took = f"other processes used up to {max(contention):.1f} of this row's cores"
     words = f"{decision.reason.removesuffix(_LAST)}; in {busy} of {len(values)} launches {took}"
     return _undecided(len(values), words, budget, decision.interval)
 

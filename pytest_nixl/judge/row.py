@@ -301,7 +301,7 @@ def _speed(row: str, samples: Samples, expectation: Expectation) -> Judgement | 
     if not passed and samples.disturbed:
         return Judgement(
             Verdict.INCONCLUSIVE,
-            f"{figures}, but other processes used {samples.others[0]:.1f} of this row's cores",
+            f"{figures}, but other processes used {samples.contention[0]:.1f} of this row's cores",
             _DISTURBED,
         )
     return Judgement(
@@ -323,12 +323,12 @@ def another_launch(samples: Samples, expectation: Expectation | None, machine: M
     rest = judge(samples, replace(expectation, floor=math.ulp(0.0)), machine)
     if rest.verdict not in (Verdict.PASS, Verdict.INCONCLUSIVE):
         return False
-    return decide_floor(samples.values, expectation.floor, others=samples.others).verdict is None
+    return decide_floor(samples.values, expectation.floor, contention=samples.contention).verdict is None
 
 
 def _speed_of_launches(row: str, samples: Samples, floor: float) -> Judgement | None:
     values = samples.values
-    decision = decide_floor(values, floor, others=samples.others)
+    decision = decide_floor(values, floor, contention=samples.contention)
     if decision.verdict is Verdict.PASS:
         return None
     figures = f"{row}: {rate(median(values))} is {percentage(median(values), floor)} of the floor of {rate(floor)}"

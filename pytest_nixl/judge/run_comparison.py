@@ -17,7 +17,7 @@ from pytest_nixl.judge.regression import (
     launches_for,
     least_p,
 )
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import COMPARED_LAUNCHES, MOST_LAUNCHES
 from pytest_nixl.model.verdicts import Verdict
@@ -104,14 +104,14 @@ def wants_launch(before: Sequence[float] | None, values: Sequence[float], margin
     return compare_launches(before, values, margin).verdict is Verdict.INCONCLUSIVE
 
 
-def _usable(run: RecordedRun) -> dict[RowKey, Figures]:
+def _usable(run: RecordedRun) -> dict[RowKey, RowSummary]:
     """Return the rows whose bytes arrived correctly and over an accepted transport."""
     bad = {result.row for result in run.results if result.verdict in _NO_BANDWIDTH}
     return {key: row for key, row in run.rows.items() if key not in bad}
 
 
 def _missing(
-    before: RecordedRun, now: RecordedRun, old: Mapping[RowKey, Figures], new: Mapping[RowKey, Figures]
+    before: RecordedRun, now: RecordedRun, old: Mapping[RowKey, RowSummary], new: Mapping[RowKey, RowSummary]
 ) -> Iterator[Result]:
     for key in before.rows:
         if key not in old:
@@ -155,11 +155,11 @@ def _failed(before: RecordedRun, now: RecordedRun, different: tuple[Change, ...]
         yield _result(verdict, f"{'; '.join((*causes, went))}: {figures}", remedy)
 
 
-def _ways(rows: Sequence[Figures]) -> str:
+def _ways(rows: Sequence[RowSummary]) -> str:
     return " or ".join(dict.fromkeys("+".join(row.transports) for row in rows if row.transports))
 
 
-def _rates(rows: Sequence[Figures]) -> str:
+def _rates(rows: Sequence[RowSummary]) -> str:
     least, most = (units.gigabytes(end(row.bandwidth for row in rows)) for end in (min, max))
     return f"{least} GB/s" if least == most else f"{least} to {most} GB/s"
 
@@ -189,8 +189,8 @@ def _pooled(
 
 def _rows(
     before: RecordedRun,
-    old: Mapping[RowKey, Figures],
-    new: Mapping[RowKey, Figures],
+    old: Mapping[RowKey, RowSummary],
+    new: Mapping[RowKey, RowSummary],
     comparison: RegressionTest[RowKey],
     margin: float,
     different: tuple[Change, ...],

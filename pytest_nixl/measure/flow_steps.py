@@ -18,11 +18,11 @@ class MeasuredFlows:
     """What was measured in a step.
 
     :param windows: the windows of each flow.
-    :param others: the cores that others took, by rank.
+    :param contention: the cores that other processes took, by rank.
     """
 
     windows: dict[Flow, list[Window]]
-    others: dict[int, float]
+    contention: dict[int, float]
 
 
 @dataclass(frozen=True)

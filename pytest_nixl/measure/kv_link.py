@@ -132,7 +132,7 @@ class KvLink:
             corruption=corruption or after,
             transports=tuple(evidence.named(reported)),
             counted=evidence,
-            others=(found["others"],),
+            contention=(found["others"],),
             obstacle=obstacle_between(agent.worker, other.worker),
             protocol=protocol(log, self._op, self._layout.block_bytes, self._pair.memory),
         )
@@ -175,7 +175,7 @@ class KvLink:
         seconds = self._timeout * len(draws) + 5
         one, other = initiator.worker, target.worker
         own = [other.pid] if one.versions["host"] == other.versions["host"] else []
-        serving = other.request("serve", seconds=seconds + 5, agent=target.ref, patience=seconds)
+        serving = other.request("serve", seconds=seconds + 5, agent=target.ref, timeout=seconds)
         running = one.request(
             "kv_request",
             seconds=seconds,

@@ -170,7 +170,7 @@ class Link:
             transports=evidence.named(reported),
             corruption=corruption,
             counted=evidence,
-            others=(found["others"],),
+            contention=(found["others"],),
             obstacle=obstacle_between(self.initiator.worker, self.target.worker),
             protocol=protocol(log, self.op, block, self.memory),
         )
@@ -348,21 +348,21 @@ class Link:
     ) -> Any:
         """Run ``command`` in the initiator and return its answer; meanwhile the target serves, if it is an agent."""
         # Workers time out before this process does, so that their own messages arrive.
-        patience = seconds + 5
+        limit = seconds + 5
         storage = self._pair.backend.STORAGE
         serving: Pending | None = None
         if not storage:
-            serving = self.target.worker.request("serve", seconds=patience, agent=self.target.ref, patience=seconds)
+            serving = self.target.worker.request("serve", seconds=limit, agent=self.target.ref, timeout=seconds)
         running = self.initiator.worker.request(
             command,
-            seconds=patience,
+            seconds=limit,
             agent=self.initiator.ref,
             target=self.target.name,
             plain=transfers.plain,
             tagged=transfers.tagged,
             walk=transfers.walk,
             depth=transfers.depth,
-            patience=seconds,
+            timeout=seconds,
             acknowledged=(self.op == "WRITE" or self._notifies_each) and not storage,
             tag_each=self._tags_each,
             announced=self._announced,

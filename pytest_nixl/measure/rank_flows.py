@@ -130,11 +130,11 @@ class RankFlows:
             self._verify("before the timed transfers", corruption)
             seeds = self._fill(poison=False)
             windows: dict[str, dict[Flow, list[Window]]] = {load: {} for load in (ALONE, TOGETHER)}
-            others: dict[str, dict[Flow, float]] = {load: {} for load in (ALONE, TOGETHER)}
+            contention: dict[str, dict[Flow, float]] = {load: {} for load in (ALONE, TOGETHER)}
             alone = [[[flow] for flow in each] for each in rounds(self._kind.pattern, self._hosts())]
             steps = self._with_durations([*(FlowStep(ALONE, groups) for groups in alone), self._all_flows])
             for _ in range(repeats):
-                self._timed(steps, windows, others)
+                self._timed(steps, windows, contention)
             self._compare("after the timed transfers", seeds, corruption)
             self._verify("in the transfers after the timed ones", corruption)
         except BaseException:
@@ -145,7 +145,7 @@ class RankFlows:
                 flow,
                 tuple(windows[ALONE][flow]),
                 tuple(windows[TOGETHER][flow]),
-                tuple((load, others[load][flow]) for load in (ALONE, TOGETHER)),
+                tuple((load, contention[load][flow]) for load in (ALONE, TOGETHER)),
                 self._transports(flow),
                 corruption.get(flow),
                 obstacle_between(self._ranks[flow.source].worker, self._ranks[flow.target].worker),
@@ -320,31 +320,31 @@ class RankFlows:
         self,
         steps: Sequence[FlowStep],
         windows: dict[str, dict[Flow, list[Window]]],
-        others: dict[str, dict[Flow, float]],
+        contention: dict[str, dict[Flow, float]],
     ) -> None:
-        """Measure each step once, and add the windows and the cores that others took, by load and flow."""
+        """Measure each step once, and add the windows and the cores that other processes took, by load and flow."""
         for step, found in zip(steps, self._run(steps), strict=True):
             for flow, measured in found.windows.items():
                 windows[step.load].setdefault(flow, []).append(measured[-1])
-                most = max(found.others[rank] for rank in flow.ranks)
-                others[step.load][flow] = max(others[step.load].get(flow, 0.0), most)
+                most = max(found.contention[rank] for rank in flow.ranks)
+                contention[step.load][flow] = max(contention[step.load].get(flow, 0.0), most)
 
     def _run(self, steps: Sequence[FlowStep]) -> list[MeasuredFlows]:
         """Run steps one after another, and return what was measured in each."""
-        patience = self._settings.timeout + 3 * max(sum(step.durations) for step in steps)
+        timeout = self._settings.timeout + 3 * max(sum(step.durations) for step in steps)
         run, first, used = next(self._runs), self._coordinator, self._used()
         parts = [self._parts(step) for step in steps]
         # Those that post first answer first; the coordinator polls until it is cancelled.
         requests = [
             self._ranks[rank].worker.request(
                 "flows_run",
-                seconds=2 * patience * (len(steps) + 1) + 5,
+                seconds=2 * timeout * (len(steps) + 1) + 5,
                 endpoint=self._ranks[rank].endpoint,
                 run=run,
                 everyone=self._gate(rank, first, used),
                 steps=[part.get(rank) for part in parts],
                 own=self._beside(rank, used),
-                patience=patience,
+                timeout=timeout,
             )
             for rank in [first, *(rank for rank in used if rank != first)]
         ]

@@ -40,7 +40,7 @@ class WorkerPair:
 
     With a storage backend there is one worker with one agent, and the target is a file.
 
-    :param places: the ranks of the initiator's worker and of the target's worker.
+    :param hosts: the ranks of the initiator's worker and of the target's worker.
     :param memory: the memory types of initiator and target.
     :param capacity: the size of each end's buffer in bytes.
     :param alignment: a divisor of the offsets and lengths of all transfers, in bytes.
@@ -54,7 +54,7 @@ class WorkerPair:
 
     def __init__(
         self,
-        places: tuple[Host, Host],
+        hosts: tuple[Host, Host],
         settings: Settings,
         backend: Backend,
         memory: MemoryPair,
@@ -79,9 +79,9 @@ class WorkerPair:
         try:
             # Start both workers before waiting for one.
             roles = ("initiator",) if backend.STORAGE else ("initiator", "target")
-            for place, role, own in zip(places, roles, variables, strict=False):
+            for host, role, own in zip(hosts, roles, variables, strict=False):
                 limits = settings.timeout, settings.start_timeout
-                workers.append(place.start(role, {**environment, **own}, *limits))
+                workers.append(host.start(role, {**environment, **own}, *limits))
             self.devices = choose(workers[0], workers[-1], memory, devices)
             ends = (memory.initiator, self.devices.initiator), (memory.target, self.devices.target)
             for worker, (kind, device) in zip(workers, ends, strict=False):
@@ -173,7 +173,7 @@ def connect_pairs(pairs: Sequence[tuple[NixlAgent, NixlAgent]]) -> None:
         return one.worker.request("call", agent=one.ref, method="add_remote_agent", arguments=arguments, keywords={})
 
     def connect(one: NixlAgent, other: NixlAgent) -> Pending:
-        return one.worker.request("connect", agent=one.ref, target=other.name, patience=one.worker.timeout)
+        return one.worker.request("connect", agent=one.ref, target=other.name, timeout=one.worker.timeout)
 
     _while_the_other_polls(pairs, add)
     _while_the_other_polls([(there, here) for here, there in pairs], add)
@@ -193,7 +193,7 @@ def _while_the_other_polls(
     """
     idle = len(pairs) > 1  # the processes of several pairs may share a processor
     serving = [
-        other.worker.request("serve", agent=other.ref, patience=other.worker.timeout, idle=idle) for _, other in pairs
+        other.worker.request("serve", agent=other.ref, timeout=other.worker.timeout, idle=idle) for _, other in pairs
     ]
     pending = [ask(one, other) for one, other in pairs]
     for asked, server in zip(pending, serving, strict=True):

@@ -24,12 +24,12 @@ class WorkerPairs:
 
     The pairs of two ranks are ended before those of two other ranks start, so that only two ranks use memory.
 
-    :param places: the ranks on which workers can start.
+    :param hosts: the ranks on which workers can start.
     :param settings: the settings of the run.
     """
 
-    def __init__(self, places: Sequence[Host], settings: Settings) -> None:
-        self._places = places
+    def __init__(self, hosts: Sequence[Host], settings: Settings) -> None:
+        self._hosts = hosts
         self._settings = settings
         self._pairs: dict[_Kind, WorkerPair] = {}
         self._refused: dict[_Kind, NotApplicableError] = {}
@@ -157,11 +157,11 @@ class WorkerPairs:
         blocks = self._settings.blocks
         capacity = max(max(blocks) * max(self._settings.batch) * max(self._settings.depth), kind.footprint)
         one, other = kind.ranks
-        places = self._places[one], self._places[other]
+        hosts = self._hosts[one], self._hosts[other]
         backend, alignment = BACKENDS[kind.backend], math.gcd(*blocks)
         variables = (dict(kind.variables[0]), dict(kind.variables[1])) if kind.variables else ({}, {})
         pair = WorkerPair(
-            places,
+            hosts,
             self._settings,
             backend,
             kind.memory,

@@ -95,14 +95,14 @@ class FlowSamples:
 
     :param alone: its windows without the other flows, one for each repetition.
     :param together: its windows with all flows.
-    :param others: the largest contention at its two ends, in cores, by load; empty: not known.
+    :param contention: the largest at its two ends, in cores, by load; empty: not known.
     :param transports: the transports as the backend reports them; empty: not known.
     """
 
     flow: Flow
     alone: tuple[Window, ...]
     together: tuple[Window, ...]
-    others: tuple[tuple[str, float], ...] = ()
+    contention: tuple[tuple[str, float], ...] = ()
     transports: tuple[str, ...] = ()
     corruption: Corruption | None = None
     obstacle: str = ""
@@ -127,7 +127,7 @@ class FlowSamples:
     def samples(self, key: RowKey, load: str) -> Samples:
         """Return the samples of a row, which are those of one launch."""
         windows = self.windows(load)
-        contention = dict(self.others)
+        cores = dict(self.contention)
         return Samples(
             key,
             tuple(seconds for _, seconds in windows),
@@ -135,7 +135,7 @@ class FlowSamples:
             (),
             transports=self.transports,
             corruption=self.corruption,
-            others=(contention[load],) if load in contention else (),
+            contention=(cores[load],) if load in cores else (),
             obstacle=self.obstacle,
         )
 
@@ -170,7 +170,7 @@ class PatternSamples:
     @property
     def disturbed(self) -> float:
         """The largest contention of any flow, in cores."""
-        return max((cores for each in self.flows for _, cores in each.others), default=0.0)
+        return max((cores for each in self.flows for _, cores in each.contention), default=0.0)
 
 
 def jain(values: Sequence[float]) -> float:

@@ -54,7 +54,7 @@ class KvSamples:
     :param corruption: the first comparison that failed; None: every compared byte was right.
     :param transports: the transports as the backend reports them; empty: unknown.
     :param counted: what the initiator's devices counted during the timed requests.
-    :param others: contention of each launch: the CPU cores that the requests needed and other processes used.
+    :param contention: of each launch, the CPU cores that the requests needed and other processes used.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
     """
@@ -68,7 +68,7 @@ class KvSamples:
     corruption: KvCorruption | None
     transports: tuple[str, ...]
     counted: CarrierBytes
-    others: tuple[float, ...]
+    contention: tuple[float, ...]
     obstacle: str = ""
     protocol: str = ""
 
@@ -81,7 +81,7 @@ class KvSamples:
             corruption=self.corruption or other.corruption,
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             counted=self.counted + other.counted,
-            others=self.others + other.others,
+            contention=self.contention + other.contention,
         )
 
     @property
@@ -132,7 +132,7 @@ class KvSamples:
             self.corruption,
             tuple(len(launch) for launch in windows),
             self.counted,
-            self.others,
+            self.contention,
             self.obstacle,
             self.protocol,
         )

@@ -30,7 +30,7 @@ PERCENTILES = ("p50", "p90", "p99", "p99.9")
 
 
 @dataclass(frozen=True)
-class Figures:
+class RowSummary:
     """The measured values of a row, of this run or of a recorded one.
 
     :param bandwidth: bytes per second; ``floor`` and ``ceiling`` too, where 0 means that there is none.
@@ -54,7 +54,7 @@ class Figures:
     steps: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> Figures:
+    def of(cls, samples: Samples, expectation: Expectation | None, machine: Machine | None = None) -> RowSummary:
         """Return the figures of measured samples, with the floor and ceiling of the row."""
         ceiling = row_ceiling(samples, expectation, machine)
         return cls.of_launches(
@@ -76,7 +76,7 @@ class Figures:
         floor: float = 0.0,
         ceiling: float = 0.0,
         transfers: int = 0,
-    ) -> Figures:
+    ) -> RowSummary:
         """Return the figures of launches. The bandwidth is their median.
 
         :param values: bytes per second of each launch.
@@ -99,7 +99,7 @@ _TEXTS = ("check", "nodeid", "reason", "remedy", "repeat", "finding")
 #: The ratios of rows to a raw tool, on the item of the test that compared them.
 RATIOS = pytest.StashKey[tuple[RawRatio, ...]]()
 #: The figures of a row, on the item of the test that measured it.
-FIGURES = pytest.StashKey[Figures]()
+ROW_SUMMARY = pytest.StashKey[RowSummary]()
 #: The named figures that a test measured, on its item.
 MEASURED = pytest.StashKey[tuple[Figure, ...]]()
 
@@ -123,7 +123,7 @@ class Result:
     reason: str = ""
     remedy: str = ""
     row: RowKey | UnknownKey | None = None
-    figures: Figures | None = None
+    figures: RowSummary | None = None
     repeat: str = ""
     #: The id of the finding that the check looked for.
     finding: str = ""
@@ -160,7 +160,7 @@ class Result:
             }
             unknown = {name: math.nan for name in _LATENCIES if name in figures and figures[name] is None}
             steps = {"steps": {str(name): float(value) for name, value in dict(figures.get("steps", {})).items()}}
-            figures = Figures(**{**figures, **tuples, **unknown, **steps})
+            figures = RowSummary(**{**figures, **tuples, **unknown, **steps})
             if not all(isinstance(getattr(figures, name), (int, float)) for name in _NUMBERS):
                 raise TypeError("a result has figures that are not numbers")
         ratios = tuple(RawRatio.from_plain(ratio) for ratio in data.get("ratios", ()))

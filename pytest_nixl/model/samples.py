@@ -51,7 +51,7 @@ class Samples:
     :param corruption: the first comparison that failed; None: every compared byte was right.
     :param launches: the number of windows of each launch, in order; empty: all windows are of one launch.
     :param counted: what the initiator's devices counted meanwhile; None: they were not read.
-    :param others: contention of each launch: the cores it needed on the initiator's host that other processes used;
+    :param contention: of each launch, the cores it needed on the initiator's host that other processes used;
         empty: not known.
     :param obstacle: what keeps one process of this host from copying from another; empty: nothing known.
     :param protocol: UCX's word for how it moved the bytes, such as ``software emulation``; empty: unknown.
@@ -65,7 +65,7 @@ class Samples:
     corruption: Corruption | KvCorruption | None = None
     launches: tuple[int, ...] = ()
     counted: CarrierBytes | None = None
-    others: tuple[float, ...] = ()
+    contention: tuple[float, ...] = ()
     obstacle: str = ""
     protocol: str = ""
 
@@ -78,7 +78,7 @@ class Samples:
             latencies=self.latencies + other.latencies,
             transports=tuple(dict.fromkeys(self.transports + other.transports)),
             corruption=self.corruption or other.corruption,
-            others=self.others + other.others,
+            contention=self.contention + other.contention,
             launches=(*(self.launches or (len(self.windows),)), len(other.windows)),
             counted=self.counted + other.counted if self.counted is not None and other.counted is not None else None,
         )
@@ -102,7 +102,7 @@ class Samples:
     @property
     def disturbed(self) -> bool:
         """Whether the contention during any launch was too high for that launch to fail the row."""
-        return any(cores > DISTURBED_CORES for cores in self.others)
+        return any(cores > DISTURBED_CORES for cores in self.contention)
 
     @property
     def bandwidth(self) -> float:

@@ -365,7 +365,7 @@ class Settings:
         return bool(self.baseline) or self.compare_image is not None
 
     @property
-    def judges(self) -> str:
+    def judged_by(self) -> str:
         """The option because of which the run as a whole is judged, not only its tests; empty: there is none."""
         if self.gate:
             return "--nixl-gate"

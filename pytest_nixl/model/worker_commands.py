@@ -45,7 +45,7 @@ _TRANSFERS = {
     "target": _WORDS,
     "plain": _REFS,
     "tagged": _REFS,
-    "patience": _SECONDS,
+    "timeout": _SECONDS,
     "acknowledged": bool,
     "tag_each": bool,
     "announced": bool,
@@ -125,7 +125,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     ),
     "cancel": WorkerCommand({}, answered=False),
     "compare": WorkerCommand({"buffer": Ref, "parts": _PARTS}, Every(OneOf((None, _CORRUPTION)))),
-    "connect": WorkerCommand({"agent": Ref, "target": _WORDS, "patience": _SECONDS}),
+    "connect": WorkerCommand({"agent": Ref, "target": _WORDS, "timeout": _SECONDS}),
     "create_agent": WorkerCommand(
         {
             "name": _WORDS,
@@ -182,7 +182,7 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
             "run": _COUNT,
             "everyone": _GATE,
             "own": _COUNTS,
-            "patience": _SECONDS,
+            "timeout": _SECONDS,
             "steps": Every(
                 OneOf((None, {"group": _GATE, "flows": _COUNTS, "durations": Every(_SECONDS), "busy": _COUNT}))
             ),
@@ -279,12 +279,12 @@ WORKER_COMMANDS: Mapping[str, WorkerCommand] = {
     "register": WorkerCommand({"agent": Ref, "buffer": Ref}, Ref),
     # It calls any function, so that a peer must not be asked for it.
     "run": WorkerCommand({"agent": Ref, "function": _WORDS, "arguments": Every(Any, keys=True)}, Any, peers=False),
-    "serve": WorkerCommand({"agent": Ref, "patience": _SECONDS, "idle?": bool}, _COUNT),
+    "serve": WorkerCommand({"agent": Ref, "timeout": _SECONDS, "idle?": bool}, _COUNT),
     "tool_end": WorkerCommand({"program": Ref, "number": _COUNT}),
     "tool_find": WorkerCommand({"tool": _NAME}, OneOf((None, Every(_WORDS, keys=True)))),
     "tool_listens": WorkerCommand({"program": Ref, "port": _PORT}, bool),
     "tool_look": WorkerCommand(
-        {"program": Ref, "seen": _COUNT, "patience": _SECONDS},
+        {"program": Ref, "seen": _COUNT, "timeout": _SECONDS},
         {
             "from": _COUNT,
             "bytes": bytes,

@@ -55,7 +55,7 @@ class AnotherOptions(AgentKeywords, total=False):
 
     backends: Sequence[str] | None
     environment: Mapping[str, str | None] | None
-    place: Host | None
+    host: Host | None
 
 
 def _refuse_unknown(method: str, options: Mapping[str, object], known: type) -> None:
@@ -205,7 +205,7 @@ class NixlAgent(AgentCalls):
             yield
             return
         limit = self.worker.timeout
-        serving = self.worker.request("serve", seconds=limit + 5, agent=self.ref, patience=limit)
+        serving = self.worker.request("serve", seconds=limit + 5, agent=self.ref, timeout=limit)
         try:
             yield
         except BaseException:
@@ -322,12 +322,12 @@ class NixlAgent(AgentCalls):
 class Agents:
     """A context manager for agents in separate workers, which end when it exits.
 
-    :param place: the rank on which workers start by default.
+    :param host: the rank on which workers start by default.
     :param settings: the settings of the run.
     """
 
-    def __init__(self, place: Host, settings: Settings) -> None:
-        self._place = place
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self._host = host
         self.settings = settings
         self._workers: list[Worker] = []
 
@@ -337,7 +337,7 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
-        place: Host | None = None,
+        host: Host | None = None,
         **options: Any,
     ) -> NixlAgent:
         """Start a worker with an agent.
@@ -345,14 +345,14 @@ class Agents:
         :param name: the agent's name; None for a generated one.
         :param backends: the backends to create; None for the first requested one that moves bytes between agents.
         :param environment: variables for the worker; None unsets one.
-        :param place: the rank, such as one of ``nixl_cluster.places``; None for the default of this object.
+        :param host: the rank, such as one of ``nixl_cluster.hosts``; None for the default of this object.
         :param options: as for :meth:`NixlAgent.within`. Without ``progress_thread``, and with None, the run's option
             ``--nixl-progress-thread`` decides; if it is ``auto``, the agent has a thread, or with None only if its
             backend needs one. The run's other options of agents apply, too.
         :raises WorkerError: the worker or the agent cannot be started.
         """
-        places = [place or self._place]
-        return self.start_each([name], backends=backends, environment=environment, places=places, **options)[0]
+        hosts = [host or self._host]
+        return self.start_each([name], backends=backends, environment=environment, hosts=hosts, **options)[0]
 
     def start_each(
         self,
@@ -360,12 +360,12 @@ class Agents:
         *,
         backends: Sequence[str] | None = None,
         environment: Mapping[str, str | None] | None = None,
-        places: Sequence[Host] = (),
+        hosts: Sequence[Host] = (),
         **options: Any,
     ) -> list[NixlAgent]:
         """Start a worker with an agent for each name, like :meth:`start`. The workers load NIXL at the same time.
 
-        :param places: the ranks for the first, the second, … agent, which are used again from the first.
+        :param hosts: the ranks for the first, the second, … agent, which are used again from the first.
         """
         # No agent uses an etcd, in particular the deployment's, unless a test gives it the address.
         changed = {"NIXL_ETCD_ENDPOINTS": None, "NIXL_ETCD_NAMESPACE": None, **(environment or {})}
@@ -376,9 +376,9 @@ class Agents:
             options["progress_thread"] = run_options.progress_thread
         options.setdefault("agent_options", run_options)
         started = len(self._workers)
-        for _, place in zip(names, itertools.cycle(places or [self._place]), strict=False):
+        for _, host in zip(names, itertools.cycle(hosts or [self._host]), strict=False):
             limits = self.settings.timeout, self.settings.start_timeout
-            self._workers.append(place.start("agent", changed, *limits))
+            self._workers.append(host.start("agent", changed, *limits))
         agents = NixlAgent.within_each(self._workers[started:], names, backends=chosen, **options)
         for agent in agents:
             agent._siblings = self

@@ -201,14 +201,14 @@ class RunningProgram:
             detail,
         )  # fmt: skip
 
-    def _look(self, patience: float) -> None:
+    def _look(self, timeout: float) -> None:
         while self._code is None:
             found: dict[str, Any] = self.tool.worker.call(
                 "tool_look",
-                seconds=self.tool.worker.timeout + patience,
+                seconds=self.tool.worker.timeout + timeout,
                 program=self._ref,
                 seen=self._seen,
-                patience=patience,
+                timeout=timeout,
             )
             if lost := found["from"] - self._seen:
                 self._output.write(b"\n[%d bytes of output dropped]\n" % lost)
@@ -217,7 +217,7 @@ class RunningProgram:
             if not found["more"]:
                 self._code, self.cost = found["code"], found["cost"]
                 return
-            patience = 0.0
+            timeout = 0.0
 
 
 def others_beside(first: RunningProgram, second: RunningProgram) -> float | None:

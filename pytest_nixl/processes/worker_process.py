@@ -308,8 +308,8 @@ class Worker:
     def _hung(self, pending: Pending) -> WorkerError:
         state = self._process.state()
         self._process.signal(signal.SIGUSR1)
-        patience = time.monotonic() + _STACKS_SECONDS
-        while _STACKS_MARK not in self.output() and time.monotonic() < patience and self.alive:
+        deadline = time.monotonic() + _STACKS_SECONDS
+        while _STACKS_MARK not in self.output() and time.monotonic() < deadline and self.alive:
             time.sleep(0.01)
         tail = self.tail()
         self.kill()

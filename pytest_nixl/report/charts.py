@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from pytest_nixl.core import units
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.report.svg import Axis, Bar, Series, bars, lines, sizes_axis, value_axis
 from pytest_nixl.store.record_reader import RecordedRun
@@ -34,12 +34,12 @@ class ChartCard:
     remarks: Sequence[str]
 
 
-def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, Figures]]]]:
+def _groups(run: RecordedRun) -> dict[RowKey, dict[str, list[tuple[int, RowSummary]]]]:
     """Return the rows with their block sizes in bytes, smallest first, by group and operation.
 
     The rows of a group differ only in operation and block size. Its key is theirs without these two.
     """
-    found: dict[RowKey, dict[str, list[tuple[int, Figures]]]] = {}
+    found: dict[RowKey, dict[str, list[tuple[int, RowSummary]]]] = {}
     for key, row in run.rows.items():
         if key.kv or key.pattern:
             continue  # one block size, and its own chart or matrix
@@ -91,7 +91,7 @@ def bandwidth(run: RecordedRun, before: RecordedRun | None = None) -> list[Chart
     return cards
 
 
-def _line(name: str, rows: Sequence[tuple[int, Figures]], style: str) -> Series:
+def _line(name: str, rows: Sequence[tuple[int, RowSummary]], style: str) -> Series:
     """Return the line of an operation, with its launches as dots."""
     labels = tuple(f"{name} {units.format_size(size)}: {_rate(row.bandwidth)}" for size, row in rows)
     spread = tuple((float(size), value) for size, row in rows for value in row.values if len(row.values) > 1)
@@ -124,7 +124,7 @@ def kv_requests(run: RecordedRun) -> list[ChartCard]:
 
     The tooltip of a bar has the median time of each step, of preparing the descriptors and of the release.
     """
-    groups: dict[RowKey, dict[str, dict[str, Figures]]] = {}
+    groups: dict[RowKey, dict[str, dict[str, RowSummary]]] = {}
     for key, row in run.rows.items():
         if key.kv:
             variant = tuple(item for item in key.variant if item[0] != "kv")
@@ -147,7 +147,7 @@ def kv_requests(run: RecordedRun) -> list[ChartCard]:
     return cards
 
 
-def _steps(op: str, way: str, row: Figures) -> str:
+def _steps(op: str, way: str, row: RowSummary) -> str:
     steps = ", ".join(f"{name} {_time(seconds) if seconds else '0 s'}" for name, seconds in row.steps.items())
     return f"{op} {way}: {_rate(row.bandwidth)}{steps and '; '}{steps}"
 
@@ -206,7 +206,7 @@ def _tag(run: RecordedRun) -> str:
     return (tag or f"{run.when:%m-%d}")[-14:]
 
 
-def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, Figures]]) -> float:
+def _line_rate(run: RecordedRun, rows: Sequence[tuple[int, RowSummary]]) -> float:
     """Return the sum of the line rates of the cards that the transports name, in bytes per second; 0: not known."""
     nics = run.provenance.host.get("nics")
     if not isinstance(nics, dict):

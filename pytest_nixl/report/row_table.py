@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pytest_nixl.core import units
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import TextLine, Verdict, outcome
 
@@ -71,7 +71,7 @@ def _is_short(kind: tuple[str, ...], rows: Sequence[Result]) -> bool:
 
 def _few_lines(rows: Sequence[Result], width: int) -> Iterator[TextLine]:
     """Yield what the rows have in common, then a line for each block size, with each operation beside the others."""
-    lines: dict[tuple[str, ...], dict[str, Figures]] = {}
+    lines: dict[tuple[str, ...], dict[str, RowSummary]] = {}
     names: dict[str, list[str]] = {}
     for row in rows:
         assert isinstance(row.row, RowKey)
@@ -125,7 +125,7 @@ def _common(name: str, value: str) -> str:
     return value and (f"{name} {value}" if name == "ranks" else f"{name}={value}")
 
 
-def _side_by_side(found: Mapping[str, Figures], ops: Sequence[str], figures: Sequence[str]) -> list[str]:
+def _side_by_side(found: Mapping[str, RowSummary], ops: Sequence[str], figures: Sequence[str]) -> list[str]:
     return [_FIGURE[name](found[op]) if op in found else "-" for op in ops for name in figures]
 
 
@@ -184,7 +184,7 @@ def _microseconds(seconds: float) -> str:
 
 
 #: The text of each figure of a row.
-_FIGURE: Mapping[str, Callable[[Figures], str]] = {
+_FIGURE: Mapping[str, Callable[[RowSummary], str]] = {
     "GB/s": lambda figures: units.gigabytes(figures.bandwidth),
     "Gb/s": lambda figures: units.gigabits(figures.bandwidth),
     "p50 us": lambda figures: _microseconds(figures.p50),

@@ -65,7 +65,7 @@ def header(settings: Settings, placement: Placement, *, everything: bool) -> Ite
     own = {name: value for name, value in own_variables({}, memory=settings.memory).items() if value is not None}
     if lacking := with_driver_standin(settings.backend, {**os.environ, **own}):
         yield f"  {' and '.join(lacking)}: workers load a stand-in for libcuda.so.1, as this host has no NVIDIA driver"
-    if placement.several or placement.placement is not None:
+    if placement.several or placement.by_launcher is not None:
         yield f"  {placement}"
     if placement.several and not settings.group_token:
         yield "  no --nixl-group-token: the ranks trust everyone who can write to their etcd; set NIXL_GROUP_TOKEN"

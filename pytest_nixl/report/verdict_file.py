@@ -12,7 +12,7 @@ from typing import Any
 from pytest_nixl.core.own_version import own_version
 from pytest_nixl.core.redaction import hide_all, hider
 from pytest_nixl.model.conclusion import VERDICT_FORMAT, failed_beside, told
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import outcome
 from pytest_nixl.report.run_report import RunReport
 
@@ -64,7 +64,7 @@ def _result(result: Result, report: RunReport) -> dict[str, Any]:
     }
 
 
-def _row(key: str, figures: Figures) -> dict[str, Any]:
+def _row(key: str, figures: RowSummary) -> dict[str, Any]:
     """Return a row in base units: bytes per second and seconds. What is not known is null."""
     return {
         "row": key,

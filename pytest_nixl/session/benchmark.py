@@ -131,7 +131,7 @@ def described(samples: Samples) -> dict[str, object]:
         **latencies,
         "transfers": sum(samples.transfers),
         "transfer_bytes": samples.transfer_bytes,
-        "others_cores": list(samples.others),
+        "others_cores": list(samples.contention),
         "transports": list(samples.transports),
         **({"protocol": samples.protocol} if samples.protocol else {}),
         "payload_bytes": sum(samples.transfers) * samples.transfer_bytes,

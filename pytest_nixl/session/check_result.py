@@ -14,7 +14,7 @@ from pytest_nixl.core.errors import NixlPluginError, NotApplicableError
 from pytest_nixl.core.strict import printable
 from pytest_nixl.judge.profiles import load_profile
 from pytest_nixl.model.findings import FindingError
-from pytest_nixl.model.results import FIGURES, MEASURED, RATIOS, Result
+from pytest_nixl.model.results import MEASURED, RATIOS, ROW_SUMMARY, Result
 from pytest_nixl.model.verdicts import Judgement, Verdict
 from pytest_nixl.session.missed_deadline import LESS_TO_DO, late_because
 from pytest_nixl.session.outcome import JUDGEMENT, check_of, is_own
@@ -83,7 +83,7 @@ def _result_of(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Te
         reason=judgement.reason,
         remedy=judgement.remedy,
         row=row,
-        figures=item.stash.get(FIGURES, None),
+        figures=item.stash.get(ROW_SUMMARY, None),
         repeat=repeat_command(item, row),
         finding=judgement.finding,
         known_limit=judgement.known_limit,

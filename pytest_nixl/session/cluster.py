@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Cluster:
     """The ranks of a run.
 
-    :param places: the hosts on which workers start, by rank. A run of one rank has two entries, both for this host.
+    :param hosts: the hosts on which workers start, by rank. A run of one rank has two entries, both for this host.
     :param rank_session: the session of this rank; None in a run of one rank.
     """
 
-    def __init__(self, places: Sequence[Host], rank_session: RankSession | None) -> None:
-        self.places = places
+    def __init__(self, hosts: Sequence[Host], rank_session: RankSession | None) -> None:
+        self.hosts = hosts
         self._rank_session = rank_session
 
     @classmethod

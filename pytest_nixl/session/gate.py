@@ -31,7 +31,7 @@ _TOLD = 3
 
 def refuse_accidents(config: pytest.Config, settings: Settings) -> None:
     """Refuse to judge a run that would measure nothing. :raises pytest.UsageError: with the option that prevents it."""
-    option = settings.judges
+    option = settings.judged_by
     for fault in _accidents(config, settings.ranks):
         raise pytest.UsageError(f"{option} is refused with {fault}")
 

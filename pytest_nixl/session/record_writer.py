@@ -15,7 +15,7 @@ import pytest
 from pytest_nixl.core.redaction import hide_command
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.agent_options import AgentOptions
-from pytest_nixl.model.results import Figures, Result, measured_rows
+from pytest_nixl.model.results import Result, RowSummary, measured_rows
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.settings import DEFAULT_LEVEL, AlternateImage, Settings
@@ -65,7 +65,7 @@ def _hosts(run: Run) -> list[str]:
     return [member.host for member in run.rank_session.membership.members] if run.rank_session is not None else []
 
 
-def _rows(run: Run) -> dict[RowKey, Figures]:
+def _rows(run: Run) -> dict[RowKey, RowSummary]:
     return {
         key: result.figures
         for key, result in measured_rows(run.found.results)
@@ -78,7 +78,7 @@ def other_run(run: Run, against: AlternateImage) -> RecordedRun:
 
     :param against: the other image, which was measured in turn with this one.
     """
-    rows = {key: Figures.of(samples, None) for key, samples in run.found.other_samples.items()}
+    rows = {key: RowSummary.of(samples, None) for key, samples in run.found.other_samples.items()}
     failed = tuple(
         Result("bandwidth", "", Verdict.CORRUPT, str(samples.corruption), row=key)
         for key, samples in run.found.other_samples.items()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.untrusted_file import read_regular
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.store.provenance import Provenance
 from pytest_nixl.store.record_reader import RecordedRun, parse_json, shallow
@@ -96,7 +96,7 @@ class Index:
 
 def summary(run: RecordedRun) -> RecordedRun:
     """Return a run with only the bandwidth and the transports of each row."""
-    rows = {key: Figures.of_launches((row.bandwidth,), row.transports) for key, row in run.rows.items()}
+    rows = {key: RowSummary.of_launches((row.bandwidth,), row.transports) for key, row in run.rows.items()}
     return RecordedRun(run.source, run.when, run.provenance, rows, interrupted=run.interrupted)
 
 
@@ -126,7 +126,7 @@ def _entries(data: Any) -> list[tuple[str, IndexEntry]]:
         for number, value, way in told_rows:
             if not 0.0 < value < math.inf:
                 raise ValueError("a bandwidth is not a number above zero")
-            rows[keys[number]] = Figures.of_launches((float(value),), ways[way])
+            rows[keys[number]] = RowSummary.of_launches((float(value),), ways[way])
         run = RecordedRun(name, datetime.fromisoformat(when), provenances[place], rows, interrupted=str(interrupted))
         if run.when.tzinfo is None:
             raise ValueError("a time has no zone")

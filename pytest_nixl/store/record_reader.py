@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nixl.core.untrusted_file import read_regular
-from pytest_nixl.model.results import PERCENTILES, Figures, Result
+from pytest_nixl.model.results import PERCENTILES, Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import MOST_LAUNCHES
 from pytest_nixl.store.provenance import Provenance
@@ -49,7 +49,7 @@ class RecordedRun:
     source: str
     when: datetime
     provenance: Provenance
-    rows: Mapping[RowKey, Figures]
+    rows: Mapping[RowKey, RowSummary]
     results: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
     #: How far the run came and what ended it early; empty: it was completed.
@@ -128,7 +128,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
     provenance = Provenance.from_plain(ours["provenance"]) if ours else _older(data)
     if not shallow(provenance.host):
         raise ValueError(f"its host is nested deeper than {_DEEPEST} levels")
-    rows: dict[RowKey, Figures] = {}
+    rows: dict[RowKey, RowSummary] = {}
     for key, figures in _rows(data["benchmarks"]):
         if key in rows:
             raise ValueError(f"it contains the row {key} twice")
@@ -144,7 +144,7 @@ def _parse(data: Any, source: str) -> RecordedRun:
     )
 
 
-def _rows(records: Any) -> Iterator[tuple[RowKey, Figures]]:
+def _rows(records: Any) -> Iterator[tuple[RowKey, RowSummary]]:
     for record in records:
         extra = record.get("extra_info") or {}
         if "key" not in extra:
@@ -167,7 +167,7 @@ def _rows(records: Any) -> Iterator[tuple[RowKey, Figures]]:
         if not isinstance(transports, (list, tuple)):
             raise TypeError(f"the row {key} has transports that are not a list")
         names = tuple(str(name) for name in transports)
-        found = Figures.of_launches(values, names, latencies, floor=floor, ceiling=ceiling)
+        found = RowSummary.of_launches(values, names, latencies, floor=floor, ceiling=ceiling)
         yield key, replace(found, steps=_steps(key, extra.get("steps_us") or {}))
 
 

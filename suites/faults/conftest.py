@@ -28,7 +28,7 @@ class Couple:
 
     def another_target(self) -> tuple[NixlAgent, Buffer]:
         """Start a new target of the same name on the same host, with registered memory."""
-        agent = self.agents.start(self.target.name, place=self.cluster.places[1], progress_thread=None)
+        agent = self.agents.start(self.target.name, host=self.cluster.hosts[1], progress_thread=None)
         memory = agent.allocate_asked(self.memory.size)
         agent.register(memory)
         return agent, memory
@@ -52,9 +52,9 @@ def couple(nixl_settings: Settings, agent_backend: str, agent_progress: str, nix
         names = ",".join(nixl_settings.backend)
         raise NotApplicableError(f"--nixl-backend={names} moves bytes to storage and has no second agent")
     settings = replace(nixl_settings, backend=(agent_backend,), progress_thread=(agent_progress,))
-    with Agents(nixl_cluster.places[0], settings) as agents:
+    with Agents(nixl_cluster.hosts[0], settings) as agents:
         initiator, target = agents.start_each(
-            ["initiator", "target"], places=nixl_cluster.places[:2], progress_thread=None
+            ["initiator", "target"], hosts=nixl_cluster.hosts[:2], progress_thread=None
         )
         memory = target.allocate_asked(64 << 10)
         target.register(memory)

@@ -34,15 +34,15 @@ def make(nixl_settings: Settings, agent_backend: str, nixl_cluster: Cluster) -> 
     """
     if not between_agents(nixl_settings.backend):
         raise NotApplicableError(f"--nixl-backend={','.join(nixl_settings.backend)} has no second agent")
-    settings, places = replace(nixl_settings, backend=(agent_backend,)), nixl_cluster.places[:2]
+    settings, hosts = replace(nixl_settings, backend=(agent_backend,)), nixl_cluster.hosts[:2]
 
     def made(fault: str, *, usual_transport: bool = False) -> list[FaultOutcome]:
         outcomes = []
         ops = nixl_settings.op[:1] if fault in WITHOUT_TRANSFERS else nixl_settings.op
         for environment in environments(agent_backend):
             for op in ops:
-                with Agents(places[0], settings) as agents:
-                    outcomes.append(make_fault(fault, agents, agent_backend, op, environment, places))
+                with Agents(hosts[0], settings) as agents:
+                    outcomes.append(make_fault(fault, agents, agent_backend, op, environment, hosts))
                 if usual_transport and not nixl_settings.extended:
                     return outcomes
         return outcomes

@@ -116,14 +116,14 @@ def test_gpu_memory_is_taken_for_gpu_memory(
         verdict(there)
         return
     taken, known = [], []
-    for place in nixl_cluster.places[: nixl_cluster.ranks]:
+    for host in nixl_cluster.hosts[: nixl_cluster.ranks]:
         for backend in between_agents(nixl_settings.backend):
-            agent = nixl_agent.another(backends=[backend], place=place)
+            agent = nixl_agent.another(backends=[backend], host=host)
             if "VRAM_SEG" not in agent.get_backend_mem_types(backend):
                 continue
             try:
                 nixl_buffer(agent, 1 << 16, "VRAM")
-                known.append(f"{backend} of rank {place.rank}")
+                known.append(f"{backend} of rank {host.rank}")
             except FindingError as error:
                 taken.append(error.seen)
     if not taken and not known:

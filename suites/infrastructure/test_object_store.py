@@ -16,5 +16,5 @@ def test_object_store_can_be_used(
     nixl_settings: Settings, nixl_cluster: Cluster, verdict: Callable[[Judgement], None]
 ) -> None:
     """The server of OBJ or AZURE_BLOB answers, accepts the key, and stores and returns objects, for NIXL too."""
-    with Agents(nixl_cluster.places[0], nixl_settings) as agents:
+    with Agents(nixl_cluster.hosts[0], nixl_settings) as agents:
         verdict(judge_object_store(agents, nixl_settings))

@@ -68,7 +68,7 @@ def _kinds(run: Run, ways: Iterable[str]) -> Iterator[KvRequestKind]:
 @pytest.fixture(scope="session")
 def kv_launches(nixl_cluster: Cluster, nixl_settings: Settings) -> Iterator[KvLaunches]:
     """The workers with the KV caches."""
-    launches = KvLaunches(nixl_cluster.places, nixl_settings)
+    launches = KvLaunches(nixl_cluster.hosts, nixl_settings)
     yield launches
     launches.close()
 

@@ -20,6 +20,6 @@ def test_a_post_of_many_descriptors_takes_no_longer_for_each(
     backends = between_agents(nixl_settings.backend)
     if not backends or not nixl_run.placement.pairs:
         raise NotApplicableError("no requested backend moves bytes between two agents", "give --nixl-backend=UCX")
-    hosts = [nixl_cluster.places[rank] for rank in nixl_run.placement.pairs[0]]
+    hosts = [nixl_cluster.hosts[rank] for rank in nixl_run.placement.pairs[0]]
     links = product(backends, nixl_settings.op)
     verdict(judge_posts({f"{name} {op}": measure_posts(hosts, nixl_settings, name, op) for name, op in links}))

@@ -69,8 +69,8 @@ def namespace(nixl_etcd: EtcdFixture, agents: Agents, nixl_settings: Settings, n
         )
     name = nixl_etcd.prefix.rstrip("/")
     # If agents cannot use the ranks' etcd, this run's etcd is on rank 0's host, and so are all agents.
-    places = nixl_cluster.places[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
-    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, places)
+    hosts = nixl_cluster.hosts[: nixl_cluster.ranks] if nixl_cluster.etcd() is not None else ()
+    return Namespace(agents, nixl_etcd.client, nixl_etcd.endpoint, name, agents.settings.timeout, hosts)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ class Namespace:
     :param endpoint: the agents' NIXL_ETCD_ENDPOINTS.
     :param name: the agents' NIXL_ETCD_NAMESPACE; None leaves it unset.
     :param seconds: the deadline of each step.
-    :param places: the ranks of the first agent, the second, …; empty for this host.
+    :param hosts: the ranks of the first agent, the second, …; empty for this host.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class Namespace:
         endpoint: str,
         name: str | None,
         seconds: float,
-        places: Sequence[Host] = (),
+        hosts: Sequence[Host] = (),
     ) -> None:
         self.client = client
         self.endpoint = endpoint
         self.name = name
         self.seconds = seconds
         self._agents = agents
-        self._places = places
+        self._hosts = hosts
 
     def start(self, *names: str) -> list[NixlAgent]:
         """Start agents, each in its own worker.
@@ -56,7 +56,7 @@ class Namespace:
         """
         environment = {"NIXL_ETCD_ENDPOINTS": self.endpoint, "NIXL_ETCD_NAMESPACE": self.name}
         return self._agents.start_each(
-            names, environment=environment, places=self._places, listen_thread=True, progress_thread=None
+            names, environment=environment, hosts=self._hosts, listen_thread=True, progress_thread=None
         )
 
     def reached_by(self, endpoint: str) -> Namespace:
@@ -65,7 +65,7 @@ class Namespace:
 
     def part(self, name: str) -> Namespace:
         """Return a namespace below this one."""
-        return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds, self._places)
+        return Namespace(self._agents, self.client, self.endpoint, f"{self.name}/{name}", self.seconds, self._hosts)
 
     def key(self, agent: NixlAgent, label: str = "metadata") -> str:
         """Return the key of an agent's metadata; an empty label gives the anchor, which every agent writes."""

@@ -21,9 +21,9 @@ def test_each_transfer_goes_by_the_backend_that_was_chosen(
     environment: dict[str, str | None] = {}
     for name in backends:
         environment |= BACKENDS[name].environment(os.environ)
-    with Agents(nixl_cluster.places[0], nixl_settings) as agents:
+    with Agents(nixl_cluster.hosts[0], nixl_settings) as agents:
         initiator, target = agents.start_each(
-            ["initiator", "target"], backends=backends[:-1], environment=environment, places=nixl_cluster.places[:2],
+            ["initiator", "target"], backends=backends[:-1], environment=environment, hosts=nixl_cluster.hosts[:2],
             progress_thread=None,
         )  # fmt: skip
         add_storage(initiator)

@@ -26,10 +26,10 @@ def test_bytes_go_from_an_object_to_a_file(
     """Agents with several backends each move bytes from an object to memory, to other memory and to a file."""
     bucket = request.getfixturevalue("nixl_s3")  # only now, because it may start a server
     environment: dict[str, str | None] = {**BACKENDS[agent_backend].environment(os.environ), **bucket.environment}
-    with Agents(nixl_cluster.places[0], nixl_settings) as agents:
+    with Agents(nixl_cluster.hosts[0], nixl_settings) as agents:
         started = agents.start_each(
             ["initiator", "target"][:count], backends=[agent_backend], environment=environment,
-            places=nixl_cluster.places[:count], progress_thread=None,
+            hosts=nixl_cluster.hosts[:count], progress_thread=None,
         )  # fmt: skip
         reader, writer = started[0], started[-1]
         add_storage(reader, writer, bucket)

@@ -109,7 +109,7 @@ class FaultyRun:
         """The message of the other ranks about a rank that has said why it leaves."""
         return f"rank {rank} on {self.hosts[rank].name} (pid {self.pids[rank]}) of group '{self.name}' left: {why}"
 
-    def fenced(self, rank: int) -> str:
+    def lease_lost(self, rank: int) -> str:
         """The message of a rank that lost its own lease."""
         who = f"rank {rank}, {self.hosts[rank].name}, pid {self.pids[rank]}"
         return f"this member of group '{self.name}' ({who}) lost its etcd lease: "
@@ -200,7 +200,7 @@ def a_peer_is_stopped_for_longer_than_its_lease(net: Network, folder: Path) -> N
         os.kill(run.pids[2], signal.SIGCONT)
         *others, stopped = run.end(1, 1, 1)
     assert all(run.gone(2) in one.output for one in others)
-    assert run.fenced(2) in stopped.output
+    assert run.lease_lost(2) in stopped.output
     longer = f"is busy with other work, give every rank --nixl-lease={10 * TTL}s; then start the run again"
     assert all(f"if its host {longer}" in one.output for one in others)
     assert f"if this host {longer}" in stopped.output
@@ -258,7 +258,7 @@ def a_peer_is_cut_off_and_the_network_heals(net: Network, folder: Path) -> None:
         heal(run.hosts[2], *others)
         *others_said, cut = run.end(1, 1, 1)
     assert all(run.gone(2) in one.output for one in others_said)
-    assert run.fenced(2) in cut.output
+    assert run.lease_lost(2) in cut.output
 
 
 @fault
@@ -269,7 +269,7 @@ def rank_0_is_cut_off(net: Network, folder: Path) -> None:
         cut_off(run.hosts[0], *run.hosts[1:], run.head)
         first, other = run.end(1, 1)
         heal(run.hosts[0], *run.hosts[1:], run.head)
-    assert run.fenced(0) in first.output
+    assert run.lease_lost(0) in first.output
     assert run.gone(0) in other.output
 
 
@@ -345,7 +345,7 @@ def the_etcd_is_gone_for_good(net: Network, folder: Path) -> None:
         done = run.ranks.finish(END)
     for rank, one in enumerate(done):
         assert one.code == 1
-        assert run.fenced(rank) in one.output
+        assert run.lease_lost(rank) in one.output
         assert "connection refused, nothing listens there" in one.output
 
 

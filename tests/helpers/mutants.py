@@ -49,7 +49,7 @@ WHERE = ("judge", "session/gate", "cluster", "measure", "nixl/worker", "etcd")
 LEFT_OUT = ("nixl/worker/devices/make_ptx", "nixl/worker/devices/by_torch", "nixl/worker/azure_blob")
 #: The unit tests of each module besides ``PACKAGE/test_MODULE.py``. A folder's line is for its modules without one.
 TESTS = {
-    "cluster": "cluster/test_session cluster/test_group_values",
+    "cluster": "cluster/test_driver cluster/test_group_values",
     "cluster/command_check": "core/test_strict checks/test_doctor_ranks",
     "cluster/etcd": "cluster/test_group_values",
     "cluster/etcd_address": "etcd_servers/test_rank0",
@@ -59,14 +59,14 @@ TESTS = {
     "cluster/mailbox": "cluster/test_registration cluster/test_mailbox",
     "cluster/members": "cluster/test_membership",
     "cluster/membership": "cluster/test_registration cluster/test_membership cluster/test_group_values",
-    "cluster/messages": "core/test_strict cluster/test_mailbox cluster/test_session",
-    "cluster/peer_client": "cluster/test_peer_client cluster/test_session",
+    "cluster/messages": "core/test_strict cluster/test_mailbox cluster/test_driver",
+    "cluster/peer_client": "cluster/test_peer_client cluster/test_driver",
     "cluster/placement": "checks/test_doctor_ranks cluster/test_group_values",
-    "cluster/rank_session": "cluster/test_rank_session cluster/test_session",
+    "cluster/rank_session": "cluster/test_rank_session cluster/test_driver",
     "cluster/registration": "cluster/test_membership",
-    "cluster/request_handlers": "cluster/test_rank_session cluster/test_session",
+    "cluster/request_handlers": "cluster/test_rank_session cluster/test_driver",
     "cluster/seals": "cluster/test_group_values",
-    "cluster/session": "cluster/test_rank_session cluster/test_session cluster/test_group_values",
+    "cluster/driver": "cluster/test_rank_session cluster/test_driver cluster/test_group_values",
     "etcd": "etcd/test_client etcd/test_client_members",
     "etcd/errors": "etcd/test_members etcd/test_bounded_http etcd/test_client",
     "etcd/lease": "etcd/test_watch etcd/test_client",
@@ -110,7 +110,7 @@ TESTS = {
     "session/gate": "session/test_gate_results",
 }
 #: The names of times to wait, whose digits may change.
-WAITS = re.compile(r"seconds|nap|timeout|patience|grace|interval$|_every$", re.IGNORECASE)
+WAITS = re.compile(r"seconds|nap|timeout|grace|interval$|_every$", re.IGNORECASE)
 #: The most tests that run for one change.
 MOST_TESTS = 150
 #: The tests that run for each change, and those that run for each that lived.

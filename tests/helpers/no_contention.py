@@ -19,7 +19,7 @@ def pytest_configure() -> None:
     from pytest_nixl.model.samples import Samples
 
     def undisturbed(**found: Any) -> Samples:
-        return Samples(**{**found, "others": ()})
+        return Samples(**{**found, "contention": ()})
 
     replaced = pytest.MonkeyPatch()
     replaced.setattr(link, "Samples", undisturbed)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.peer_server import Ending
-from pytest_nixl.cluster.session import RankDriver, serve
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.fixtures.etcd import PrivateEtcd
 from pytest_nixl.processes.supervisor import supervisor

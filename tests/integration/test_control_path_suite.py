@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 SUITE = "suites/control_path"
 GROWTH, PUBLISHED = f"{SUITE}/test_control_path.py", f"{SUITE}/test_published.py"
 #: The figures of this suite.
-FIGURES = {name for name, kind in FIGURE_KINDS.items() if "suites/control_path" in kind.remedy}
+SUMMARY = {name for name, kind in FIGURE_KINDS.items() if "suites/control_path" in kind.remedy}
 
 #: In a worker: each registration takes DELAY more than the one before it in its round. A double of a NIXL with a
 #: quadratic cost.
@@ -77,7 +77,7 @@ ControlPath._request = planted
 
 def shown(done: Finished) -> set[str]:
     """Return the names of the figures in the table of the terminal."""
-    return {line.split()[0] for line in done.output.splitlines() if line.split()[:1] and line.split()[0] in FIGURES}
+    return {line.split()[0] for line in done.output.splitlines() if line.split()[:1] and line.split()[0] in SUMMARY}
 
 
 def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_every_figure_of_the_suite_is_measured_recorded_and_reported(tmp_path: P
     )
     assert done.code == 0, done.output
     assert "NIXL verdict: PASS (9 PASS; " in done.output
-    assert shown(done) == FIGURES
+    assert shown(done) == SUMMARY
     recorded = json.loads(record.read_text())["benchmarks"]
     timed = {one["extra_info"]["figure"]["name"] for one in recorded}
     others = {one["name"] for each in recorded for one in each["extra_info"].get("figures", ())}
-    assert timed | others == FIGURES
+    assert timed | others == SUMMARY
     assert others == {"metadata-size", "notification-rate"}
     assert {"registration/UCX/256/4KiB", "publish-to-found/UCX/2", "publish-to-found/UCX/16"} <= {
         one["fullname"] for one in recorded

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 SUITE = "suites/endurance"
 #: The figures of this suite.
-FIGURES = {name for name, kind in FIGURE_KINDS.items() if SUITE in kind.remedy}
+SUMMARY = {name for name, kind in FIGURE_KINDS.items() if SUITE in kind.remedy}
 #: Calls a function in each worker after its agent is made, to plant a leak.
 PLANT = """
 from pytest_nixl.nixl.agent import NixlAgent
@@ -58,7 +58,7 @@ def test_nothing_grows_but_the_sockets_of_removed_agents(tmp_path: Path) -> None
         f"cycle-time/UCX/{cycle}" for cycle in ("transfer", "connection", "registration", "publication", "agent")
     }
     others = {one["name"] for each in recorded for one in each["extra_info"]["figures"]}
-    assert others | {"cycle-time"} == FIGURES
+    assert others | {"cycle-time"} == SUMMARY
 
 
 def test_keys_that_stay_in_etcd_are_found(tmp_path: Path) -> None:

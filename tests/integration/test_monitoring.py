@@ -38,7 +38,7 @@ from pytest_nixl.store.record_reader import RecordedRun, parse_recorded
 MONITORING = ROOT / "deploy" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
 (RECIPE,) = (block for block in blocks() if "$PUSHGATEWAY" in block.text)
-FIGURES = tuple(Figure(f"figure-{unit}", 1.0, unit, {"backend": "UCX"}) for unit in ("s", "B", "B/s", "1/s", "1"))
+SUMMARY = tuple(Figure(f"figure-{unit}", 1.0, unit, {"backend": "UCX"}) for unit in ("s", "B", "B/s", "1/s", "1"))
 #: The record has its own date; a run of today ended when the tests began.
 TODAY = datetime.now(timezone.utc)
 
@@ -46,7 +46,7 @@ TODAY = datetime.now(timezone.utc)
 def run(*results: Result, when: datetime = TODAY, factor: float = 1.0) -> RecordedRun:
     """A recorded run with two rows, whose floor is 3 GB/s and whose ceiling is 13 GB/s."""
     rows = {key("64KiB", op): [4.0 * factor + 0.01 * launch for launch in range(5)] for op in ("WRITE", "READ")}
-    measured = Result("notifications", "n.py::n", Verdict.PASS, measured=FIGURES)
+    measured = Result("notifications", "n.py::n", Verdict.PASS, measured=SUMMARY)
     data = record("image:1", rows, results=(measured, *results), extra={"floor": 3e9, "ceiling": 13e9})
     return replace(parse_recorded(data, "run"), when=when)
 

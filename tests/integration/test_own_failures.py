@@ -60,5 +60,5 @@ def test_an_unknown_option_blames_the_call_that_has_it(agents: Agents) -> None:
     # With mypy's warn_unused_ignores these two comments test that type checkers see the wrong option.
     with pytest.raises(TypeError, match=r"^another\(\) has no option 'nome'; it has name, agent_options, backends, "):
         agent.another(nome="far")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^beside\(\) has no option 'place'; it has name, agent_options, backends, "):
-        agent.beside(place=None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^beside\(\) has no option 'host'; it has name, agent_options, backends, "):
+        agent.beside(host=None)  # type: ignore[call-arg]

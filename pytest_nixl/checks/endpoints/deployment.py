@@ -212,12 +212,12 @@ def _published(
         started = time.monotonic()
         if client is not None and _unreachable(client, prefix):
             client = None
-        patience = settings.timeout if client is not None and deployment.explanation.nixl.works else SILENCE
+        timeout = settings.timeout if client is not None and deployment.explanation.nixl.works else SILENCE
         while True:
             if client is not None and client.get(f"{prefix}publisher/metadata"):
                 return Judgement(Verdict.PASS, f"{deployment}: an agent's metadata is in etcd")
             words = complaint(agent.worker.output(), agent.name)
-            if words or time.monotonic() > started + patience:
+            if words or time.monotonic() > started + timeout:
                 return _unpublished(deployment, words)
             time.sleep(0.01)
 

@@ -64,7 +64,7 @@ class Ran:
     :param inconsistent: the process that found wrong bytes, and its message; empty if none did.
     :param uncompared: why it is unknown whether the target compared the bytes although it was to; empty if it did.
     :param remarks: sentences about oddities that do not affect the figure.
-    :param others: contention: how many of the run's cores other processes used on the initiator's host; None if
+    :param contention: how many of the run's cores other processes used on the initiator's host; None if
         unknown.
     """
 
@@ -73,7 +73,7 @@ class Ran:
     inconsistent: str = ""
     uncompared: str = ""
     remarks: tuple[str, ...] = ()
-    others: float | None = None
+    contention: float | None = None
 
 
 @dataclass
@@ -107,10 +107,10 @@ class _Rank:
     def faults(self) -> tuple[Fault, ...]:
         return read_output(f"{self.text}\n").faults
 
-    def look(self, patience: float) -> None:
-        """Update its output and exit code; wait up to ``patience`` seconds for either."""
+    def look(self, timeout: float) -> None:
+        """Update its output and exit code; wait up to ``timeout`` seconds for either."""
         if self.code is None:
-            self.code = self.started.poll_within(patience)
+            self.code = self.started.poll_within(timeout)
             self.text = self.started.output()  # after the exit code, so that it is complete
 
     def tail(self) -> str:
@@ -264,8 +264,8 @@ class _Run:
             raise self._died(culprit)
         first = self._ranks[0]
         remarks = () if inconsistent else tuple(filter(None, map(_remark, self._ranks)))
-        others = others_beside(*(rank.started for rank in self._ranks))
-        return Ran(read_output(first.text), first.text, inconsistent, self._uncompared(), remarks, others)
+        contention = others_beside(*(rank.started for rank in self._ranks))
+        return Ran(read_output(first.text), first.text, inconsistent, self._uncompared(), remarks, contention)
 
     def _uncompared(self) -> str:
         """Return why it is unknown whether the target compared the bytes of a WRITE, which it does after the row."""

@@ -131,7 +131,7 @@ class Nixlbench:
 
     def line_rates(self, row: RowKey) -> dict[str, float]:
         """Return the line rates in bytes/s of the initiator's network cards; empty if it is on another host."""
-        if not isinstance(self._cluster.places[row.pair[0]], LocalHost):
+        if not isinstance(self._cluster.hosts[row.pair[0]], LocalHost):
             return {}
         root = FactsRoot()
         cards = {nic.name: nic.rate for nic in read_network(root).nics if not nic.virtual}
@@ -142,7 +142,7 @@ class Nixlbench:
         tool = self._tools.get(rank)
         if tool is None or not tool.worker.alive:
             tool = self._tools[rank] = Tool(
-                self._cluster.places[rank], "nixlbench", self._settings.timeout, self._settings.start_timeout
+                self._cluster.hosts[rank], "nixlbench", self._settings.timeout, self._settings.start_timeout
             )
         return tool
 

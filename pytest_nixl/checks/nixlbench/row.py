@@ -15,7 +15,7 @@ from pytest_nixl.judge.profiles import Profile
 from pytest_nixl.judge.row import describe, judge, percentage, rate
 from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.machine import devices, is_network
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
@@ -37,7 +37,7 @@ class JudgedRow:
 
     judgement: Judgement
     samples: Samples | None = None
-    figures: Figures | None = None
+    figures: RowSummary | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         transfers=(transfers[0],),
         latencies=(),
         transports=transports,
-        others=() if ran.others is None else (ran.others,),
+        contention=() if ran.contention is None else (ran.contention,),
     )
     expectation = profile.expectation(key_for_expectations(plain))
     # The table has no percentiles of whole transfers. judge_latency judges these bounds by the parts.
@@ -83,7 +83,7 @@ def judge_row(ran: Ran, plain: RowKey, key: RowKey, profile: Profile, rates: Map
         judgement = Judgement(Verdict.INCONCLUSIVE, f"{describe(plain)}: {contradiction}", _CONTRADICTED_REMEDY)
     ceiling = row_ceiling(samples, expectation, profile.machine)
     figures = replace(
-        Figures.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)
+        RowSummary.of(samples, expectation, profile.machine), bandwidth=row.bandwidth, values=(row.bandwidth,)
     )
     notes = [*_utilisation(name, row, transports, ceiling, rates), *ran.remarks]
     return JudgedRow(

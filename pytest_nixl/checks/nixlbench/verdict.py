@@ -24,7 +24,7 @@ from pytest_nixl.model.device_counters import Moved, devices_that_moved
 from pytest_nixl.model.expectation import Expectation
 from pytest_nixl.model.machine import Machine
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Judgement, Outcome, Verdict, outcome
@@ -167,7 +167,7 @@ def _judged(
     judgement = judge_latency(row, judgement, describe(key), expectation)
     judgement = _implausible(row, describe(key), judgement, expectation, limit)
     ceilings = [value for value in ((expectation and expectation.ceiling), (limit and limit.value)) if value]
-    figures = Figures(
+    figures = RowSummary(
         bandwidth=row.bandwidth,
         p50=math.nan,
         p99=math.nan,
@@ -409,5 +409,5 @@ def _peak(rows: tuple[NixlbenchRow, ...]) -> NixlbenchRow | None:
     return max(finite, key=lambda row: row.bandwidth, default=None)
 
 
-def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: Figures | None = None) -> Result:
+def _result(check: str, judgement: Judgement, key: RowKey | None = None, figures: RowSummary | None = None) -> Result:
     return Result(check, "", judgement.verdict, judgement.reason, judgement.remedy, row=key, figures=figures)

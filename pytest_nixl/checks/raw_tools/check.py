@@ -63,9 +63,9 @@ def compare(kind: LinkKind, run: Run, cluster: Cluster, profile: Profile) -> tup
     found: list[RawComparison] = []
     fault: Judgement | None = None
     for ranks, chosen in _chosen(rows, profile).items():
-        places = cluster.places[ranks[0]], cluster.places[ranks[1]]
+        hosts = cluster.hosts[ranks[0]], cluster.hosts[ranks[1]]
         limits = run.settings.timeout, run.settings.start_timeout
-        with RawPair(tool, places, _address(cluster, ranks), *limits) as pair:
+        with RawPair(tool, hosts, _address(cluster, ranks), *limits) as pair:
             if pair.missing:
                 return _not_applicable(f"{pair.missing} was not found: {TOOLS[tool.NAME]}"), ()
             if why := pair.cannot(kind.memory):

@@ -29,7 +29,7 @@ class RawPair:
     """A raw tool on two ranks.
 
     :param tool: the tool.
-    :param places: hosts of initiator and target.
+    :param hosts: hosts of initiator and target.
     :param address: address at which the initiator reaches the target's host.
     :param timeout: seconds that a step may take.
     :param start_timeout: seconds that each worker may take to start.
@@ -38,7 +38,7 @@ class RawPair:
     def __init__(
         self,
         tool: RawTool,
-        places: tuple[Host, Host],
+        hosts: tuple[Host, Host],
         address: str,
         timeout: float,
         start_timeout: float = START_SECONDS,
@@ -48,7 +48,7 @@ class RawPair:
         self._timeout = timeout
         with ExitStack() as stack:
             self.client, self.server = (
-                stack.enter_context(Tool(place, tool.NAME, timeout, start_timeout)) for place in places
+                stack.enter_context(Tool(host, tool.NAME, timeout, start_timeout)) for host in hosts
             )
             self._stack = stack.pop_all()
 

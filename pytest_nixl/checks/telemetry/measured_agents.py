@@ -103,7 +103,7 @@ class MeasuredAgents:
             "peer": peer,
             "local": self._regions(INITIATOR, size),
             "remote": self._regions(TARGET, remote or size),
-            "patience": self.seconds / 2,
+            "timeout": self.seconds / 2,
         }
 
     def move(self, op: str, count: int, size: int) -> None:
@@ -146,8 +146,8 @@ class MeasuredAgents:
         return self._fail(op, TARGET, remote=REGION // 2)
 
     def _fail(self, op: str, peer: str, remote: int = REGION) -> TransferFailure:
-        patience = {"patience": min(_SILENCE, self.seconds / 2)}
-        found = self.initiator.run(f"{_IN_WORKER}:fail", **(self._transfer(op, peer, REGION, remote) | patience))
+        timeout = {"timeout": min(_SILENCE, self.seconds / 2)}
+        found = self.initiator.run(f"{_IN_WORKER}:fail", **(self._transfer(op, peer, REGION, remote) | timeout))
         check(_FAILURE, found)
         return TransferFailure(found["raised"], found["state"])
 

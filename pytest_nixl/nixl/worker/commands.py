@@ -213,15 +213,13 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         """Write bytes to a buffer."""
         self._get(buffer).write(offset, data)
 
-    def do_connect(self, agent: Ref, target: str, patience: float) -> None:
+    def do_connect(self, agent: Ref, target: str, timeout: float) -> None:
         """Connect to a target that runs ``serve``."""
-        self._initiator(agent, target, [], [], patience, acknowledged=True, tag_each=False).greet()
+        self._initiator(agent, target, [], [], timeout, acknowledged=True, tag_each=False).greet()
 
-    def do_move(
-        self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], patience: float, **how: Any
-    ) -> None:
+    def do_move(self, agent: Ref, target: str, plain: list[Ref], tagged: list[Ref], timeout: float, **how: Any) -> None:
         """Run each prepared transfer once, and wait until its bytes have arrived."""
-        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
         initiator.window(initiator.transfers, transfer.stamps_for(initiator.transfers))
 
     def do_measure(
@@ -230,7 +228,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         target: str,
         plain: list[Ref],
         tagged: list[Ref],
-        patience: float,
+        timeout: float,
         op: str,
         own: list[int],
         iterations: int,
@@ -243,7 +241,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
 
         :param own: the pids of other processes on this host that belong to the row.
         """
-        initiator = self._initiator(agent, target, plain, tagged, patience, **how)
+        initiator = self._initiator(agent, target, plain, tagged, timeout, **how)
         counting, others = CarrierByteCounter(op), CpuContention(own)
         found = transfer.measure(
             initiator,
@@ -255,9 +253,9 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         )
         return {**found, "counted": counting.plain(), "others": others.cores}
 
-    def do_serve(self, agent: Ref, patience: float, idle: bool = False) -> int:
+    def do_serve(self, agent: Ref, timeout: float, idle: bool = False) -> int:
         """Be the target of another worker's commands until cancelled, and return the number of windows served."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         return transfer.serve(self._get(agent), deadline=deadline, cancelled=self._cancelled, idle=idle)
 
     def do_free_port(self) -> int:
@@ -274,9 +272,9 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         program = self._tools.start(tool, arguments, variables)
         return {"program": self._keep(program, "program"), "pid": program.pid}
 
-    def do_tool_look(self, program: Ref, seen: int, patience: float) -> dict[str, Any]:
+    def do_tool_look(self, program: Ref, seen: int, timeout: float) -> dict[str, Any]:
         """Return a program's output after the first ``seen`` bytes, and its exit code."""
-        return self._tools.look(self._get(program), seen, patience)
+        return self._tools.look(self._get(program), seen, timeout)
 
     def do_tool_listens(self, program: Ref, port: int) -> bool:
         """Return whether a program listens on a TCP port."""
@@ -299,7 +297,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
         target: str,
         plain: list[Ref],
         tagged: list[Ref],
-        patience: float,
+        timeout: float,
         *,
         acknowledged: bool,
         tag_each: bool,
@@ -321,7 +319,7 @@ class Commands(FlowCommands, KvCommands, WalkCommands):
             announced=announced,
             sync=self._get(storage).sync if storage is not None else None,
             watch=self._get(objects) if objects is not None else None,
-            deadline=time.monotonic() + patience,
+            deadline=time.monotonic() + timeout,
         )
 
     def _keep(self, value: Any, kind: str) -> Ref:

@@ -143,11 +143,11 @@ def load(agent: Any, *, metadata: bytes, repeats: int) -> list[float]:
     return found
 
 
-def find(agent: Any, *, names: list[str], patience: float) -> list[str]:
+def find(agent: Any, *, names: list[str], timeout: float) -> list[str]:
     """Fetch the metadata of other agents from etcd, wait until all is loaded, and return the names of those missing."""
     for name in names:
         agent.fetch_remote_metadata(name)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     missing = list(names)
     while missing and time.monotonic() < deadline:
         if agent.check_remote_metadata(missing[0]):
@@ -158,7 +158,7 @@ def find(agent: Any, *, names: list[str], patience: float) -> list[str]:
 
 
 def connect_and_write(
-    agent: Any, *, target: str, local: list[int], remote: list[int], repeats: int, patience: float
+    agent: Any, *, target: str, local: list[int], remote: list[int], repeats: int, timeout: float
 ) -> dict[str, Any]:
     """Connect to another agent, which runs :func:`answer` to a burst of one, then write to it ``repeats`` times.
 
@@ -171,7 +171,7 @@ def connect_and_write(
     memory = [agent.get_xfer_descs([tuple(each)], "DRAM") for each in (local, remote)]
     handle = agent.initialize_xfer("WRITE", *memory, target, b"")
     found: list[float] = []
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     for _ in range(repeats):
         start = _clock()
         state = agent.transfer(handle)
@@ -196,9 +196,9 @@ def _arrived(agent: Any, deadline: float, waits_for: str) -> list[bytes]:
             raise TimeoutError(f"no notification arrived from {waits_for} in time")
 
 
-def answer(agent: Any, *, peer: str, burst: int, patience: float) -> None:
+def answer(agent: Any, *, peer: str, burst: int, timeout: float) -> None:
     """Answer each single notification of a peer with one, then all of a burst with one."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     got = 0
     while got < burst:
         for message in _arrived(agent, deadline, peer):
@@ -209,7 +209,7 @@ def answer(agent: Any, *, peer: str, burst: int, patience: float) -> None:
     agent.send_notif(peer, b"all")
 
 
-def notify(agent: Any, *, peer: str, single: int, seconds: float, burst: int, patience: float) -> dict[str, Any]:
+def notify(agent: Any, *, peer: str, single: int, seconds: float, burst: int, timeout: float) -> dict[str, Any]:
     """Send notifications to a peer that runs :func:`answer`.
 
     :param single: the most single notifications, which end after ``seconds``; at least 10 are sent.
@@ -221,10 +221,10 @@ def notify(agent: Any, *, peer: str, single: int, seconds: float, burst: int, pa
     while len(found) < single and (len(found) < 10 or time.monotonic() < began + seconds):
         start = _clock()
         agent.send_notif(peer, b"question")
-        _arrived(agent, began + patience, peer)
+        _arrived(agent, began + timeout, peer)
         found.append(_clock() - start)
     start = _clock()
     for _ in range(burst):
         agent.send_notif(peer, _OF_BURST)
-    _arrived(agent, began + patience, peer)
+    _arrived(agent, began + timeout, peer)
     return {"round_trips": found, "burst": _clock() - start}

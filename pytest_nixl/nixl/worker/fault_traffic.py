@@ -54,11 +54,11 @@ class Traffic:
         ]
 
 
-def keep_transferring(agent: Any, quiet: float, limit: float, patience: float, **traffic: Any) -> dict[str, Any]:
+def keep_transferring(agent: Any, quiet: float, limit: float, timeout: float, **traffic: Any) -> dict[str, Any]:
     """Repeat transfers until NIXL reports an error, none is completed for ``quiet`` seconds, or the loop is to end.
 
     :param limit: the loop ends this many seconds after the first transfers are completed, or with :data:`FINISH`.
-    :param patience: the longest time in seconds until then, during which ``quiet`` is not applied.
+    :param timeout: the longest time in seconds until then, during which ``quiet`` is not applied.
     :return: ``said`` (NIXL's error class, ``ERR``, ``PROC`` if none was completed for ``quiet`` seconds, or ``DONE``),
         ``completed``, ``longest``, the longest time without a completed transfer in seconds, and ``unended``, the
         number of transfers that did not end within 5 s after an error, or ``quiet`` seconds after ``DONE``.
@@ -86,9 +86,9 @@ def keep_transferring(agent: Any, quiet: float, limit: float, patience: float, *
         if not told and not said and completed >= 2 * len(handles):
             told, began = True, now
             print(FLOWS, flush=True)
-        if not said and now - last > (quiet if told else patience):
+        if not said and now - last > (quiet if told else timeout):
             said, longest = "PROC", now - last
-        elif not said and (finish or now - began > (limit if told else patience)):
+        elif not said and (finish or now - began > (limit if told else timeout)):
             said = "DONE"
         time.sleep(_NAP_SECONDS)
     if not told:

@@ -49,12 +49,12 @@ class FlowCommands(ABC):
         everyone: dict[str, Any],
         steps: list[dict[str, Any] | None],
         own: list[int],
-        patience: float,
+        timeout: float,
     ) -> None:
         """Take part in steps; the arguments are those of :meth:`FlowEndpoint.run`."""
         found: FlowEndpoint = self._get(endpoint)
         parts = [None if step is None else StepPart(**{**step, "group": Gate(**step["group"])}) for step in steps]
-        found.run(run, Gate(**everyone), parts, own, patience)
+        found.run(run, Gate(**everyone), parts, own, timeout)
 
     def do_flows_report(self, endpoint: Ref) -> list[dict[str, Any] | None]:
         """Return what was measured in each step of the latest run; None for a step in which this rank rested."""

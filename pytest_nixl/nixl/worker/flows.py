@@ -190,7 +190,7 @@ class FlowEndpoint:
         self.measured: list[MeasuredStep | None] = []
 
     def run(
-        self, run: int, everyone: Gate, steps: Sequence[StepPart | None], own: Sequence[int], patience: float
+        self, run: int, everyone: Gate, steps: Sequence[StepPart | None], own: Sequence[int], timeout: float
     ) -> None:
         """Take part in steps, and keep what was measured in :attr:`measured`.
 
@@ -200,17 +200,17 @@ class FlowEndpoint:
         :param everyone: all ranks, which start each step together.
         :param steps: this rank's part in each; None: it rests.
         :param own: the pids of the pattern's other processes on this host.
-        :param patience: the seconds that a step may take.
+        :param timeout: the seconds that a step may take.
         :raises StepTimeoutError: a step takes longer, or pytest has asked to end.
         :raises RuntimeError: a transfer failed.
         """
         self.measured = []
         for number, step in enumerate(steps):
-            self._deadline = time.monotonic() + 2 * patience  # others may still be in the step before
+            self._deadline = time.monotonic() + 2 * timeout  # others may still be in the step before
             self._gate(b"%d:%d:0" % (run, number), everyone, IDLE_NAP_SECONDS)
-            self._deadline = time.monotonic() + patience
+            self._deadline = time.monotonic() + timeout
             self.measured.append(None if step is None else self._step(b"%d:%d" % (run, number), step, own))
-        self._deadline = time.monotonic() + 2 * patience
+        self._deadline = time.monotonic() + 2 * timeout
         self._gate(b"%d:%d:0" % (run, len(steps)), everyone, IDLE_NAP_SECONDS)
         if not everyone.coordinator:
             while not self._cancelled():  # its last messages leave it only while it polls

@@ -24,18 +24,18 @@ def _handle(agent: Any, op: str, peer: str, local: Sequence[Region], remote: Seq
     return agent.initialize_xfer(op, *lists, peer, b"")
 
 
-def _seconds(agent: Any, handle: Any, name: str, patience: float) -> float:
+def _seconds(agent: Any, handle: Any, name: str, timeout: float) -> float:
     """Post a transfer and wait for its end; return the seconds from before the post until it was seen to be complete.
 
     :param name: the operation, its number and the peer, for the errors.
-    :raises TimeoutError: if it is not complete after ``patience`` seconds.
+    :raises TimeoutError: if it is not complete after ``timeout`` seconds.
     :raises RuntimeError: if it ends in another state than DONE.
     """
     began = time.perf_counter()
     state = agent.transfer(handle)
     while state == "PROC":
-        if time.perf_counter() - began > patience:
-            raise TimeoutError(f"{name} was not complete within {patience:g} s")
+        if time.perf_counter() - began > timeout:
+            raise TimeoutError(f"{name} was not complete within {timeout:g} s")
         state = agent.check_xfer_state(handle)
     took = time.perf_counter() - began
     if state != "DONE":
@@ -44,18 +44,18 @@ def _seconds(agent: Any, handle: Any, name: str, patience: float) -> float:
 
 
 def move(
-    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], count: int, patience: float
+    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], count: int, timeout: float
 ) -> list[dict[str, float]]:
     """Make ``count`` transfers of all regions, one after the other.
 
-    :param patience: the deadline of each transfer in seconds.
+    :param timeout: the deadline of each transfer in seconds.
     :returns: of each transfer, in microseconds: ``took``, from before it was posted until it was seen to be complete;
         ``xfer`` and ``post``, as NIXL's handle says.
     """
     found = []
     for number in range(count):
         handle = _handle(agent, op, peer, local, remote)
-        took = 1e6 * _seconds(agent, handle, f"{op} {number + 1} to {peer}", patience)
+        took = 1e6 * _seconds(agent, handle, f"{op} {number + 1} to {peer}", timeout)
         of_nixl = agent.get_xfer_telemetry(handle)
         found.append({"took": took, "xfer": float(of_nixl.xferDuration), "post": float(of_nixl.postDuration)})
         agent.release_xfer_handle(handle)
@@ -71,34 +71,34 @@ def time_transfers(
     remote: list[Region],
     count: int,
     warmup: int,
-    patience: float,
+    timeout: float,
 ) -> list[float]:
     """Make one transfer of all regions again and again, and return how long each took, in seconds.
 
     :param warmup: the number of transfers before those that are returned.
-    :param patience: the deadline of each transfer in seconds.
+    :param timeout: the deadline of each transfer in seconds.
     """
     handle = _handle(agent, op, peer, local, remote)
     found = []
     for number in range(warmup + count):
-        found.append(_seconds(agent, handle, f"{op} {number + 1} to {peer}", patience))
+        found.append(_seconds(agent, handle, f"{op} {number + 1} to {peer}", timeout))
     agent.release_xfer_handle(handle)
     return found[warmup:]
 
 
 def fail(
-    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], patience: float
+    agent: Any, *, op: str, peer: str, local: list[Region], remote: list[Region], timeout: float
 ) -> dict[str, str]:
     """Make a transfer that cannot succeed.
 
-    :param patience: how long to wait for its end, in seconds.
+    :param timeout: how long to wait for its end, in seconds.
     :returns: ``raised``, the class of the error, empty if there was none, and ``state``, the transfer's last state.
     """
     state = ""
     try:
         handle = _handle(agent, op, peer, local, remote)
         state = agent.transfer(handle)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while state == "PROC" and time.monotonic() < deadline:
             state = agent.check_xfer_state(handle)
     except Exception as error:

@@ -163,15 +163,15 @@ class Tools:
         self._guard.watch(program.pid)
         return program
 
-    def look(self, program: Program, seen: int, patience: float) -> dict[str, Any]:
+    def look(self, program: Program, seen: int, timeout: float) -> dict[str, Any]:
         """Wait until a program has written more than ``seen`` bytes or has ended, and return its new output.
 
-        :param patience: the longest time to wait, in seconds.
+        :param timeout: the longest time to wait, in seconds.
         :returns: ``from`` (the offset of the first returned byte), ``bytes``, ``more`` (whether more bytes are ready),
             ``code`` (negative for a signal; None while the program runs or has unread output) and, after its end,
             ``cost`` (see :class:`Program`).
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         with program.changed:
             while program.output.total <= seen and not program.over and not self._cancelled():
                 if (left := deadline - time.monotonic()) <= 0:

@@ -69,6 +69,6 @@ def test_a_quadratic_post_is_found(
     """With three nanoseconds for each pair of descriptors, a post of 10,000 takes 0.3 s more."""
     for name, value in slow_post(tmp_path / "slow", per_pair=3e-9).items():
         monkeypatch.setenv(name, value)
-    judgement = judge_posts({"UCX WRITE": replace(posts(make_settings()), others=0.0)})
+    judgement = judge_posts({"UCX WRITE": replace(posts(make_settings()), contention=0.0)})
     assert judgement.verdict is Verdict.FAIL, judgement.reason
     assert "in a post of 10000 descriptors each takes " in judgement.reason

@@ -11,13 +11,13 @@ import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster import mailbox, registration, session
+from pytest_nixl.cluster import driver, mailbox, registration
+from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
-from pytest_nixl.cluster.session import MembershipWatch
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient, connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -35,7 +35,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture(autouse=True)
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mailbox, session):
+    for module in (mailbox, driver):
         monkeypatch.setattr(module, "WATCH_SECONDS", SOON)
     monkeypatch.setattr(registration, "SAID_EVERY", SOON)
 

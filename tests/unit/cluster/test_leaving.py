@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 from helpers.cli_run import ROOT, eventually
 
+from pytest_nixl.cluster.driver import RankDriver
 from pytest_nixl.cluster.group import MemberLeftError
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.messages import PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import PeerServer
-from pytest_nixl.cluster.session import RankDriver
 from pytest_nixl.core.free_ports import free_ports
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
@@ -32,7 +32,7 @@ from pytest_nixl.processes.supervisor import supervisor
 PEER = """
 import sys
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.session import serve
+from pytest_nixl.cluster.driver import serve
 from pytest_nixl.etcd.client import connect
 from pytest_nixl.etcd.endpoints import parse_endpoints
 from pytest_nixl.processes.supervisor import supervisor

@@ -666,10 +666,10 @@ class TestLeases:
         with EtcdProxy(etcd.url) as path:
             way = path.client()
             with connect(parse_endpoints(way.endpoint), timeout=1) as cut_off:
-                member = join(cut_off, "fenced", 1, ttl=2)
+                member = join(cut_off, "lost", 1, ttl=2)
                 way.cut()
 
-                def fenced() -> bool:
+                def lost() -> bool:
                     # Asked first: on a busy machine the lease may end between the two.
                     lives = _lives(client, member)
                     try:
@@ -679,13 +679,13 @@ class TestLeases:
                     assert lives, "etcd has ended the lease, and the member has not noticed"
                     return False
 
-                wait_until(fenced, "the fence", seconds=60)
-                with pytest.raises(LeaseLostError, match=r"group 'fenced' .* 2 s.*\n.* --nixl-lease=20s; then start"):
+                wait_until(lost, "the loss of its lease", seconds=60)
+                with pytest.raises(LeaseLostError, match=r"group 'lost' .* 2 s.*\n.* --nixl-lease=20s; then start"):
                     member.barrier(1)
                 with pytest.raises(EtcdError):
                     member.leave()
-        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/fenced/members/") == 0, "its end", seconds=60)
-        with join(client, "fenced", 1, ttl=TTL):  # removes the keys that the first member left
+        wait_until(lambda: client.count_prefix("/pytest-nixl/groups/lost/members/") == 0, "its end", seconds=60)
+        with join(client, "lost", 1, ttl=TTL):  # removes the keys that the first member left
             pass
 
     @pytest.mark.long
@@ -700,7 +700,7 @@ class TestLeases:
                 stored = client.get("/pytest-nixl/groups/granted/run/frozen")
                 assert stored is not None
                 assert json.loads(stored)["ttl"] == granted
-                assert f"heard nothing from it for {granted} s" in str(member.fenced())
+                assert f"heard nothing from it for {granted} s" in str(member.lease_lost())
 
     def test_no_thread_is_left(self, client: EtcdClient) -> None:
         before = set(threading.enumerate())

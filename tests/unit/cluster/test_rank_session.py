@@ -18,11 +18,11 @@ import pytest
 
 from pytest_nixl.cluster import rank_session
 from pytest_nixl.cluster.command_check import Command
+from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import LeaseLostError, Member
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.rank_session import RankSession
 from pytest_nixl.cluster.request_handlers import RequestHandlers
-from pytest_nixl.cluster.session import MembershipWatch
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd_servers.sources import EtcdServer
 from pytest_nixl.model.settings import Settings
@@ -147,7 +147,7 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
     lost, silent = SimpleQueue[tuple[int, NixlPluginError]](), threading.Event()
     over = LeaseLostError("the lease is over")
 
-    def insist(_: object) -> None:
+    def retry(_: object) -> None:
         silent.wait(60)
         raise over
 
@@ -155,7 +155,7 @@ def test_a_rank_whose_lease_is_over_is_lost_although_the_etcd_is_silent(rank: in
         raise over
 
     members = [Member(number, f"t{number}", "h", 1) for number in range(2)]
-    membership = cast(Any, SimpleNamespace(root="/g/", rank=rank, insist=insist, check=check, members=members))
+    membership = cast(Any, SimpleNamespace(root="/g/", rank=rank, retry=retry, check=check, members=members))
     watch = MembershipWatch(cast(Any, None), membership, lambda member, error: lost.put((member.rank, error)))
     assert lost.get(timeout=60) == (rank, over)
     watch.close()

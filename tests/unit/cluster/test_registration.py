@@ -176,17 +176,17 @@ def failing(*errors: EtcdError) -> Callable[[], str]:
 def test_a_request_is_repeated_only_while_etcd_may_come_back(clock: KnownClock) -> None:
     one = registration()
     one._left = MovedEvent(clock, 1000)
-    assert one.insist(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
+    assert one.retry(failing(*[REFUSED] * 5), clock.now + 60) == "answer"
     waited = clock.now - 100.0
     assert waited == pytest.approx(0.01 + 0.02 + 0.04 + 0.08 + 0.16)
     with pytest.raises(LeaseLostError):
-        one.insist(failing(NO_LEASE), clock.now + 60)
+        one.retry(failing(NO_LEASE), clock.now + 60)
     for cause in ("compacted", "unresolved"):
         with pytest.raises(EtcdError, match=cause):
-            one.insist(failing(EtcdError(cause, cause=cause)), clock.now + 60)
+            one.retry(failing(EtcdError(cause, cause=cause)), clock.now + 60)
     start = clock.now
     with pytest.raises(EtcdError, match="refused"):
-        one.insist(failing(*[REFUSED] * 1000), clock.now + 10)
+        one.retry(failing(*[REFUSED] * 1000), clock.now + 10)
     assert start + 9.5 <= clock.now <= start + 10
 
 

@@ -74,7 +74,7 @@ def samples(gigabytes: Sequence[float], others: Sequence[float]) -> Samples:
     windows = tuple(KEY.block / (value * 1e9) for value in gigabytes for _ in range(4))
     count = 4 * len(gigabytes)
     return Samples(KEY, windows, (1,) * count, (1e-3,), ("cma/memory",), launches=(4,) * len(gigabytes),
-                   others=tuple(others))  # fmt: skip
+                   contention=tuple(others))  # fmt: skip
 
 
 def test_launches_with_contention_fail_no_row_and_another_launch_is_requested() -> None:
@@ -120,7 +120,7 @@ def test_measured_row_contains_the_contention_of_each_launch(make_pairs: Callabl
         for _ in range(len(os.sched_getaffinity(0)) - 1):
             stack.enter_context(spinning())
         busy = link.measure(65536)
-    assert len(quiet.others) == len(busy.others) == 1
-    assert busy.others[0] > 0.1
+    assert len(quiet.contention) == len(busy.contention) == 1
+    assert busy.contention[0] > 0.1
     both = quiet.with_launch(busy)
-    assert both.others == (*quiet.others, *busy.others)
+    assert both.contention == (*quiet.contention, *busy.contention)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_nixl.judge.culprit import FailedPair, RetestResult, blame, by_direction, failed_pairs, trials
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Judgement, Verdict
 
@@ -19,11 +19,11 @@ READ = replace(WRITE, op="READ")
 PASS, FAIL = Judgement(Verdict.PASS, "0.11 GB/s"), Judgement(Verdict.FAIL, "0.02 GB/s")
 
 
-FIGURES = Figures(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
+SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 
 
 def results(*rows: tuple[RowKey, Verdict]) -> list[Result]:
-    return [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=key, figures=FIGURES) for key, verdict in rows]
+    return [Result("bandwidth", f"test[{key}]", verdict, "a reason", row=key, figures=SUMMARY) for key, verdict in rows]
 
 
 def pair(key: RowKey, *ranks: int) -> RowKey:

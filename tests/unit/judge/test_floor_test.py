@@ -98,13 +98,13 @@ def test_three_quarters_of_the_launches_must_be_on_the_side_of_the_verdict() -> 
 
 def test_only_launches_without_contention_fail_a_row() -> None:
     slow, cores = [0.5 * G] * 3, 0.31
-    assert decide_floor([*slow, 0.9 * G], G, others=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
-    undecided = decide_floor(slow, G, others=[0.0, 0.0, cores])
+    assert decide_floor([*slow, 0.9 * G], G, contention=[0.0, 0.3, 0.0, cores]).verdict is Verdict.FAIL
+    undecided = decide_floor(slow, G, contention=[0.0, 0.0, cores])
     assert undecided.verdict is None
     assert undecided.reason.endswith("; in 1 of 3 launches other processes used up to 0.3 of this row's cores")
-    assert decide_floor(slow, G, others=[cores] * 3).verdict is None
-    assert decide_floor(slow, G, others=[cores] * 3, budget=3).verdict is Verdict.INCONCLUSIVE
-    assert decide_floor([2 * G] * 3, G, others=[9.0] * 3).verdict is Verdict.PASS
+    assert decide_floor(slow, G, contention=[cores] * 3).verdict is None
+    assert decide_floor(slow, G, contention=[cores] * 3, budget=3).verdict is Verdict.INCONCLUSIVE
+    assert decide_floor([2 * G] * 3, G, contention=[9.0] * 3).verdict is Verdict.PASS
 
 
 def test_the_same_quiet_launches_decide_at_three() -> None:
@@ -118,7 +118,7 @@ def test_the_budget_ends_in_inconclusive() -> None:
     last = decide(*near)
     assert last.verdict is Verdict.INCONCLUSIVE
     assert last.reason.endswith(": 4 of 7 are above the floor, which decides nothing; no further launch is made")
-    busy = decide_floor([1e9 * value for value in near], 1e9, others=[1.8] * 7)
+    busy = decide_floor([1e9 * value for value in near], 1e9, contention=[1.8] * 7)
     assert busy.reason.count("no further launch is made") == 1
     assert busy.reason.endswith(
         "decides nothing; in 7 of 7 launches other processes used up to 1.8 of this row's cores; "

@@ -73,7 +73,7 @@ def test_each_flow_is_measured_alone_and_together(connect: Connect, text: str, o
             assert all(count >= depth and seconds > 0 for count, seconds in each.windows(load))
             samples = each.samples(found.kind.key(each.flow, load), load)
             assert samples.bandwidth == pytest.approx(each.rate(load))
-            assert len(samples.others) == 1
+            assert len(samples.contention) == 1
     assert found.total == pytest.approx(sum(each.rate(TOGETHER) for each in found.flows))
 
 

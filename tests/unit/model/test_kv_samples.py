@@ -20,7 +20,7 @@ TIMES = (0.1, 0.2, 0.3, 0.4, 0.5)
 def samples(*requests: RequestTimes, alone: bool = True) -> KvSamples:
     return KvSamples(
         BlockOrder.SCATTERED, 4096, 4, (0.25,), (requests,), alone=alone, corruption=None, transports=("cma/memory",),
-        counted=CarrierBytes((), 4096 * len(requests)), others=(0.0,),
+        counted=CarrierBytes((), 4096 * len(requests)), contention=(0.0,),
     )  # fmt: skip
 
 
@@ -58,12 +58,12 @@ def test_launches_are_kept_apart() -> None:
     one = samples(RequestTimes(0.0, 0.0, TIMES), RequestTimes(1.0, 1.0, TIMES))
     wrong = KvCorruption("after the timed requests", 1, 1, "layer 0 K, block 1, offset 2", 3, 4, "")
     slow = tuple(4 * each for each in TIMES)
-    other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), others=(0.5,))
+    other = replace(samples(RequestTimes(0.0, 0.0, slow)), corruption=wrong, prepares=(0.75,), contention=(0.5,))
     both = one.with_launch(other)
     row = both.row(KEY)
     assert row.launches == (2, 1)
     assert row.values == pytest.approx((4096.0, 1024.0))
-    assert row.others == (0.0, 0.5)
+    assert row.contention == (0.0, 0.5)
     assert both.prepare == 0.5
     assert str(row.corruption).endswith("layer 0 K, block 1, offset 2: expected 0x03, found 0x04")
     assert both.counted.payload == 3 * 4096

@@ -13,7 +13,7 @@ from pytest_nixl.model.ceiling import Ceiling, row_ceiling
 from pytest_nixl.model.expectation import Expectation, ReferenceRun
 from pytest_nixl.model.machine import Machine, devices, is_network
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Figures
+from pytest_nixl.model.results import RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
@@ -180,9 +180,9 @@ def test_implausible_wins_over_no_expectation_and_unknown() -> None:
 
 
 def test_figures_contain_the_ceiling_of_the_verdict() -> None:
-    assert Figures.of(row(46.9, *RAILS), EFA_ONLY, P5).ceiling == 50e9
-    assert Figures.of(row(46.9, *RAILS), EFA_ONLY).ceiling == 0
-    assert Figures.of(row(46.9, *RAILS), replace(EFA_ONLY, ceiling=60e9), P5).ceiling == 60e9
+    assert RowSummary.of(row(46.9, *RAILS), EFA_ONLY, P5).ceiling == 50e9
+    assert RowSummary.of(row(46.9, *RAILS), EFA_ONLY).ceiling == 0
+    assert RowSummary.of(row(46.9, *RAILS), replace(EFA_ONLY, ceiling=60e9), P5).ceiling == 60e9
 
 
 def test_every_field_of_a_machine() -> None:

@@ -134,11 +134,11 @@ def test_metadata_is_forgotten_between_two_loads_and_not_after_the_last(monkeypa
 
 def test_agents_that_are_not_found_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ClockedAgent(monkeypatch, check_remote_metadata=[False, True, False, True])
-    assert control_path.find(agent, names=["a", "b"], patience=1) == []
+    assert control_path.find(agent, names=["a", "b"], timeout=1) == []
     assert agent.named("fetch_remote_metadata") == [("a",), ("b",)]
     assert agent.now == pytest.approx(100.001)
     agent = ClockedAgent(monkeypatch, check_remote_metadata=[True])
-    assert control_path.find(agent, names=["a", "b", "c"], patience=1) == ["b", "c"]
+    assert control_path.find(agent, names=["a", "b", "c"], timeout=1) == ["b", "c"]
     assert agent.now == pytest.approx(101.0, abs=0.001)
 
 
@@ -146,7 +146,7 @@ def test_each_transfer_is_timed_until_it_is_complete(monkeypatch: pytest.MonkeyP
     agent = ClockedAgent(monkeypatch, transfer=["DONE", "PROC"], check_xfer_state=["PROC", "DONE"],
                          get_xfer_descs=["from", "to"], initialize_xfer=["handle"])  # fmt: skip
     found = control_path.connect_and_write(
-        agent, target="peer", local=[1, 2, 0], remote=[3, 2, 0], repeats=2, patience=60
+        agent, target="peer", local=[1, 2, 0], remote=[3, 2, 0], repeats=2, timeout=60
     )
     assert found == {"connect": 11.0, "transfers": [13.0, 13.0 + 2 * 17.0]}
     assert agent.named("get_xfer_descs") == [([(1, 2, 0)], "DRAM"), ([(3, 2, 0)], "DRAM")]
@@ -166,7 +166,7 @@ def test_a_transfer_that_is_not_complete_is_named(
 ) -> None:
     agent = ClockedAgent(monkeypatch, transfer=["DONE", "PROC"], check_xfer_state=states)
     with pytest.raises(error, match=words):
-        control_path.connect_and_write(agent, target="peer", local=[1], remote=[2], repeats=2, patience=60)
+        control_path.connect_and_write(agent, target="peer", local=[1], remote=[2], repeats=2, timeout=60)
     assert len(agent.named("check_xfer_state")) == (1 if error is RuntimeError else 3)
 
 
@@ -175,7 +175,7 @@ def test_single_notifications_and_then_a_burst_are_answered(monkeypatch: pytest.
     agent = ClockedAgent(
         monkeypatch, get_new_notifs=[{"p": [b"question"]}, {}, {"p": [of_burst, b"question"]}, {"p": [of_burst]}]
     )
-    control_path.answer(agent, peer="p", burst=2, patience=60)
+    control_path.answer(agent, peer="p", burst=2, timeout=60)
     assert agent.named("send_notif") == [("p", b"answer"), ("p", b"answer"), ("p", b"all")]
 
 
@@ -183,7 +183,7 @@ def test_round_trips_end_after_their_time_or_number_and_are_ten_at_least(monkeyp
     answers = [{"p": [b"answer"]}] * 100
     for single, seconds, count in ((3, 60.0, 3), (50, 0.0, 10), (50, 4.0, 16), (50, 60.0, 50)):
         agent = ClockedAgent(monkeypatch, get_new_notifs=answers)
-        found = control_path.notify(agent, peer="p", single=single, seconds=seconds, burst=4, patience=60)
+        found = control_path.notify(agent, peer="p", single=single, seconds=seconds, burst=4, timeout=60)
         assert found == {"round_trips": [0.25] * count, "burst": 1.0}
         assert agent.named("send_notif") == [("p", b"question")] * count + [("p", b"one of many")] * 4
 
@@ -195,8 +195,8 @@ def test_a_peer_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
             return {}
 
     for call in (
-        lambda agent: control_path.answer(agent, peer="p", burst=1, patience=5),
-        lambda agent: control_path.notify(agent, peer="p", single=1, seconds=0, burst=1, patience=5),
+        lambda agent: control_path.answer(agent, peer="p", burst=1, timeout=5),
+        lambda agent: control_path.notify(agent, peer="p", single=1, seconds=0, burst=1, timeout=5),
     ):
         agent = SilentAgent(monkeypatch)
         with pytest.raises(TimeoutError, match="no notification arrived from p in time"):

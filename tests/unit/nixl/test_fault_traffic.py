@@ -83,8 +83,8 @@ def usual_signal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(FINISH, usual)
 
 
-def keep(agent: Agent, quiet: float = 60, limit: float = 60, patience: float = 60) -> dict[str, Any]:
-    return keep_transferring(agent, quiet=quiet, limit=limit, patience=patience, **TRAFFIC)
+def keep(agent: Agent, quiet: float = 60, limit: float = 60, timeout: float = 60) -> dict[str, Any]:
+    return keep_transferring(agent, quiet=quiet, limit=limit, timeout=timeout, **TRAFFIC)
 
 
 @pytest.mark.parametrize("call", ["initialize_xfer", "transfer", "check_xfer_state"])
@@ -118,7 +118,7 @@ def test_transfers_that_never_end_are_an_answer(capsys: pytest.CaptureFixture[st
 
 def test_the_first_transfers_may_take_longer_than_those_after_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
     """A slow machine is not taken for a silent NIXL before the fault is made."""
-    found = keep(Agent("transfer", error=None), quiet=0, limit=0, patience=0.02)
+    found = keep(Agent("transfer", error=None), quiet=0, limit=0, timeout=0.02)
     assert (found["said"], found["longest"] > 0.02) == ("PROC", True)
     assert capsys.readouterr().out == f"{ENDED_EARLY}\n"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.cli_run import BANDWIDTH, ROOT, run
 
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.nixl.backends.libfabric import BACKEND, PLUGIN, check_released, check_version, choose
@@ -174,7 +174,7 @@ def test_provider_and_device_are_read_from_the_log(log: str, transports: tuple[s
 
 def test_rows_of_two_backends_are_compared() -> None:
     def row(backend: str, bandwidth: float, verdict: Verdict = Verdict.PASS) -> Result:
-        figures = Figures(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
+        figures = RowSummary(bandwidth, 1e-6, 1e-6, 10, 0.0, 0.0, ())
         key = f"{backend}/WRITE/DRAM:DRAM/1MiB/batch1/depth1/0-1"
         return Result("bandwidth", key, verdict, row=RowKey.parse(key), figures=figures)
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.records import KEY, record
 from helpers.report_schemas import PROGRAM_REPORTS, read_program_reports, verdict_schema
 
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import REPORT_ENDINGS
 from pytest_nixl.model.verdicts import Verdict
@@ -20,9 +20,9 @@ from pytest_nixl.report.run_report import RunReport
 from pytest_nixl.session.options import report_ending
 from pytest_nixl.store.record_reader import parse_recorded
 
-FIGURES = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9, 1.1e9))
+SUMMARY = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9, 1.1e9))
 RESULTS = (
-    Result("bandwidth", f"t.py::{KEY}", Verdict.FAIL, "too slow", "mend it", RowKey.parse(KEY), FIGURES, "pytest t.py"),
+    Result("bandwidth", f"t.py::{KEY}", Verdict.FAIL, "too slow", "mend it", RowKey.parse(KEY), SUMMARY, "pytest t.py"),
     Result("etcd-uri", "u.py::u", Verdict.WARN, "a slash at its end", "leave it out"),
     Result("leaks", "v.py::v", Verdict.FAIL, "it leaks", finding="NIXL-ETCD-HTTPS-PLAINTEXT"),
     Result("gpus", "w.py::w", Verdict.NOT_APPLICABLE, "no GPU"),
@@ -74,7 +74,7 @@ def test_the_same_fault_has_the_same_fingerprint_in_every_run(tmp_path: Path) ->
     def fingerprints(*results: Result) -> list[Any]:
         return [one["partialFingerprints"] for one in written(recorded(*results), tmp_path)[2]["runs"][0]["results"]]
 
-    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), figures=FIGURES)
+    changed = Result("bandwidth", "t.py::t", Verdict.FAIL, "slower still", row=RowKey.parse(KEY), figures=SUMMARY)
     assert fingerprints(RESULTS[0]) == fingerprints(changed)
     assert len({str(one) for one in fingerprints(*RESULTS[:3])}) == 3
 

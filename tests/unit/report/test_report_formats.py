@@ -21,7 +21,7 @@ from pytest_nixl.core.units import format_size
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.figure import Figure
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey, read_key
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.files import write
@@ -351,7 +351,7 @@ def test_a_metric_that_promtool_would_refuse_is_noticed(bad: str, problem: str) 
 def test_a_result_of_a_row_that_a_later_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
     later = "UCX/WRITE/DRAM:DRAM/64KiB/batch1/depth1/0-1/threads4"
     raw = RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",))
-    figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",))
+    figures = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",))
     result = Result("bandwidth", "t", Verdict.WARN, "", row=read_key(later), figures=figures,
                     ratios=(RawRatio(read_key(later), 1e9, raw),))  # fmt: skip
     run = parse_recorded(record("image:1", {key("4KiB"): [1.0]}, results=[result]), "x")
@@ -397,7 +397,7 @@ def test_the_summary_of_a_step_names_failures_and_escapes_markup(report: RunRepo
 
 
 def test_the_summary_of_a_step_has_each_remedy_once_and_verdict_and_floor_of_each_row() -> None:
-    figures = Figures(1e9, 1e-5, 2e-5, 10, 2e9, 1e10, ("tcp/eth0",))
+    figures = RowSummary(1e9, 1e-5, 2e-5, 10, 2e9, 1e10, ("tcp/eth0",))
     below = [
         Result("bandwidth", block, Verdict.FAIL, f"{block} is slow", "Read the log.", read_key(key(block)), figures)
         for block in ("4KiB", "64KiB")

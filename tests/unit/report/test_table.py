@@ -10,7 +10,7 @@ import pytest
 from pytest_nixl import cli
 from pytest_nixl.core.units import format_size
 from pytest_nixl.model.findings import FINDINGS
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.table import lines
@@ -95,7 +95,7 @@ def test_many_checks_that_do_not_apply_are_counted_unless_everything_is_wanted(e
 def row(block: str, op: str, verdict: Verdict = Verdict.PASS, variant: str = "") -> Result:
     """Return the result of a measured row."""
     text = f"UCX/{op}/DRAM:DRAM/{block}/{'batch4096' if variant else 'batch1'}/depth1/0-1{variant}"
-    figures = Figures(1.234e9, 26e-6, 77777e-6, 10, 6e8, 0.0, ("cma/memory",))
+    figures = RowSummary(1.234e9, 26e-6, 77777e-6, 10, 6e8, 0.0, ("cma/memory",))
     reason = "" if verdict is Verdict.PASS else f"UCX {op} DRAM:DRAM of {block}: it is too slow"
     return Result("bandwidth", f"t.py::{text}", verdict, reason, row=RowKey.parse(text), figures=figures)
 
@@ -196,7 +196,9 @@ def test_many_rows_with_the_same_fault_are_named_in_one_line() -> None:
 
 def test_nixlbench_is_compared_with_rows_whose_transfers_all_carry_a_notification() -> None:
     def measured(key: str, bandwidth: float) -> Result:
-        figures = Figures(bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=())
+        figures = RowSummary(
+            bandwidth=bandwidth, p50=1e-6, p99=1e-6, transfers=1, floor=0.0, ceiling=0.0, transports=()
+        )
         return Result("bandwidth", key, Verdict.PASS, row=RowKey.parse(key), figures=figures)
 
     plain = "UCX/WRITE/DRAM:DRAM/4KiB/batch1/depth1/0-1"

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_nixl.judge.profiles import Profile, parse_profile
 from pytest_nixl.model.memory import MemoryPair
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.row_key import RowKey
 from pytest_nixl.model.settings import Settings
 from pytest_nixl.model.verdicts import Verdict
@@ -21,7 +21,7 @@ from pytest_nixl.session.requested_links import requested_links, requested_rows
 from pytest_nixl.session.run import Run
 
 HOST, GPU = MemoryPair("DRAM", "DRAM"), MemoryPair("VRAM", "VRAM")
-FIGURES = Figures(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("cma",))
+SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("cma",))
 ALONE = SimpleNamespace(ranks=2, pairs=[(0, 1)], several=False)
 
 
@@ -57,7 +57,7 @@ def result(check: str, verdict: Verdict = Verdict.PASS, reason: str = "", **more
 
 
 def row(key: RowKey, verdict: Verdict = Verdict.PASS, reason: str = "", remedy: str = "") -> Result:
-    figures = None if verdict is Verdict.NOT_APPLICABLE else FIGURES
+    figures = None if verdict is Verdict.NOT_APPLICABLE else SUMMARY
     return result("bandwidth", verdict, reason, remedy=remedy, row=key, figures=figures)
 
 

@@ -8,17 +8,17 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 from helpers.records import ROW
 
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.samples import Samples
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.session.recorder import Recorder
 from pytest_nixl.session.run import Run
 
-FIGURES = Figures(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
+SUMMARY = RowSummary(1e9, 1e-6, 1e-6, 10, 0.0, 0.0, ("tcp/eth0",))
 
 
 def result(nodeid: str, verdict: Verdict = Verdict.PASS) -> Result:
-    return Result("bandwidth", nodeid, verdict, "a reason", row=ROW, figures=FIGURES)
+    return Result("bandwidth", nodeid, verdict, "a reason", row=ROW, figures=SUMMARY)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pytest_nixl import cli
 from pytest_nixl.judge.run_comparison import compare_runs
 from pytest_nixl.model.raw_comparison import RawMeasurement, RawRatio
-from pytest_nixl.model.results import Figures, Result
+from pytest_nixl.model.results import Result, RowSummary
 from pytest_nixl.model.verdicts import Verdict
 from pytest_nixl.report.history import courses, lines, of_one_machine
 from pytest_nixl.report.run_report import RunReport
@@ -34,7 +34,7 @@ DEEP = 100_000
 def full(week: float = 0) -> dict[str, Any]:
     """Return a record in which every field has a value."""
     ratio = RawRatio(ROW, 1e9, RawMeasurement("ucx_perftest", "ucp_put_bw", 2e9, "UCX 1.18", ("tcp/eth0",)))
-    figures = Figures(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
+    figures = RowSummary(1e9, 1e-5, 2e-5, 10, 1e8, 1e10, ("tcp/eth0",), (1e9,) * 5, 1e-5, 3e-5)
     results = [
         Result("bandwidth", "test.py::test", Verdict.PASS, row=ROW, figures=figures, ratios=(ratio,)),
         Result("etcd", "test.py::other", Verdict.WARN, "a reason", "a remedy", finding="X"),

@@ -90,7 +90,7 @@ def test_a_dead_worker_of_a_peer_is_named_with_its_signal(nixl_private_etcd: Pri
         assert worker.versions["nixl"]
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=rf"rank 1 \(agent worker, pid {worker.pid}\) was ended by SIGKILL"):
-            worker.call("serve", agent=None, patience=60.0)
+            worker.call("serve", agent=None, timeout=60.0)
         assert not worker.alive
 
 
@@ -137,7 +137,7 @@ def test_rank_0_names_a_lost_peer(nixl_private_etcd: PrivateEtcd) -> None:
         agent = NixlAgent.within(worker, backends=["UCX"])
         threading.Timer(0.2, ranks.other.leave).start()
         with pytest.raises(WorkerDiedError, match=r"rank 1 \(agent worker, pid \d+\) (has gone with|was ended)"):
-            worker.call("serve", agent=agent.ref, patience=60.0)
+            worker.call("serve", agent=agent.ref, timeout=60.0)
         with pytest.raises(MemberLostError, match=r"rank 1 on .* of group 'two' "):
             ranks.peer.ask("state", worker=1)
         ranks.driver.close()

@@ -82,7 +82,7 @@ class MembershipWatch:
     def _watch_on(self, prefix: str, members: Mapping[str, Member]) -> None:
         """Tell of the members that are gone, and then of those that go, until this is closed."""
         asked = [get_prefix(prefix, keys_only=True)] if self._ranks is None else [get(key) for key in members]
-        done = TransactionResult.of(self._membership.insist(lambda: self._client.transaction(txn([], asked))))
+        done = TransactionResult.of(self._membership.retry(lambda: self._client.transaction(txn([], asked))))
         here = {item.key for place in range(len(asked)) for item in done.found(place).items}
         for key, member in members.items():
             if key not in here:
@@ -111,7 +111,7 @@ class MembershipWatch:
 
     def _gone(self, member: Member) -> None:
         if member.rank == self._membership.rank:
-            self._lose_own(self._membership.fenced())
+            self._lose_own(self._membership.lease_lost())
         else:
             self._lost(member, gone(self._membership.group, member, self._membership.ttl))
 
@@ -139,7 +139,7 @@ class RankDriver:
     :param membership: the membership of rank 0.
     :param connect: makes a client of the group's etcd.
     :param timeout: seconds that a peer may take to answer.
-    :param fenced: called if rank 0 itself loses its lease; the run must then stop.
+    :param on_lease_lost: called if rank 0 itself loses its lease; the run must then stop.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class RankDriver:
         connect: Connect,
         *,
         timeout: float,
-        fenced: Callable[[NixlPluginError], None] = lambda _: None,
+        on_lease_lost: Callable[[NixlPluginError], None] = lambda _: None,
     ) -> None:
         self.membership = membership
-        self._fenced = fenced
+        self._on_lease_lost = on_lease_lost
         self.peers: dict[int, PeerClient] = {}
         with ExitStack() as stack:
             self._mailbox = Mailbox(
@@ -256,7 +256,7 @@ class RankDriver:
             grace.start()
             return
         self._failed(error)
-        self._fenced(error)
+        self._on_lease_lost(error)
 
 
 def serve(
