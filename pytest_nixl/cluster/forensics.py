@@ -6,9 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from pytest_nixl.cluster.group import Member, MembershipError
+from pytest_nixl.cluster.group import Member, MembershipError, shorten
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.members import shorten
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.transaction import KeyValue, TransactionResult, get, get_prefix, txn

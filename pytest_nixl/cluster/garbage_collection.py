@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_nixl.cluster.group import PREFIX, TTL, JoinRefusedError, group_name
-from pytest_nixl.cluster.members import Candidate, shorten
-from pytest_nixl.cluster.seals import unsealed
+from pytest_nixl.cluster.group import PREFIX, TTL, Candidate, JoinRefusedError, group_name, shorten
+from pytest_nixl.cluster.group_values import unsealed
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.paging import Pager
 from pytest_nixl.etcd.transaction import TransactionResult, delete_prefix, empty, get_prefix, txn

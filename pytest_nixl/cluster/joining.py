@@ -14,16 +14,20 @@ from pytest_nixl.cluster.group import (
     NAME,
     PREFIX,
     TTL,
+    Candidate,
     JoinRefusedError,
     Member,
     MissingRanksError,
     Roster,
     group_name,
     group_root,
+    may_settle,
+    quarrel,
+    seat,
+    shorten,
+    who_is_missing,
 )
-from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, seat, shorten, who_is_missing
-from pytest_nixl.cluster.membership import Membership
-from pytest_nixl.cluster.registration import LATE, Registration, Waiting
+from pytest_nixl.cluster.membership import LATE, Membership, Waiting
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
 from pytest_nixl.etcd.transaction import (
@@ -90,58 +94,59 @@ def join(
     if wanted is not None and wanted < 0:
         raise ValueError(f"{wanted} is not a valid rank: ranks are counted from 0")
     root = group_root(prefix, group, token)
-    claim = Registration(
+    membership = Membership(
         client, group, size, ttl=ttl, root=root, host=host or socket.gethostname(), wanted=wanted, group_token=token
     )
     try:
-        return Joining(claim, timeout, waiting).run()
+        Joining(membership, timeout, waiting).run()
+        return membership
     except BaseException:
         # Release the registration on any exit, including Ctrl-C, so that it does not block other processes.
         with suppress(EtcdError):  # etcd does not answer: the lease expires by itself
-            claim.leave()
+            membership.leave()
         raise
 
 
 class Joining:
     """One attempt to join a group.
 
-    :param claim: the registration of this process.
+    :param membership: what this process holds: a lease and its member key, and at the end its rank.
     :param timeout: seconds to wait until all ranks have joined.
     :param waiting: called every five seconds of the wait (less often with more than 64 ranks), with a sentence that
         names the missing ranks.
     """
 
-    def __init__(self, claim: Registration, timeout: float, waiting: Waiting | None) -> None:
-        self._claim = claim
+    def __init__(self, membership: Membership, timeout: float, waiting: Waiting | None) -> None:
+        self._membership = membership
         self._timeout = timeout
         self._waiting = waiting
         self._deadline = time.monotonic() + timeout
         self._seen = 0
 
-    def run(self) -> Membership:
-        claim = self._claim
-        claim.grant(self._deadline, self._waiting)
+    def run(self) -> None:
+        this = self._membership
+        this.grant(self._deadline, self._waiting)
         while True:
             frozen, count = self._register()
             claimed = count > 0
             if frozen is None and not claimed:
                 self._check_timeout()
                 continue  # the key of the roster was not written by this group, and was removed
-            if frozen is None and count >= claim.size:
+            if frozen is None and count >= this.size:
                 frozen = self._freeze()
             if frozen is None:
                 frozen = self._wait_for_roster()
-            if frozen.refusal and claimed and (frozen.rank_of(claim.token) is not None or not claim.values.sealed):
+            if frozen.refusal and claimed and (frozen.rank_of(this.token) is not None or not this.values.sealed):
                 raise self._refused(frozen)
-            if frozen.rank_of(claim.token) is None:
+            if frozen.rank_of(this.token) is None:
                 frozen = self._take_over(frozen)
             if frozen is not None:
                 break  # else the group that used this name has ended, and this process registers again
-        rank = frozen.rank_of(claim.token)
+        rank = frozen.rank_of(this.token)
         assert rank is not None, "_take_over returns no roster without this process"
-        if len(frozen.members) != claim.size:
+        if len(frozen.members) != this.size:
             raise self._refused(frozen, self._why_not(frozen, started=False))
-        return Membership(claim, frozen, rank, self._seen)
+        this.accept(frozen, rank, self._seen)
 
     def _register(self) -> tuple[Roster | None, int]:
         """Register.
@@ -149,17 +154,20 @@ class Joining:
         :returns: the roster if it is already frozen, else None; and the number of registered processes, 0 if this
             process is not one of them.
         """
-        claim = self._claim
-        run, members = f"{claim.root}run/", claim.members
-        write, count = put(claim.own, claim.value(), claim.lease), get_prefix(members, count_only=True)
+        this = self._membership
+        run, members = f"{this.root}run/", this.member_keys
+        write, count = (
+            put(this.own_key, this.value(), this.lease),
+            get_prefix(members, count_only=True),
+        )
         # The first member removes the keys that an earlier group left. A group with a frozen roster takes no further
         # member. A process that finds its own key has already registered: the answer was lost.
         join = txn(
-            [absent(claim.own), absent(claim.frozen)],
+            [absent(this.own_key), absent(this.roster_key)],
             [write, count],
-            [get(claim.own), get_prefix(members, count_only=True), get_prefix(run)],
+            [get(this.own_key), get_prefix(members, count_only=True), get_prefix(run)],
         )
-        done = claim.transact(txn([empty(members)], [delete_prefix(run), write, count], [nested(join)]), self._deadline)
+        done = this.transact(txn([empty(members)], [delete_prefix(run), write, count], [nested(join)]), self._deadline)
         self._seen = done.revision
         if done.succeeded:
             return None, done.found(2).count
@@ -171,10 +179,10 @@ class Joining:
 
     def _roster_in(self, found: FoundKey) -> Roster | None:
         """Return the roster from the keys under ``run/``. Remove the key if no member of the group wrote it."""
-        key = _find_key(found, self._claim.frozen)
-        frozen = self._claim.values.read_frozen(key) if key is not None else None
+        key = _find_key(found, self._membership.roster_key)
+        frozen = self._membership.values.read_frozen(key) if key is not None else None
         if key is not None and frozen is None:
-            self._claim.remove([key], self._deadline)
+            self._membership.remove([key], self._deadline)
         return frozen
 
     def _check_timeout(self) -> None:
@@ -187,10 +195,10 @@ class Joining:
 
     def _freeze(self) -> Roster:
         """Freeze the roster, or the refusal, unless another process already has."""
-        claim = self._claim
+        this = self._membership
         candidates = self._first_candidates()
-        until = min(self._deadline, time.monotonic() + claim.ttl + LATE)
-        while len(candidates) == claim.size and may_settle(candidates, claim.size):
+        until = min(self._deadline, time.monotonic() + this.ttl + LATE)
+        while len(candidates) == this.size and may_settle(candidates, this.size):
             # One process may have been killed and started again before the lease of the killed one ended.
             frozen, settled = self._wait_until_one_leaves(candidates, until)
             if frozen is not None:
@@ -198,45 +206,45 @@ class Joining:
             if not settled:
                 break
             candidates = self._first_candidates()
-        if len(candidates) < claim.size:
+        if len(candidates) < this.size:
             return self._wait_for_roster()  # a member left meanwhile, and its replacement freezes the roster
         while True:
             # Only for the group whose members were read: it is the same one as long as the own key exists.
-            done = claim.transact(
+            done = this.transact(
                 txn(
-                    [absent(claim.frozen), present(claim.own)],
-                    [put(claim.frozen, self._value_to_freeze(candidates)), get(claim.frozen)],
-                    [get(claim.own), get(claim.frozen)],
+                    [absent(this.roster_key), present(this.own_key)],
+                    [put(this.roster_key, self._value_to_freeze(candidates)), get(this.roster_key)],
+                    [get(this.own_key), get(this.roster_key)],
                 ),
                 self._deadline,
             )
             if not done.succeeded and done.found(0).first is None:
-                raise claim.lease_lost()
+                raise this.lease_lost()
             if (frozen := self._roster_in(done.found(1))) is not None:
                 return frozen
             self._check_timeout()
 
     def _first_candidates(self) -> list[Candidate]:
         """Return the processes that registered first, at most one for each rank."""
-        claim = self._claim
+        this = self._membership
         # Keys that no member wrote are not counted. They may stay, because they block nothing yet.
-        members, _ = claim.values.read_members(claim.transact(txn([], claim.values.ask_members()), self._deadline))
-        return members[: claim.size]
+        members, _ = this.values.read_members(this.transact(txn([], this.values.ask_members()), self._deadline))
+        return members[: this.size]
 
     def _wait_until_one_leaves(self, candidates: Sequence[Candidate], until: float) -> tuple[Roster | None, bool]:
         """Wait until one of these processes leaves.
 
         :returns: the roster if it is frozen meanwhile, else None; and whether one of the processes left.
         """
-        claim = self._claim
+        this = self._membership
         watched = (
-            Watched(claim.frozen, self._seen + 1),
-            Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
+            Watched(this.roster_key, self._seen + 1),
+            Watched(this.member_keys, self._seen + 1, prefix=True, deletions=True),
         )
-        keys = {f"{claim.members}{candidate.token}" for candidate in candidates}
-        for event in claim.watch(*watched, deadline=until, known=keys, tick=self._report):
-            written = event.item.key == claim.frozen and not event.deleted
-            if written and (frozen := claim.values.read_frozen(event.item)) is not None:
+        keys = {f"{this.member_keys}{candidate.token}" for candidate in candidates}
+        for event in this.watch(*watched, deadline=until, known=keys, tick=self._report):
+            written = event.item.key == this.roster_key and not event.deleted
+            if written and (frozen := this.values.read_frozen(event.item)) is not None:
                 return frozen, False
             if event.item.key in keys:
                 return None, True
@@ -244,20 +252,20 @@ class Joining:
 
     def _value_to_freeze(self, candidates: Sequence[Candidate]) -> bytes:
         """Return the value to freeze: the roster, or the refusal if requests conflict."""
-        claim = self._claim
-        if problem := quarrel(candidates, claim.size):
-            refusal = f"group {claim.group!r} cannot start: {problem}"
+        this = self._membership
+        if problem := quarrel(candidates, this.size):
+            refusal = f"group {this.group!r} cannot start: {problem}"
             listed = [(member.token, member.host, member.pid) for member in candidates]
-            return claim.values.frozen(claim.frozen, claim.ttl, listed, refusal=refusal)
-        listed = [(member.token, member.host, member.pid) for member in seat(candidates, claim.size)]
-        return claim.values.frozen(claim.frozen, claim.ttl, listed)
+            return this.values.frozen(this.roster_key, this.ttl, listed, refusal=refusal)
+        listed = [(member.token, member.host, member.pid) for member in seat(candidates, this.size)]
+        return this.values.frozen(this.roster_key, this.ttl, listed)
 
     def _wait_for_roster(self) -> Roster:
-        claim = self._claim
-        for event in claim.watch(Watched(claim.frozen, self._seen + 1), deadline=self._deadline, tick=self._report):
-            if not event.deleted and (frozen := claim.values.read_frozen(event.item)) is not None:
+        this = self._membership
+        for event in this.watch(Watched(this.roster_key, self._seen + 1), deadline=self._deadline, tick=self._report):
+            if not event.deleted and (frozen := this.values.read_frozen(event.item)) is not None:
                 return frozen
-        claim.check()
+        this.check()
         raise self._missing()
 
     @property
@@ -266,20 +274,20 @@ class Joining:
         waiting = self._waiting
         if waiting is None:
             return None
-        return lambda: self._claim.tell(
+        return lambda: self._membership.tell(
             waiting, lambda: f"waiting for {self._missing_ranks()}{self._with_other_token()[0]}", self._timeout
         )
 
     def _missing_ranks(self) -> str:
-        claim = self._claim
-        done = TransactionResult.of(claim.client.transaction(txn([], claim.values.ask_members())))
-        here, planted = claim.values.read_members(done)
+        this = self._membership
+        done = TransactionResult.of(this.client.transaction(txn([], this.values.ask_members())))
+        here, planted = this.values.read_members(done)
         hint = (
             f"; not counted, without a seal of this group: {shorten([repr(item.key) for item in planted])}"
             if planted
             else ""
         )
-        return who_is_missing(here, claim.group, claim.size) + hint
+        return who_is_missing(here, this.group, this.size) + hint
 
     def _missing(self) -> MissingRanksError:
         hint, others = self._with_other_token()
@@ -300,20 +308,20 @@ class Joining:
 
     def _count_other_tokens(self) -> int:
         """Return how many processes wait in groups with the same name and another token."""
-        claim = self._claim
+        this = self._membership
         # The root is PREFIX/FOLDER/, and the folder is the group's name with or without a suffix.
-        prefix = claim.root.rstrip("/").rpartition("/")[0] + "/"
-        named = f"{prefix}{claim.group}"
+        prefix = this.root.rstrip("/").rpartition("/")[0] + "/"
+        named = f"{prefix}{this.group}"
         asked = [get_prefix(f"{named}{end}", keys_only=True) for end in ("/", ".")]
-        done = claim.transact(txn([], asked), time.monotonic() + LATE)
+        done = this.transact(txn([], asked), time.monotonic() + LATE)
         keys = [item.key for place in (0, 1) for item in done.found(place).items]
         waiting: Counter[str] = Counter()
         started = {key.removesuffix("run/frozen") for key in keys if key.endswith("/run/frozen")}
         for key in keys:
             folder, _, rest = key[len(prefix) :].partition("/")
-            if rest.startswith("members/") and group_name(folder)[0] == claim.group:
+            if rest.startswith("members/") and group_name(folder)[0] == this.group:
                 waiting[f"{prefix}{folder}/"] += 1
-        return sum(count for root, count in waiting.items() if root != claim.root and root not in started)
+        return sum(count for root, count in waiting.items() if root != this.root and root not in started)
 
     def _take_over(self, frozen: Roster) -> Roster | None:
         """Wait until a member dies before the group starts and take its rank, or wait until the group ends.
@@ -324,37 +332,35 @@ class Joining:
         :returns: the roster with this process in it; None if the group has ended.
         :raises JoinRefusedError: if no rank became free.
         """
-        claim = self._claim
+        this = self._membership
         until = min(self._deadline, time.monotonic() + frozen.ttl + LATE)
         while True:
-            now = claim.transact(
-                txn([], [*claim.values.ask_members(), get_prefix(f"{claim.root}run/")]), self._deadline
-            )
+            now = this.transact(txn([], [*this.values.ask_members(), get_prefix(f"{this.root}run/")]), self._deadline)
             self._seen = now.revision
-            members, planted = claim.values.read_members(now)
-            present = {f"{claim.members}{member.token}" for member in members}
+            members, planted = this.values.read_members(now)
+            present = {f"{this.member_keys}{member.token}" for member in members}
             run = now.found(2)
             current = self._roster_in(run)
             if current is None:
                 return None
             frozen = current
-            gate = _find_key(run, claim.gate)
-            started = claim.values.read_gate(gate, frozen.members) > 0
+            gate = _find_key(run, this.gate_key)
+            started = this.values.read_gate(gate, frozen.members) > 0
             if gate is not None and not started:
                 planted.append(gate)
             if planted:
-                claim.remove(planted, self._deadline)
+                this.remove(planted, self._deadline)
                 self._check_timeout()
                 continue
-            if frozen.rank_of(claim.token) is not None:
+            if frozen.rank_of(this.token) is not None:
                 return frozen  # an earlier attempt succeeded, and its answer was lost
-            if claim.own in present:
+            if this.own_key in present:
                 # Remove the own key: a process that is not on the roster must not make the group look alive.
-                claim.transact(txn([unchanged(frozen.key)], [delete(claim.own)]), self._deadline)
+                this.transact(txn([unchanged(frozen.key)], [delete(this.own_key)]), self._deadline)
                 continue
             why_not = self._why_not(frozen, started)
-            free = [member for member in frozen.members if claim.members + member.token not in present]
-            vacant = next((member for member in free if claim.wanted in (None, member.rank)), None)
+            free = [member for member in frozen.members if this.member_keys + member.token not in present]
+            vacant = next((member for member in free if this.wanted in (None, member.rank)), None)
             if not present:
                 return None
             if vacant is not None and not why_not:
@@ -368,26 +374,30 @@ class Joining:
         if frozen.refusal:
             return frozen.refusal
         size = len(frozen.members)
-        if size != self._claim.size:
-            return f"it has {size} ranks, but this process has --nixl-ranks={self._claim.size}"
+        if size != self._membership.size:
+            return f"it has {size} ranks, but this process has --nixl-ranks={self._membership.size}"
         return "the run has already started" if started else ""
 
     def _occupied(self, others_are_free: bool) -> str:
         if others_are_free:
-            return f"rank {self._claim.wanted}, which this process requests, is taken"
+            return f"rank {self._membership.wanted}, which this process requests, is taken"
         return "all its ranks are taken"
 
     def _replace(self, frozen: Roster, vacant: Member) -> Roster | None:
-        claim = self._claim
+        this = self._membership
         members = [
-            (member.token, member.host, member.pid) if member != vacant else (claim.token, claim.host, os.getpid())
+            (member.token, member.host, member.pid) if member != vacant else (this.token, this.host, os.getpid())
             for member in frozen.members
         ]
-        value = claim.values.frozen(claim.frozen, frozen.ttl, members, changes=frozen.changes + 1)
-        done = claim.transact(
+        value = this.values.frozen(this.roster_key, frozen.ttl, members, changes=frozen.changes + 1)
+        done = this.transact(
             txn(
-                [unchanged(frozen.key), absent(claim.gate), absent(f"{claim.members}{vacant.token}")],
-                [put(claim.own, claim.value(), claim.lease), put(claim.frozen, value), get(claim.frozen)],
+                [unchanged(frozen.key), absent(this.gate_key), absent(f"{this.member_keys}{vacant.token}")],
+                [
+                    put(this.own_key, this.value(), this.lease),
+                    put(this.roster_key, value),
+                    get(this.roster_key),
+                ],
             ),
             self._deadline,
         )
@@ -401,15 +411,15 @@ class Joining:
 
         :param present: the keys of the members that etcd has.
         """
-        claim = self._claim
+        this = self._membership
         watched = (
-            Watched(f"{claim.root}run/", self._seen + 1, prefix=True),
-            Watched(claim.members, self._seen + 1, prefix=True, deletions=True),
+            Watched(f"{this.root}run/", self._seen + 1, prefix=True),
+            Watched(this.member_keys, self._seen + 1, prefix=True, deletions=True),
         )
-        return any(True for _ in claim.watch(*watched, deadline=until, known=present))
+        return any(True for _ in this.watch(*watched, deadline=until, known=present))
 
     def _refused(self, frozen: Roster, why: str = "") -> JoinRefusedError:
-        claim = self._claim
+        this = self._membership
         if frozen.refusal:
             return JoinRefusedError(
                 frozen.refusal,
@@ -417,7 +427,7 @@ class Joining:
                 "and give each job its own --nixl-group",
             )
         return JoinRefusedError(
-            f"group {claim.group!r} is closed: {why}; its members are "
+            f"group {this.group!r} is closed: {why}; its members are "
             f"{', '.join(str(member) for member in frozen.members)}",
             "give each job its own --nixl-group; or, to replace that group, end its processes first",
         )

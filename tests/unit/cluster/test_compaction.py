@@ -11,7 +11,7 @@ import pytest
 from helpers.etcd import Etcd, running_etcd, wait_until
 from helpers.rank_group import RankGroup, rank_group
 
-from pytest_nixl.cluster import driver, mailbox, registration
+from pytest_nixl.cluster import driver, mailbox, membership
 from pytest_nixl.cluster.driver import MembershipWatch
 from pytest_nixl.cluster.group import MemberLostError
 from pytest_nixl.cluster.joining import join
@@ -37,7 +37,7 @@ def etcd() -> Iterator[Etcd]:
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (mailbox, driver):
         monkeypatch.setattr(module, "WATCH_SECONDS", SOON)
-    monkeypatch.setattr(registration, "SAID_EVERY", SOON)
+    monkeypatch.setattr(membership, "SAID_EVERY", SOON)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from helpers.etcd import Etcd, running_etcd
 from pytest_nixl.cluster.driver import RankDriver, serve
 from pytest_nixl.cluster.etcd import require_closed, require_secret
 from pytest_nixl.cluster.group import PREFIX, MembershipError, MissingRanksError, Roster, group_root
+from pytest_nixl.cluster.group_values import SealError, Seals
 from pytest_nixl.cluster.joining import join
 from pytest_nixl.cluster.mailbox import Mailbox
 from pytest_nixl.cluster.membership import Membership
@@ -31,7 +32,6 @@ from pytest_nixl.cluster.messages import Message, PeerRequest
 from pytest_nixl.cluster.peer_client import PeerError
 from pytest_nixl.cluster.peer_server import Ending
 from pytest_nixl.cluster.placement import Placement
-from pytest_nixl.cluster.seals import SealError, Seals
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect

@@ -121,7 +121,7 @@ def test_a_rank_says_why_it_waits_and_how_long(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_rank_says_that_it_waits_for_an_etcd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_nixl.cluster.registration.SAID_EVERY", 0.2)
+    monkeypatch.setattr("pytest_nixl.cluster.membership.SAID_EVERY", 0.2)
     said: list[str] = []
     [port] = free_ports(1)
     with connect(parse_endpoints(f"http://127.0.0.1:{port}")) as client, pytest.raises(EtcdError, match="refused"):

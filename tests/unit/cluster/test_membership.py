@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from helpers.etcd import Etcd, running_etcd
 
-from pytest_nixl.cluster import registration
+from pytest_nixl.cluster import membership
 from pytest_nixl.cluster.group import (
     MOST_LEASE,
     PREFIX,
+    Candidate,
     JoinRefusedError,
     LeaseLostError,
     MemberLostError,
@@ -28,10 +29,12 @@ from pytest_nixl.cluster.group import (
     group_name,
     group_root,
     longer_lease,
+    may_settle,
+    quarrel,
+    who_is_missing,
 )
 from pytest_nixl.cluster.group import TTL as USUAL
 from pytest_nixl.cluster.joining import join
-from pytest_nixl.cluster.members import Candidate, may_settle, quarrel, who_is_missing
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.core.polling import wait_until
 from pytest_nixl.etcd.client import EtcdClient, connect
@@ -513,7 +516,7 @@ class TestWaiting:
 
     @pytest.fixture
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(registration, "SAID_EVERY", 0.1)
+        monkeypatch.setattr(membership, "SAID_EVERY", 0.1)
 
     @pytest.mark.usefixtures("often")
     def test_missing_ranks_are_named(self, client: EtcdClient, etcd: Etcd, pool: ThreadPoolExecutor) -> None:

@@ -18,7 +18,6 @@ from pytest_nixl.cluster.group_values import GroupValues
 from pytest_nixl.cluster.mailbox import LARGEST, Mailbox, MailError, _text
 from pytest_nixl.cluster.membership import Membership
 from pytest_nixl.cluster.messages import Message, WorkerLine
-from pytest_nixl.cluster.registration import Registration
 from pytest_nixl.core.errors import NixlPluginError
 from pytest_nixl.etcd.client import EtcdClient
 from pytest_nixl.etcd.errors import EtcdError
@@ -41,7 +40,7 @@ class KnownClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> KnownClock:
     made = KnownClock()
-    monkeypatch.setattr("pytest_nixl.cluster.registration.time", made)
+    monkeypatch.setattr("pytest_nixl.cluster.membership.time", made)
     return made
 
 
@@ -92,16 +91,16 @@ class MovedEvent(threading.Event):
         return self._waits < 0
 
 
-def registration(client: object = None, ttl: int = 10) -> Registration:
-    return Registration(cast(EtcdClient, client), "g", 2, ttl=ttl, root=ROOT, host="here", wanted=None)
+def registration(client: object = None, ttl: int = 10) -> Membership:
+    return Membership(cast(EtcdClient, client), "g", 2, ttl=ttl, root=ROOT, host="here", wanted=None)
 
 
 @pytest.fixture
-def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Registration, SlowLease]]:
+def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Membership, SlowLease]]:
     """Grant a lease, which no thread refreshes."""
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)
 
-    def grant(refreshes: Sequence[float | EtcdError] = (), *, seconds: float = 0.0) -> tuple[Registration, SlowLease]:
+    def grant(refreshes: Sequence[float | EtcdError] = (), *, seconds: float = 0.0) -> tuple[Membership, SlowLease]:
         lease = SlowLease(clock, refreshes)
         made = registration(LeasingClient(clock, lease, seconds))
         made.grant(clock.now + 60)
@@ -110,7 +109,7 @@ def granted(clock: KnownClock, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return grant
 
 
-Granted = Callable[..., tuple[Registration, SlowLease]]
+Granted = Callable[..., tuple[Membership, SlowLease]]
 
 
 def test_a_lease_is_over_that_long_after_it_was_asked_for(clock: KnownClock, granted: Granted) -> None:
@@ -199,14 +198,14 @@ def roster(members: Sequence[tuple[str, str, int]], changes: int) -> KeyValue:
 
 
 def test_a_member_accepts_no_roster_that_is_older_or_of_another_run() -> None:
-    claim = registration()
-    own = member(0, claim.token)
+    one = registration()
+    own = member(0, one.token)
     known = Roster.of(roster([own, member(1, "second")], 1))
-    one = Membership(claim, known, 0, 5)
+    one.accept(known, 0, 5)
     for refused in (roster([own, member(1, "first")], 0), roster([member(0), member(1)], 2)):
         one._take(refused)
         assert one.members == known.members
-        assert claim.values.ignored == {
+        assert one.values.ignored == {
             f"{ROOT}run/frozen": "it is the roster of another run, or an older roster of this run"
         }
     one._take(roster([own, member(1, "third")], 2))
@@ -254,11 +253,11 @@ class RecordingClient:
 @pytest.fixture
 def box() -> tuple[Mailbox, RecordingClient, list[Message]]:
     """The mailbox of rank 0 of three. Its client is a double."""
-    claim = registration()
-    claim._lease = cast(Lease, SlowLease(KnownClock()))
-    claim._valid_until = float("inf")
-    members = [member(0, claim.token), member(1), member(2)]
-    one = Membership(claim, Roster.of(roster(members, 0)), 0, 5)
+    one = registration()
+    one._lease = cast(Lease, SlowLease(KnownClock()))
+    one._valid_until = float("inf")
+    members = [member(0, one.token), member(1), member(2)]
+    one.accept(Roster.of(roster(members, 0)), 0, 5)
     client, read = RecordingClient(), list[Message]()
 
     def failed(error: NixlPluginError) -> None:

@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_nixl.cluster.command_check import Command
-from pytest_nixl.cluster.group import Member, MembershipError, Roster
+from pytest_nixl.cluster.group import Candidate, Member, MembershipError, Roster
 from pytest_nixl.cluster.group_values import GroupValues
-from pytest_nixl.cluster.members import Candidate
 from pytest_nixl.cluster.messages import ANSWERS, ASKS, PeerAnswer, PeerRequest, check_answer, check_ask, read_message
 from pytest_nixl.core.strict import Every, Number, StrictError, check, loads, pack, printable, unpack
 from pytest_nixl.core.wire import decode
