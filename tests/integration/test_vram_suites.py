@@ -159,12 +159,6 @@ def test_suites_pass_with_gpu_memory(driver: dict[str, str], tmp_path: Path) -> 
         assert re.search(rf"^PASSED .*::{test}$", done.output, re.MULTILINE), test
 
 
-def test_agents_beside_a_gpu_leave_no_more_than_ucx_does(driver: dict[str, str]) -> None:
-    options = ("-k", "agents", "--nixl-level=extended", "--nixl-memory=VRAM:VRAM", "--nixl-gate")
-    done = run("suites/endurance", *options, env=driver)
-    assert "NIXL gate: PASS (1 PASS" in done.output, done.output
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize("suite", ["faults", "telemetry", "endurance"])
 def test_extended_suite_passes_with_gpu_memory(suite: str, driver: dict[str, str]) -> None:
