@@ -17,18 +17,6 @@ from helpers.needs import need_programs
 
 pytestmark = pytest.mark.long
 
-#: Shows two GPUs and a driver in /proc to the command that follows.
-DRIVER_TREE = """
-set -e
-mount -t tmpfs tmpfs /proc/driver
-mkdir -p /proc/driver/nvidia/gpus
-echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build" > /proc/driver/nvidia/version
-for bus in 1a 1b; do
-    mkdir "/proc/driver/nvidia/gpus/0000:$bus:00.0"
-    echo "Model: Stand-in" > "/proc/driver/nvidia/gpus/0000:$bus:00.0/information"
-done
-exec "$@"
-"""
 GPU_CHECKS = ("gpus", "gpu-driver", "ucx-cuda", "gpu-p2p", "gpu-nvlink", "gpu-ecc", "gpu-bar1", "gpu-persistence")
 #: Each fault of a GPU that NVML reports, all on one host.
 FAULTS = {
@@ -41,7 +29,7 @@ def doctor(env: dict[str, str]) -> dict[str, tuple[str, str, str]]:
     """Run the doctor on that host; return verdict, reason and remedy of each check."""
     need_programs("unshare", root=True)
     inner = [sys.executable, "-m", "pytest_nixl.cli", "doctor", "--json", "--backend=UCX"]
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", DRIVER_TREE, "-", *inner]
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", gpu_standin.DRIVER_TREE, "-", *inner]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(**env), capture_output=True, text=True, timeout=300, check=False
     )
